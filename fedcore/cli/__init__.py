@@ -14,6 +14,7 @@ import typer
 
 from fedcore.cli.budgets import budget_app
 from fedcore.cli.experiments import demo_app, reproduce
+from fedcore.cli.ledgers import ledger_app
 from fedcore.cli.methods import methods
 from fedcore.cli.pipelines import pipeline_app
 from fedcore.cli.planning import plan
@@ -47,6 +48,7 @@ app.add_typer(population_app, name="population")
 app.add_typer(runs_app, name="runs")
 app.add_typer(budget_app, name="budget")
 app.add_typer(pipeline_app, name="pipeline")
+app.add_typer(ledger_app, name="ledger")
 app.add_typer(demo_app, name="demo")
 for command in (
     methods,

@@ -18,7 +18,7 @@ from fedcore.population import layout
 from fedcore.population import manifest as manifests
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.chain import ChainHead
-from fedcore.runs.store import list_runs
+from fedcore.runs.store import Run, list_runs
 from fedcore.storage import files
 from fedcore.storage.files import Place, is_remote, json_bytes, place
 
@@ -145,12 +145,24 @@ def _witness(population: Population) -> ChainHead | None:
 
 def _run_heads(runs: str | Place, population_id: str) -> list[tuple[str, ChainHead]]:
     """(run, head of the ledger that it saw last) of the runs on this population; those without one are left out."""
+    return [(run.id, head) for run, of, head in seen_by_runs(runs) if of == population_id]
+
+
+def seen_by_runs(runs: str | Place) -> list[tuple[Run, str, ChainHead]]:
+    """(run, id of its population, head of the ledger that it saw last) of the runs of a folder that saw one."""
     found = []
     for run in list_runs(runs):
         info, seen = run.info.get("population"), run.head.get("ledger_head")
-        if isinstance(info, dict) and info.get("id") == population_id and (head := _head_of(seen)) is not None:
-            found.append((run.id, head))
+        if isinstance(info, dict) and (head := _head_of(seen)) is not None:
+            found.append((run, str(info.get("id")), head))
     return found
+
+
+def seen_beside(population: Population) -> ChainHead | None:
+    """The head of the ledger that the population saw last; None if it has no witness. Raises LedgerRolledBack if that
+    is damaged.
+    """
+    return _witness(population)
 
 
 def _anchor(population_id: str) -> Place | None:

@@ -246,6 +246,19 @@ COMMANDS: dict[str, Command] = {
         ),
         exits=(0, 0, 2, 2),
     ),
+    "ledger backup": Command(
+        lambda w: (("ledger", "backup", w / "copy", JSON), ("ledger", "backup", w / "copy")),
+        (Declared("copy", None, "the ledger, whose rows are compared"),),
+    ),
+    "ledger restore": Command(
+        lambda w: (
+            ("ledger", "backup", w / "copy"),
+            ("ledger", "restore", w / "copy", "--check", "--runs", w / "runs", JSON),
+            ("ledger", "restore", w / "copy", "--runs", w / "runs"),
+        ),
+        (Declared("copy", None, "the ledger, whose rows are compared"),),
+        exits=(0, 0, 2),
+    ),
     "budget show": Command(
         lambda w: (
             ("budget", "show", w / "counts", JSON),

@@ -8,8 +8,10 @@ import numpy as np
 from sqlalchemy import event
 
 from fedcore.errors import FedcoreError
+from fedcore.privacy.ledger import copies
 from fedcore.privacy.ledger.chain_writer import ChainWriter
 from fedcore.privacy.ledger.ledger import open_ledger
+from fedcore.privacy.plan import PlannedRelease
 
 
 def reserve_at_barrier(url, population, run, plan, barrier, answers):
@@ -50,6 +52,34 @@ def divide_and_die(url, population, number):
     ledger = open_ledger(url)
     die_before_statement(ledger._engine, number)
     ledger.divide(population, {"a": Fraction(1, 2)})
+
+
+def charge_until(url, population, stop):
+    """Runs of one small release each, until somebody stops them."""
+    ledger, planned = open_ledger(url), PlannedRelease("sums", 1, (3,), 64, 5000.0, "docs", "one cell", 0.0)
+    number = 0
+    while not stop.is_set():
+        run, number = f"{population}-{number}", number + 1
+        ledger.reserve(population, run, [planned], 0, secure=True)
+        lease = ledger.acquire(run)
+        ledger.publish(lease, ledger.charge(lease, planned), np.full(3, number))
+        ledger.finish(lease, "finished")
+
+
+def back_up_and_die(url, dest, step):
+    """A backup, killed after a step."""
+    ledger, replaced = open_ledger(url), copies.replace_durably
+
+    def before_it_is_replaced(partial, path):
+        if step == "verified":
+            die()
+        replaced(partial, path)
+        die()
+
+    copies.replace_durably = before_it_is_replaced
+    if step == "copied":
+        copies.open_copy = lambda path: die() if path.name.endswith(".partial") else open_ledger(f"sqlite:///{path}")
+    copies.backup(ledger, dest)
 
 
 def publish_at_barrier(url, lease, charge, value, barrier, answers):

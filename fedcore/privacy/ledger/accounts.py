@@ -122,6 +122,12 @@ class Accounts:
         found: str = rows[0].population_id
         return found
 
+    def populations(self) -> list[str]:
+        """The ids of all that are registered."""
+        with self._transaction(write=False) as connection:
+            rows = find(connection, tables.accounts, columns=("population_id",), order=tables.accounts.c.population_id)
+        return [row.population_id for row in rows]
+
     # --- populations and budgets --------------------------------------------------------------------------------
 
     def register(self, population_id: str) -> None:

@@ -122,6 +122,15 @@ def make_private_file(path: Path) -> None:
         os.close(handle)
 
 
+def copy_file(file: Path, target: Path) -> None:
+    """Copy a SQLite file that others may be writing, whole, as of one moment. target: an empty file. Raises
+    sqlite3.Error.
+    """
+    source = sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS)
+    with closing(source), closing(sqlite3.connect(target)) as copy:
+        source.backup(copy)
+
+
 def file_of(engine: Engine) -> Path | None:
     """The file of a SQLite ledger; None for a server's."""
     return engine.get_execution_options().get(FILE)

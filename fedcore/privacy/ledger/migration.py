@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 from sqlalchemy import Dialect, Engine, select
@@ -73,9 +72,7 @@ def copy_beside(file: Path, schema: int) -> None:
     partial = file.with_name(f".{copy.name}.{os.getpid()}.partial")
     try:
         db.make_private_file(partial)
-        source = sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=db.BUSY_SECONDS)
-        with closing(source), closing(sqlite3.connect(partial)) as target:
-            source.backup(target)
+        db.copy_file(file, partial)
         replace_durably(partial, copy)
     except (sqlite3.Error, OSError) as error:
         raise db.named(error, str(copy)) from None
