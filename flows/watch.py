@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from fedcore.flows.announce import ask, post
+from fedcore.flows.backfill import deployment_on
 from fedcore.tasks.events import as_json, labels
 from prefect.server.schemas.schedules import CronSchedule, RRuleSchedule
 
@@ -38,7 +39,7 @@ def look(content: DeploymentFile, address: str, now: datetime | None = None) -> 
     told = []
     watched: list[Deployment | Pipeline] = [*content.deployment, *content.pipeline]
     for item in watched:
-        known = _known(item, address)
+        known = deployment_on(item, address)
         id = None if known is None else known["id"]
         late = _of(item).late if isinstance(item, Deployment) else content.monitoring.late
         hangs = _hanging(item, address, moment) if isinstance(item, Deployment) else ()
@@ -53,14 +54,6 @@ def look(content: DeploymentFile, address: str, now: datetime | None = None) -> 
 
 
 # --- starts -----------------------------------------------------------------------------------------------------------
-
-
-def _known(item: Deployment | Pipeline, address: str) -> dict[str, Any] | None:
-    """The deployment as the server knows it; None if it does not."""
-    flow = f"train-{item.method.replace('_', '-')}" if isinstance(item, Deployment) else "pipeline"
-    wanted = {"deployments": {"name": {"any_": [item.name]}}, "flows": {"name": {"any_": [flow]}}}
-    found = ask(address, "/deployments/filter", wanted)
-    return found[0] if found else None
 
 
 def _missed(

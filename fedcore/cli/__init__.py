@@ -21,7 +21,7 @@ from fedcore.cli.planning import plan
 from fedcore.cli.populations import population_app
 from fedcore.cli.runs import evaluate, export, personalise, report, runs_app
 from fedcore.cli.selecting import select
-from fedcore.cli.serving import deploy, serve, watch
+from fedcore.cli.serving import backfill, deploy, serve, watch
 from fedcore.cli.training import resume, train
 from fedcore.cli.verifying import verify, verify_statement
 from fedcore.errors import ConfigError, FedcoreError
@@ -64,6 +64,7 @@ for command in (
     serve,
     deploy,
     watch,
+    backfill,
     reproduce,
 ):
     app.command()(command)

@@ -1,4 +1,4 @@
-"""`fedcore serve`, `fedcore deploy` and `fedcore watch`."""
+"""`fedcore serve`, `fedcore deploy`, `fedcore watch` and `fedcore backfill`."""
 
 from __future__ import annotations
 
@@ -126,6 +126,47 @@ def watch(
         if once:
             raise SystemExit(3 if found else 0)
         time.sleep(every)
+
+
+def backfill(
+    file: File,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Deployment of the file.")],
+    versions: Annotated[str, typer.Option(metavar="3-7", help="Versions of its population to train on.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained on; train nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train a deployment on older versions of its population that it has missed, one after the other. Such runs are
+    never promoted. Refused unless all of them fit into the budget.
+    """
+    from fedcore.operations.backfill import check_backfill, missing_versions
+    from fedcore.operations.deployment import read_file
+    from fedcore.storage.ranges import in_words, parsed, ranges_of
+
+    found = [item for item in read_file(file).deployment if item.name == name]
+    if not found:
+        raise ConfigError(f"{file.name} has no deployment {name!r}.")
+    try:
+        wanted = parsed(versions)
+    except ValueError:
+        raise ConfigError(f"--versions {versions!r} is not like 3-7 or 3,5.") from None
+    missing = missing_versions(found[0], wanted)
+    check_backfill(found[0], missing)
+    rows: list[dict] = []
+    if missing and not dry_run:
+        address = _server("whose workers would train", "")
+        try:
+            for row in import_module("fedcore.flows.backfill").backfill(found[0], missing, address):
+                rows.append(row)
+                if not as_json:
+                    print(f"version {row['version']}: {row['state']} {row['message']}".rstrip(), flush=True)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"the Prefect server at {address} does not answer any more ({error}).") from None
+    if as_json:
+        say({"missing": missing, "runs": rows, "dry_run": dry_run}, True)
+    elif dry_run or not missing:
+        print(f"{name} has not been trained on versions: {in_words(ranges_of(missing))}")
+    if any(row["state"] != "Completed" for row in rows):
+        raise SystemExit(2)
 
 
 def _server(what: str, otherwise: str) -> str:

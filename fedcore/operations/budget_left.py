@@ -18,6 +18,7 @@ from fedcore.runs.run_files import read_json
 from fedcore.runs.store import Run, list_runs
 from fedcore.training.cohorts import Cost, cost_of
 from fedcore.training.session import Session
+from fedcore.training.spec import RunSpec
 
 LAST_RUNS = 10  # whose times say how often a deployment runs
 DAY = 86400.0
@@ -74,7 +75,7 @@ def budget_left(session: Session) -> BudgetLeft | None:
     account = ledger.account(population.id)
     if account.budget is None or run.id not in account.runs:
         return None
-    price = _price(session, account.budget)
+    price = _price(session.spec, account.budget)
     charged = account.runs[run.id].totals().rho_spent
     now = account.balance()
     beside = _beside(run)
@@ -115,9 +116,14 @@ class Price:
     used: Cost
 
 
-def _price(session: Session, budget: Budget) -> Price:
+def runs_that_fit(spec: RunSpec, balance: Balance) -> int:
+    """How many runs like this one fit into what is left, one after the other."""
+    return 0 if balance.budget is None else _fitting(balance, spec.population, _price(spec, balance.budget))
+
+
+def _price(spec: RunSpec, budget: Budget) -> Price:
     """Of the next run like this one: its plan with spares, but no less than the share that its settings ask for."""
-    plan, settings = session.spec.releases, session.method.private_settings
+    plan, settings = spec.releases, spec.method.private_settings
     needed, horizon = cost_of(plan, settings.spare_releases), cohort_rule(settings).horizon
     share = 0.0
     if horizon is not None:

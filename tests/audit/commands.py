@@ -373,6 +373,13 @@ COMMANDS: dict[str, Command] = {
         because="reads records of runs and asks a server: refused without",
         exits=(2,),
     ),
+    "backfill": Command(
+        lambda w: tuple(
+            ("backfill", w / "deployments.toml", name, "--versions", "1", "--dry-run") for name in ("nightly", "weekly")
+        ),
+        because="counts runs that fit by the ledger; without --dry-run the flows do the rest",
+        exits=(0, 0),
+    ),
     "reproduce": Command(because="simulates its clients or reads public benchmarks; nothing in it is private"),
     "demo": Command(
         because="makes its population of the machine's Python packages; `train` and `evaluate` then do the rest"
