@@ -71,6 +71,7 @@ def test_a_text_file_for_prometheus(tmp_path, monkeypatch):
     assert list(file.parent.iterdir()) == [file] and file.stat().st_mode & 0o444 == 0o444
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch):
     population = write_counts(tmp_path / "p", small_counts())
     monkeypatch.setenv(metrics.FILE, str(tmp_path / "missing" / "fedcore.prom"))
@@ -155,6 +156,7 @@ def test_an_endpoint_that_does_not_answer_delays_no_run(tmp_path, monkeypatch, w
     assert 0 < ended[0] < 3.0
 
 
+@pytest.mark.slow
 def test_without_the_extra_there_is_one_warning(tmp_path, monkeypatch):
     population = write_counts(tmp_path / "p", small_counts())
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://127.0.0.1:9")

@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 
 import pytest
+import yaml
 from fedcore.flows.server import server
 
 from fedcore.operations.deployment import read_file
@@ -16,7 +18,7 @@ from fedcore.training.request import Series, TrainRequest
 from fedcore.training.session import start_run
 from tests.command import fedcore, private_population, works
 from tests.conftest import small_counts, write_counts
-from tests.test_prefect import ask, first, listening, process
+from tests.test_prefect import HERE, ask, first, listening, process
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +93,14 @@ def test_a_webhook_is_told_that_the_budget_is_low(own_server, tmp_path):
 @pytest.mark.slow
 @pytest.mark.prefect
 def test_commands_tell_of_what_they_did(own_server, tmp_path, monkeypatch):
-    """An append and a damaged block; without PREFECT_API_URL nobody is told."""
+    """An append, which the automation of the documentation turns into a flow run, and a damaged block; without
+    PREFECT_API_URL nobody is told.
+    """
+    flow = ask(own_server, "/flows/", {"name": "theirs"})["id"]
+    deployment = ask(own_server, "/deployments/", {"name": "theirs", "flow_id": flow})["id"]
+    text = re.search(r"```yaml\n(.*?)```", (HERE / "docs/monitoring.md").read_text(), re.DOTALL)[1]
+    text = text.replace("00000000-0000-0000-0000-000000000000", deployment).replace("blogs", "p")
+    ask(own_server, "/automations/", yaml.safe_load(text))
     (tmp_path / "one.csv").write_text("client,a,b\nu,1,2\nv,1,2\n")
     (tmp_path / "two.csv").write_text("client,a,b\nw,1,2\n")
     works("population", "ingest", tmp_path / "one.csv", tmp_path / "p", "--client", "client")
@@ -109,6 +118,7 @@ def test_commands_tell_of_what_they_did(own_server, tmp_path, monkeypatch):
     assert appended["payload"]["version"] == 2 and appended["payload"]["clients_more"] == 1
     assert damaged[0]["payload"]["reason"].startswith("Block 0")
     assert damaged[0]["resource"]["prefect.resource.id"] == appended["resource"]["prefect.resource.id"]
+    assert len(first(lambda: ask(own_server, "/flow_runs/filter", {"flows": {"id": {"any_": [flow]}}}), 20)) == 1
 
 
 OFTEN = """
