@@ -87,9 +87,13 @@ def _step_flow(kind: str, about: str) -> Flow:
 
         result = run_to_state(work, lambda _: f"step {step} of pipeline {pipeline}")
         if trained is not None:
-            begun, where = next(iter(hands.sessions), None), trained.population
             tell_end(
-                result, begun, method=trained.method, population=where, deployment=trained.name, monitoring=watched
+                result,
+                next(iter(hands.sessions), None),
+                method=trained.method,
+                population=trained.population,
+                deployment=lambda: trained.name,
+                monitoring=watched,
             )
         elif kind == "ingest" and before is not None:
             tell(lambda: _appended(before))

@@ -25,19 +25,19 @@ def tell_end(
     *,
     method: str,
     population: str,
-    deployment: str | None,
+    deployment: Callable[[], str | None],
     monitoring: RunMonitoring,
 ) -> None:
-    """How a training flow has ended. result: as it is returned by the flow; session: None if no run was begun."""
+    """How a training flow has ended. result: as it is returned by the flow; session: None if no run was begun;
+    deployment: its name, for which the server may have to be asked.
+    """
     if session is not None:
         tell(lambda: _budget(session, monitoring))
     error = result.data if isinstance(result, State) else None
     if isinstance(result, State) and result.name == REFUSED and isinstance(error, FedcoreError):
-        tell(lambda: [run_refused(error, method, place(population), opened(population), deployment)])
+        tell(lambda: [run_refused(error, method, place(population), opened(population), deployment())])
     if isinstance(error, ChunkError):
-        store = opened(population)
-        if store is not None:
-            tell(lambda: [block_damaged(store, error.message, error.remedy, deployment)])
+        tell(lambda: _damaged(error, population, deployment()))
 
 
 def tell(events: Callable[[], list[Event]]) -> None:
@@ -51,6 +51,11 @@ def tell(events: Callable[[], list[Event]]) -> None:
 def _budget(session: Session, monitoring: RunMonitoring) -> list[Event]:
     left = budget_left(session)
     return [] if left is None else budget_events(session.run, session.population, left, monitoring.runs_left)
+
+
+def _damaged(error: ChunkError, population: str, deployment: str | None) -> list[Event]:
+    store = opened(population)
+    return [] if store is None else [block_damaged(store, error.message, error.remedy, deployment)]
 
 
 def opened(population: str) -> Population | None:

@@ -303,13 +303,9 @@ def _run_and_show(
         return in_a_line(sessions[0]) if sessions else f"nothing was trained on population {_last(population)}"
 
     result = run_to_state(noted, describe, lambda sessions, event: fields(sessions[0], event) if sessions else None)
+    session = begun[0] if begun else None
     tell_end(
-        result,
-        begun[0] if begun else None,
-        method=method,
-        population=population,
-        deployment=begun[0].run.info.get("deployment") if begun else deployment.name,
-        monitoring=monitoring,
+        result, session, method=method, population=population, deployment=lambda: deployment.name, monitoring=monitoring
     )
     if isinstance(result, State) and result.name == REFUSED and isinstance(result.data, PopulationError):
         return result
