@@ -172,7 +172,7 @@ def test_starts_that_are_refused(found):
         unlike = replace(state, **changed)
         left = without_series(method, unlike)
         assert not left and set(method.warm_start_of(unlike)) == set(SERIES_NAMES)
-        with pytest.raises(ConfigError, match="no mixture that other methods"):
+        with pytest.raises(ConfigError, match="holds no mixture to start from"):
             FederatedEM(FULL).checked_warm_start(left, "run 'm'", 3)
     with pytest.raises(ConfigError, match="the parameters lack"):
         settings = {"algorithm": "private", "model": "regression", "components": 2}

@@ -41,8 +41,8 @@ def checked_arrays(config: FederatedEMConfig, arrays: Mapping[str, np.ndarray], 
         return values
     if "weights" not in values:
         raise ConfigError(
-            f"{what} has left no mixture that other methods may start from.",
-            "Start from a finished run that has found components, in columns whose scales it knows.",
+            f"{what} holds no mixture to start from.",
+            "Start from parameters, or from a finished run that found components and the scale of every column.",
         )
     found, wanted = values["weights"].size, config.components
     if found != wanted:
