@@ -5,8 +5,8 @@ would cost is (epsilon, delta) for one record, added or removed, and is argued b
 `fedcore.privacy.gdp.mu_max`, a Gaussian release of sensitivity s and deviation s / m is m-GDP, and the squares of all m
 add up to mu^2.
 
-All of them need what `private_mixture` does not: a box that holds every row, known beforehand. Rows are given in the
-box's own units, every entry in [-1, 1].
+They need what `private_mixture` does not: a box that holds every row, known beforehand, in whose units rows are given,
+every entry in [-1, 1]; or, for `server_side`, public rows and a bound of the rows' length.
 """
 
 from __future__ import annotations
