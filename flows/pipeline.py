@@ -209,7 +209,12 @@ def _state(ready: Ready, runs: list[RunRecord]) -> State:
     bad = [record for run in runs for record in run.bad]
     if bad:
         words = " ".join(f"{record.step}: {record.what}" for record in bad)
-        return failed(StepsFailed(f"{len(bad)} steps of pipeline {ready.pipeline.name!r} went wrong: {words}"), False)
+        return failed(
+            StepsFailed(
+                f"{len(bad)} step{'s' * (len(bad) != 1)} of pipeline {ready.pipeline.name!r} went wrong: {words}"
+            ),
+            False,
+        )
     message = " ".join(f"{run.at}: {in_words(run)}" for run in runs)
     if aside := [name for run in runs for name in files_aside(run)]:
         return Completed(

@@ -57,7 +57,7 @@ def pipeline_run(
             _show(name, run)
     if bad := [record for run in runs for record in run.bad]:
         raise StepsFailed(
-            f"{len(bad)} steps of pipeline {name!r} went wrong: "
+            f"{len(bad)} step{'s' * (len(bad) != 1)} of pipeline {name!r} went wrong: "
             + " ".join(f"{record.step}: {record.what}" for record in bad),
             "Mend what they name and run it again for the same time (--at): what was done is not done again.",
         )

@@ -39,7 +39,7 @@ def test_steps_that_went_wrong_are_named_and_the_others_made(place):
         file.read_text() + step("forget", after_days=3) + step("export", deployment="open", to="a/model.npz")
     )
     refused = fedcore("pipeline", "run", file, "nightly", "--local", *AT, "--json")
-    assert refused.code == 2 and "StepsFailed: 1 steps" in refused.err and "has no cohorts" in refused.err
+    assert refused.code == 2 and "StepsFailed: 1 step of" in refused.err and "has no cohorts" in refused.err
     assert (place.folder / "a" / "model.npz").exists()
 
 

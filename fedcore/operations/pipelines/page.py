@@ -42,6 +42,8 @@ def pipeline_page(
         "",
         *table([_row(record) for record in run.steps] or [{"step": "none yet"}]),
     ]
+    if run.bad:
+        parts += ["", "## What went wrong", "", *(f"- {cell(record.step)}: {cell(record.what)}" for record in run.bad)]
     links = [{"step": one.step, "what": what, "where": where} for one in run.steps for what, where in one.links.items()]
     if links:
         parts += ["", "## Where things are", "", *table(links)]
@@ -77,7 +79,7 @@ def files_aside(run: RunRecord) -> list[str]:
 
 def _row(record: StepRecord) -> dict[str, Any]:
     status = SIGNS.get(record.status, record.status)
-    return {"step": record.step, "state": status, "what": record.what, "seconds": round(record.seconds, 1)}
+    return {"step": record.step, "state": status, "seconds": round(record.seconds, 1), "what": record.what}
 
 
 def _files(record: StepRecord) -> list[str]:
