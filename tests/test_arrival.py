@@ -4,6 +4,8 @@ that start from them.
 
 import json
 
+import pytest
+
 from fedcore.operations.in_process import to_the_end
 from fedcore.operations.verify_statement import verify_statement
 from fedcore.rounds.engine import InProcessBackend
@@ -41,6 +43,7 @@ def test_the_statement_rests_on_the_word_and_so_do_those_of_later_runs(tmp_path)
     assert verify_statement(again / "statement.json").verdict == "wrong"
 
 
+@pytest.mark.slow
 def test_nothing_is_said_of_other_runs(tmp_path):
     population, _ = private_population(tmp_path / "p", small_counts(40))
     path, said = made(population, tmp_path / "runs", "one")

@@ -67,6 +67,7 @@ def test_a_population_that_the_pipeline_makes_need_not_be_there(folder):
     ]
 
 
+@pytest.mark.slow
 def test_columns_of_a_schema_that_the_population_does_not_have(folder):
     for name in ("age", "height"):
         (folder / f"{name}.toml").write_text(f'[table]\nclient = "who"\n[columns.{name}]\nbounds = [0, 120]\n')
@@ -79,6 +80,7 @@ def test_columns_of_a_schema_that_the_population_does_not_have(folder):
     assert found(folder, head + ingest % "height") == [("step 'ingest' of pipeline 'nightly'", "ConfigError")]
 
 
+@pytest.mark.slow
 def test_serve_and_deploy_say_it_all_and_end_with_code_2(folder, monkeypatch):
     schedule = OPEN.replace('"open"', '"odd"') + 'schedule = { rrule = "FREQ=SOMETIMES" }\n'
     (folder / "f.toml").write_text(MISSING + STARVED + schedule)

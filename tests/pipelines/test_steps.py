@@ -7,10 +7,13 @@ import pytest
 
 from fedcore.errors import RunBusy
 from fedcore.operations.pipelines import journal
+from fedcore.operations.pipelines.doing import OwnHands
 from fedcore.operations.pipelines.running import run_pipeline
 from fedcore.population.store import Population
+from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run
 from fedcore.training.budget import begin_cohorts, ledger_of
+from fedcore.training.session import start_run
 from tests.conftest import small_counts, write_counts
 from tests.pipelines.places import HEAD, INGEST, OPEN, PRIVATE, Place, day, step
 
@@ -61,6 +64,7 @@ def test_a_corrupt_file_is_set_aside_until_it_is_another_and_the_others_go_on(tm
     assert journal.read_journal(tmp_path / "runs", "nightly").aside == {}
 
 
+@pytest.mark.slow
 def test_a_known_name_with_other_content_is_told_or_is_new_by_declared_rule(tmp_path):
     place = Place(tmp_path, OPEN + HEAD + INGEST)
     place.arrive("today.csv", "a")
@@ -72,6 +76,7 @@ def test_a_known_name_with_other_content_is_told_or_is_new_by_declared_rule(tmp_
     assert records(place, 3)["ingest"].status == "done" and names(place) == ["today.csv", "today.csv"]
 
 
+@pytest.mark.slow
 def test_patterns_by_date_and_files_that_are_being_written(tmp_path):
     dated = INGEST.replace("arrivals/*.csv", "arrivals/%Y-%m-%d/*.csv").replace("quiet_seconds = 0", "days_back = 2")
     place = Place(tmp_path, OPEN + HEAD + dated)
@@ -125,6 +130,7 @@ def test_each_run_opens_one_cohort_whatever_came(tmp_path):
     assert names(place)[2:] == ["after.csv"] and len(Population.open(place.population).manifest.cohorts) == 5
 
 
+@pytest.mark.slow
 def test_cohorts_are_forgotten_by_age_and_delivered_files_stay_known(tmp_path):
     place = cohorts_place(tmp_path, OPEN + HEAD + COHORTS + step("forget", after_days=3) + TRAIN)
     for number in range(2, 7):
@@ -160,6 +166,7 @@ def test_the_declared_reason_is_in_the_statement_of_what_the_pipeline_trains(tmp
     assert "a public archive" in json.loads((run.path / "statement.json").read_text())["text"].split("\n")[0]
 
 
+@pytest.mark.slow
 def test_what_follows_from_a_promotion_and_what_was_done_for_the_same_run(tmp_path):
     write_counts(
         *(tmp_path / "public", small_counts(12, 5)),
@@ -193,3 +200,45 @@ def test_one_process_at_a_time(tmp_path):
     place = Place(tmp_path, OPEN + HEAD + INGEST)
     with journal.alone(tmp_path / "runs", "nightly"), pytest.raises(RunBusy, match="another process"):
         run_pipeline(place.ready, day(1))
+
+
+class Dies(OwnHands):
+    """Whose process ends in the middle of a training."""
+
+    def train(self, request, compute):
+        session = start_run(request, InProcessBackend(), stamp="then")
+        session.training.step()
+        session.close()
+        raise KeyboardInterrupt
+
+
+@pytest.mark.slow
+def test_the_next_run_first_goes_on_with_the_one_that_was_interrupted(tmp_path):
+    place = Place(tmp_path, OPEN + HEAD + INGEST + TRAIN + step("export", deployment="open", to="model.npz"))
+    place.arrive("one.csv", *"abcdefgh")
+    with pytest.raises(KeyboardInterrupt):
+        place.run(1, hands=Dies())
+    half = journal.read_journal(tmp_path / "runs", "nightly").runs[-1]
+    assert [one.status for one in half.steps] == ["done", "begun"] and half.ended is None
+    place.arrive("two.csv", *"ijklmnop")
+    earlier, today = place.run(2)
+    assert [one.status for one in earlier.steps] == ["done"] * 3 and earlier.at == "2026-01-01T03:00:00Z"
+    assert [one.facts["version"] for one in (earlier.of("train-open"), today.of("train-open"))] == [1, 2]
+    assert [one.facts["new_files"] for one in (earlier.of("ingest"), today.of("ingest"))] == [["one.csv"], ["two.csv"]]
+    assert len(list((tmp_path / "runs").glob("open-*"))) == 2
+
+
+@pytest.mark.slow
+def test_a_training_that_was_refused_is_not_made_up_for_later(tmp_path):
+    """Its time has passed. By hand, for the same time, it is."""
+    place = cohorts_place(tmp_path, PRIVATE + HEAD + COHORTS + step("train", deployment="closed"))
+    poor = place.ready.deployments[0].model_copy(update={"config": {"epsilon": 90.0}})
+    run_pipeline(place.ready.model_copy(update={"deployments": [poor]}), day(2))
+    written = journal.read_journal(tmp_path / "runs", "nightly")
+    assert [one.status for one in written.at("2026-01-02T03:00:00Z").steps] == ["done", "refused"]
+    written.runs[-1].ended = None  # as if the process had died right then
+    written.keep(tmp_path / "runs")
+    place.run(3)
+    assert [path.name for path in (tmp_path / "runs").glob("closed-*")] == ["closed-20260103T030000Z"]
+    place.run(2)
+    assert len(list((tmp_path / "runs").glob("closed-*"))) == 2
