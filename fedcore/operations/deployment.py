@@ -32,7 +32,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from fedcore.errors import ConfigError, FedcoreError
 from fedcore.methods.registry import canonical, explain, make_method
-from fedcore.operations.events import EVENTS
+from fedcore.operations.events import APPENDED, EVENTS
 from fedcore.operations.monitoring import Monitoring
 from fedcore.operations.pipelines.steps import Ingest, Pipeline
 from fedcore.operations.schedule import NAME, Compute, Scheduled
@@ -91,6 +91,8 @@ class Notify(BaseModel):
             raise ValueError("give exactly one of webhook and block")
         if unknown := [name for name in self.events if name not in EVENTS]:
             raise ValueError(f"there is no event {unknown[0]!r}; there are {', '.join(EVENTS)}")
+        if APPENDED in self.events:
+            raise ValueError(f"{APPENDED} is of no deployment: make an automation of its own")
         return self
 
 
