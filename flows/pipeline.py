@@ -14,10 +14,11 @@ from fedcore.flows.telling import opened, tell, tell_end
 from fedcore.flows.train import go_on, make_run
 from fedcore.tasks.artifacts import key, show_population
 from fedcore.tasks.backends import backend_for
+from fedcore.tasks.events import belonging_to
 from fedcore.tasks.pipelines import make_step, show_pipeline, show_scores
 from prefect import Flow, get_run_logger
 from prefect.client.schemas import State
-from prefect.runtime import flow_run
+from prefect.runtime import deployment, flow_run
 from prefect.states import Completed
 
 from fedcore.errors import FedcoreError, StepsFailed
@@ -188,7 +189,8 @@ def pipeline_flow(ready: Ready, at: str | None = None) -> Any:
         checked(ready)
         token = _running.set(ready)
         try:
-            return run_pipeline(ready, _now(at), do=lambda called, when: _made(ready, called, when), told=told)
+            with belonging_to(deployment.id, name):
+                return run_pipeline(ready, _now(at), do=lambda called, when: _made(ready, called, when), told=told)
         finally:
             _running.reset(token)
 

@@ -3,12 +3,33 @@ tells is in the ledger and in the records of runs as well.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from fedcore.operations.events import Event, Subject
 
 PREFIX = "fedcore"  # of ids of resources: fedcore.population.ID, fedcore.run.ID, fedcore.deployment.NAME
+
+_outer: ContextVar[tuple[dict[str, str], ...]] = ContextVar("outer", default=())  # resources of what calls the flow
+
+
+@contextmanager
+def belonging_to(deployment_id: str | None, name: str) -> Iterator[None]:
+    """Events within belong to this deployment of the Prefect server as well: subflows have none of their own, and
+    automations find events by the deployment. None: to no deployment.
+    """
+    resource = {
+        "prefect.resource.id": f"prefect.deployment.{deployment_id}",
+        "prefect.resource.name": name,
+        "prefect.resource.role": "deployment",
+    }
+    token = _outer.set(() if deployment_id is None else (resource,))
+    try:
+        yield
+    finally:
+        _outer.reset(token)
 
 
 def labels(subject: Subject) -> dict[str, str]:
@@ -34,6 +55,7 @@ def emit(events: Iterable[Event]) -> None:
 
     for event in events:
         try:
-            emit_event(**as_json(event))
+            made = as_json(event)
+            emit_event(**made | {"related": [*made["related"], *_outer.get()]})
         except Exception as error:
             logging.getLogger(__name__).debug("event %s was not sent: %s", event.name, error)

@@ -148,7 +148,7 @@ def test_an_event_that_cannot_be_sent_is_nobodys_failure(monkeypatch):
     "text, words",
     [
         ("[notify]\nwebhook = 'http://a'\nevents = ['fedcore.budget.lo']\n" + ENTRY, "there is no event"),
-        ("[notify]\nwebhook = 'http://a'\nevents = ['fedcore.population.appended']\n" + ENTRY, "is of no deployment"),
+        ("[notify]\nwebhook = 'http://a'\nevents = ['fedcore.population.appended']\n" + ENTRY, "is of pipelines"),
         ("[monitoring]\nruns_left = -1\n" + ENTRY, "monitoring.runs_left"),
         ("[monitoring]\ncolour = 1\n" + ENTRY, "'monitoring.colour' is not a setting"),
         (ENTRY + "[deployment.monitoring]\nruns_left = 'x'\n", "deployment.0.monitoring.runs_left"),

@@ -91,8 +91,6 @@ class Notify(BaseModel):
             raise ValueError("give exactly one of webhook and block")
         if unknown := [name for name in self.events if name not in EVENTS]:
             raise ValueError(f"there is no event {unknown[0]!r}; there are {', '.join(EVENTS)}")
-        if APPENDED in self.events:
-            raise ValueError(f"{APPENDED} is of no deployment: make an automation of its own")
         return self
 
 
@@ -108,6 +106,8 @@ class DeploymentFile(BaseModel):
     def _something(self):
         if not self.deployment and not self.pipeline:
             raise ValueError("there is no [[deployment]] and no [[pipeline]]")
+        if self.notify is not None and APPENDED in self.notify.events and not self.pipeline:
+            raise ValueError(f"{APPENDED} is of pipelines, and the file has none: make an automation of its own")
         return self
 
 

@@ -53,6 +53,11 @@ def test_a_served_pipeline_tells_its_story(prefect_server, tmp_path):
     assert "All that has come" in page and "damaged.csv" in page and "/artifacts/key/report-open-" in page
     limits = ask(prefect_server, "/v2/concurrency_limits/filter", {})
     assert [one["limit"] for one in limits if one["name"].startswith("fedcore-writes-population-")] == [1]
+    asked = {"filter": {"event": {"name": ["fedcore.run.promoted"]}, "order": "ASC"}}
+    promoted, *_ = ask(prefect_server, "/events/filter", asked)["events"]
+    assert promoted["payload"]["deployment"] == "open"
+    of = {one["prefect.resource.id"] for one in promoted["related"] if one["prefect.resource.role"] == "deployment"}
+    assert of == {f"prefect.deployment.{run['deployment_id']}"}, "so that automations of the file find it"
 
 
 def ended(server):
