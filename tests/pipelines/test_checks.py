@@ -91,6 +91,7 @@ def test_serve_and_deploy_say_it_all_and_end_with_code_2(folder, monkeypatch):
         assert words in refused.err
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_told_before_anything_is_registered(folder, monkeypatch):
     from fedcore.flows import server
 

@@ -21,7 +21,7 @@ from fedcore.operations.deployment import Deployment
 from fedcore.operations.forgetting import forget
 from fedcore.operations.latest_runs import latest
 from fedcore.operations.pipelines.append import aged, append
-from fedcore.operations.pipelines.journal import TIME, Journal, StepRecord, read_journal
+from fedcore.operations.pipelines.journal import FILE, OUTPUTS, TIME, Journal, StepRecord, read_journal
 from fedcore.operations.pipelines.law import Ready
 from fedcore.operations.pipelines.steps import Evaluate, Export, Forget, Ingest, Personalise, Step, Train, label
 from fedcore.operations.schedule import Compute
@@ -32,6 +32,7 @@ from fedcore.runs.run_files import read_json
 from fedcore.runs.store import Run
 from fedcore.storage import files
 from fedcore.storage.files import Place, place
+from fedcore.training.output_parts import sweep
 from fedcore.training.personalise import check_fits, personalise
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import ENDED, resume, start_run
@@ -236,9 +237,9 @@ def _evaluate(ready: Ready, step: Evaluate, at: datetime, hands: Hands) -> StepR
 
 def _export(ready: Ready, step: Export, at: datetime, hands: Hands) -> StepRecord:
     run = _latest(ready.deployment(step.deployment))
-    made_from, links = f"run {run.id}", {"run": files.absolute(run.path), "file": step.to}
+    made_from, links = f"run {run.id}", {"run": files.absolute(run.path), FILE: step.to}
     before = _journal(ready).done_before(label(step), made_from)
-    if before is not None and before.links.get("file") == step.to and files.is_file(place(step.to)):
+    if before is not None and before.links.get(FILE) == step.to and files.is_file(place(step.to)):
         return _record(step, "nothing", f"{step.to} holds run {run.id} already", input=made_from, links=links)
     _make_parent(step.to)
     made = export_run(run, step.to, step.table, force=True)
@@ -252,8 +253,9 @@ def _personalise(ready: Ready, step: Personalise, at: datetime, hands: Hands) ->
     run, population = _latest(item), Population.open(ready.pipeline.population)
     dest = Path(step.to) / f"{run.id}-v{population.version}.{step.ending}"
     made_from = f"run {run.id} and version {population.version}"
-    links = {"run": files.absolute(run.path), "outputs": str(dest)}
+    links = {"run": files.absolute(run.path), OUTPUTS: str(dest)}
     if dest.exists():
+        sweep(dest)  # what a process left that died after it had put the outputs together
         return _record(step, "nothing", f"{dest.name} is there already", input=made_from, links=links)
     _make_parent(str(dest), private=True)
     private = make_method(item.method, item.config).private
@@ -267,7 +269,7 @@ def _make_parent(dest: str, private: bool = False) -> None:
     folder = place(dest).parent
     if isinstance(folder, Path):
         try:
-            files.make_folder(folder, private)
+            files.make_folder(folder, private, durable=True)
         except OSError as error:
             raise RunError(f"the folder {folder} cannot be made: {error.strerror}.", "Name another one.") from error
 

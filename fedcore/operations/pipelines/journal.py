@@ -27,6 +27,7 @@ from fedcore.storage.parsing import parse_json
 from fedcore.storage.remote_lock import RemoteLock
 
 KEPT = 100  # runs
+FILE, OUTPUTS = "file", "outputs"  # links to what a step made outside of populations and runs
 TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 # done: something was done. nothing: there was nothing to do, or it was done before. skipped: its `when` did not hold.
@@ -108,7 +109,7 @@ class Journal(BaseModel):
         """Write it. Raises RunError if the disk is full, Unreachable."""
         self.runs = sorted(self.runs, key=lambda run: run.at)[-KEPT:]
         if isinstance(folder, Path):
-            files.make_folder(folder)
+            files.make_folder(folder, durable=True)
         with writing(path_of(folder, self.pipeline).name):
             content = files.json_bytes({"schema": 1, **self.model_dump(mode="json")})
             files.write_whole(path_of(folder, self.pipeline), content, private=True)
@@ -148,7 +149,7 @@ def alone(folder: str | Place, pipeline: str) -> Iterator[None]:
         finally:
             lock.close()
         return
-    files.make_folder(folder)
+    files.make_folder(folder, durable=True)
     try:
         file = open(folder / f".pipeline-{pipeline}.lock", "w")
     except OSError as error:

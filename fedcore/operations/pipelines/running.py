@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 
 from fedcore.operations.pipelines import journal as journals
 from fedcore.operations.pipelines.doing import Hands, OwnHands, as_text, tried
-from fedcore.operations.pipelines.journal import TIME, Journal, RunRecord, StepRecord
+from fedcore.operations.pipelines.journal import FILE, OUTPUTS, TIME, Journal, RunRecord, StepRecord
 from fedcore.operations.pipelines.law import Ready, checked
 from fedcore.operations.pipelines.steps import OfDeployment, Step, Train, label
-from fedcore.storage.files import place
+from fedcore.storage.files import is_file, is_folder, place
 
 Do = Callable[[str, datetime], StepRecord]
 DONE = ("done", "nothing", "skipped")
@@ -64,7 +64,7 @@ def _one(
     run.ended = None
     for called, step in zip(pipeline.labels, pipeline.step, strict=True):
         before = run.of(called)
-        if before is not None and before.status in final:
+        if before is not None and before.status in final and _there(before):
             continue
         why_not = skipped_because(ready, step, run)
         began = time.monotonic()
@@ -83,6 +83,12 @@ def _one(
     run.ended = journals.now()
     journal.keep(folder)
     return run
+
+
+def _there(record: StepRecord) -> bool:
+    """Whether the files that the step made are there: its record may have outlived them where power was lost."""
+    made = [place(where) for what, where in record.links.items() if what in (FILE, OUTPUTS)]
+    return all(is_file(one) or is_folder(one) for one in made)
 
 
 def _put(run: RunRecord, known: Sequence[str], record: StepRecord, order: Sequence[str]) -> None:
