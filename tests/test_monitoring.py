@@ -71,7 +71,7 @@ def test_a_webhook_is_told_that_the_budget_is_low(own_server, tmp_path):
         with process(tmp_path / "log", *worker, FEDCORE_LOG="json", **environment):
             for kind in ("budget.charged", "run.refused"):
                 ask(own_server, f"/deployments/{row['id']}/create_flow_run", {})
-                seen = first(lambda kind=kind: events_of(own_server, f"fedcore.{kind}"), 90)
+                seen = first(lambda kind=kind: events_of(own_server, f"fedcore.{kind}"), 150)
                 assert seen, (tmp_path / "log").read_text()[-3000:]
             first(lambda: len([each for each in told if "event" in each]) == 3, 30)
     about = {each["event"].removeprefix("fedcore."): each for each in told if "event" in each}
