@@ -136,9 +136,10 @@ class PrivateMixture(ClusterMixin, DensityMixin, PrivateEstimator):
     people adds up, and nobody counts it. Give `fit` a population with a budget to have them counted; epsilon is then
     this run's share of it.
 
-    Fitted: weights_ (k,) without the background, background_ its weight; means_ (k, d), covariances_ (k, d, d) in the
-    units of the data; groups_ (k,) int64, the group of each component, from 0; n_iter_, outcome_, statement_, run_,
-    model_.
+    Fitted: weights_ (k,) without the background, background_ its weight; means_ (k, d), covariances_ (k, d, d) of the
+    columns of numbers, in the units of the data; probabilities_ (k, values) of all categories' values, or None without
+    categories (the settings `categories` and `steps` say what else than a number a column is); groups_ (k,) int64, the
+    group of each component, from 0; n_iter_, outcome_, statement_, run_, model_.
     """
 
     method = "private_mixture"
@@ -169,7 +170,8 @@ class PrivateMixture(ClusterMixin, DensityMixin, PrivateEstimator):
         self.backend = backend
 
     def fit(self, X: Any, y: object = None, groups: Groups = None) -> Self:
-        """X: (n, d) rows; rows with gaps (NaN) are left out; a population, or its place; or files of rows.
+        """X: (n, d) rows; rows with gaps (NaN) in their numbers are left out; a population, or its place; or files of
+        rows.
 
         groups: (n,) the client of each row, or the column of the files that names it: clients are protected, whatever
         number of rows they have. None: rows of an array or of files are records, and each is protected by itself.
@@ -190,6 +192,7 @@ class PrivateMixture(ClusterMixin, DensityMixin, PrivateEstimator):
         fitted = cast(Any, model.fitted[0]).model(model.fitted[1])
         self.weights_, self.background_ = fitted.weights[:-1], float(fitted.weights[-1])
         self.means_, self.covariances_ = fitted.means_of_data(), fitted.covariances_of_data()
+        self.probabilities_ = None if fitted.probabilities is None else fitted.probabilities[:-1]
         self.groups_ = fitted.group
         self._fitted = fitted
 
@@ -222,8 +225,8 @@ class PrivateMixture(ClusterMixin, DensityMixin, PrivateEstimator):
 
     def _complete(self, X: Any) -> np.ndarray:
         x = self._checked_rows(X, reset=False)
-        if np.isnan(x).any():
-            raise ValueError("X contains NaN, and a row with gaps has no density under this mixture.")
+        if not self._fitted.usable(x).all():
+            raise ValueError("X contains NaN, and a row with gaps in its numbers has no density under this mixture.")
         return x
 
 

@@ -179,7 +179,7 @@ def _pure(case: Case, name: str, *given: Any, where: str = "") -> None:
 @law("storable state")
 def storable_state(case: Case) -> None:
     """Every state and every memory is the same after the run store has written and read it, types included."""
-    history, state_class = case.history, type(case.method).State
+    history, state_class = case.history, case.method.State
     states = [made.state for made in history.rounds] + [history.state]
     memories: list[list[Memory] | None] = [made.kept for made in history.rounds]
     with TemporaryDirectory() as folder:

@@ -7,6 +7,8 @@
     series       density after each of eight runs that go on, beside runs alone
     worth        groups and density beside what is said of a run beforehand
     units        columns times 1e-6 to 1e6, and shifted by 1e6 standard deviations
+    mixed        labels and density on tables of numbers and categories, with the categories and without them
+    steps        groups claimed where there is one, of whole numbers, as they are and by steps
     time         CPU seconds of a run with 60,000 rows of 10 columns
     NAME         density and labels on the data set of this name below FEDCORE_DATA, beside non-private EM
 
@@ -27,9 +29,11 @@ from fedcore.methods.private_mixture import PrivateMixtureConfig, PrivateMixture
 from fedcore.methods.private_mixture.feasibility import strength
 from fedcore.methods.private_mixture.scores import normal_of
 from fedcore.reproduce.private_mixture_data import FAMILIES, SETS, split_of
+from tests.private_mixture.mixed import mixed
 from tests.private_mixture.worlds import adjusted_rand, block_of, facts, mixture, records, run
 
 CELLS = ((2, 2), (5, 3), (10, 5), (20, 3), (20, 10), (50, 5))
+MIXED = ((5, 3, 2, (4, 6)), (10, 5, 2, (3, 3, 8)), (2, 4, 1, (5, 5, 5, 5)), (5, 4, 3, (20,)))
 SEPARATIONS = (1, 2, 3, 4, 8)
 HELD_OUT = 4000
 
@@ -78,6 +82,68 @@ def mixtures(seeds: range, epsilon: float, n: int, cells=CELLS, separations=SEPA
                 f"({np.median(one):.2f}) | {np.median(cpu):.2f}",
                 flush=True,
             )
+
+
+def mixed_tables(seeds: range, epsilons: list[float], n: int) -> None:
+    print("d k sep values epsilon | with: ARI (Bayes), nats above truth | without: ARI (Bayes of numbers), nats")
+    for (d, k, separation, sizes), epsilon in itertools.product(MIXED, epsilons):
+        rows = []
+        for seed in seeds:
+            generator = np.random.default_rng([seed, d, k, separation])
+            truth = mixed(d, k, separation, sizes, generator)
+            x, _ = truth.sample(n, generator)
+            test, labels = truth.sample(HELD_OUT, generator)
+            joint = truth.log_joint(test)
+            best = float(np.logaddexp.reduce(joint, axis=1).mean())
+            of_numbers = truth.log_joint(test, categories=False).argmax(axis=1)
+            config = PrivateMixtureConfig(components=k, categories=truth.categories)
+            method, state = run(records(x), config, epsilon, seed)
+            both = method.model(state)
+            method, state = run(records(x[:, :d]), PrivateMixtureConfig(components=k), epsilon, seed)
+            alone = method.model(state)
+            apart = np.append(np.log(both.probabilities[-1]), 0.0)[both.layout.codes(test)].sum(axis=1)
+            rows.append(
+                (
+                    adjusted_rand(labels, both.labels(test)),
+                    adjusted_rand(labels, joint.argmax(axis=1)),
+                    best - float(both.log_likelihood(test).mean()),
+                    adjusted_rand(labels, alone.labels(test[:, :d])),
+                    adjusted_rand(labels, of_numbers),
+                    best - float((alone.log_likelihood(test[:, :d]) + apart).mean()),
+                )
+            )
+        a, b, c, e, f, g = np.median(rows, axis=0)
+        worst = max(row[2] for row in rows)
+        print(
+            f"{d} {k} {separation} {sizes} {epsilon} | {a:.2f} ({b:.2f}), {c:.2f} (worst {worst:.2f}) | "
+            f"{e:.2f} ({f:.2f}), {g:.2f}",
+            flush=True,
+        )
+
+
+def _whole_numbers(name: str, n: int, generator: np.random.Generator) -> tuple[np.ndarray, int]:
+    """Rows of one group, and how many of the columns come in steps of 1."""
+    if name == "normal":
+        return np.rint(generator.normal(size=(n, 3)) * 0.5), 3
+    if name == "poisson":
+        return generator.poisson([1.0, 3.0], (n, 2)).astype(np.float64), 2
+    x = generator.normal(size=(n, 3))
+    x[:, 0] = np.rint(np.abs(x[:, 0]) * 3)
+    if name == "zeros":
+        x[generator.random(n) < 0.5, 0] = 0.0
+    return x, 1
+
+
+def steps(seeds: range, epsilons: list[float], n: int = 6000) -> None:
+    print("family epsilon | false groups of runs as they are | by steps")
+    for name, epsilon in itertools.product(("normal", "poisson", "one column", "zeros"), epsilons):
+        found = [0, 0]
+        for seed in seeds:
+            x, stepped = _whole_numbers(name, n, np.random.default_rng([seed, *name.encode()]))
+            for number, asked in enumerate(({}, {str(column): 1.0 for column in range(stepped)})):
+                method, state = run(records(x), PrivateMixtureConfig(components=4, steps=asked), epsilon, seed)
+                found[number] += int(groups_of(method.model(state)) > 1)
+        print(f"{name} {epsilon} | {found[0]} of {len(seeds)} | {found[1]} of {len(seeds)}", flush=True)
 
 
 def _settings(seed: int, name: str) -> tuple[np.random.Generator, int, int, int, float]:
@@ -243,7 +309,8 @@ def data_set(name: str, seeds: range, epsilons: list[float]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "table", choices=["mixtures", "false", "clients", "t3", "series", "worth", "units", "time", *SETS]
+        "table",
+        choices=["mixtures", "false", "clients", "t3", "series", "worth", "units", "mixed", "steps", "time", *SETS],
     )
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first", type=int, default=1000, help="first seed")
@@ -270,6 +337,10 @@ def main() -> None:
         worths(seeds)
     elif asked.table == "units":
         units(seeds)
+    elif asked.table == "mixed":
+        mixed_tables(seeds, asked.epsilon, asked.rows)
+    elif asked.table == "steps":
+        steps(seeds, asked.epsilon)
     elif asked.table == "time":
         seconds_of_a_run()
     else:

@@ -61,7 +61,7 @@ def people(draw, most=5):
     odd = draw(st.sampled_from([None, None, 0.5, 1.0, 0.0, 2.0, -1.0, np.inf, np.nan, 1e300]))
     if odd is not None and len(x):
         found[draw(st.integers(0, len(x) - 1)), draw(st.integers(0, 5)) :] = odd
-    return np.column_stack([x, found])
+    return np.column_stack([x, found])[:400]
 
 
 def check(unit, relation, absurd, others, one, instead, goes_on=False, steps=False) -> None:
@@ -81,18 +81,6 @@ def check(unit, relation, absurd, others, one, instead, goes_on=False, steps=Fal
                 assert squared(alone[name] - exchanged[name]) <= bound, name
             if not np.isfinite(one[:, :D]).all(axis=1).any():
                 assert not alone[name].any(), f"{name}: a unit without usable rows adds nothing"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("relation", RELATIONS)
-@given(st.data())
-@settings(max_examples=15, deadline=None)
-def test_a_unit_moves_no_release_by_more_than_planned(unit, relation, data):
-    absurd = data.draw(st.sampled_from([None, None, 0, 7, 13]))
-    steps = data.draw(st.booleans())
-    others = [data.draw(people(3)), data.draw(people(2))]
-    check(unit, relation, absurd, others, data.draw(people()), data.draw(people()), steps=steps)
 
 
 def usual(seed: int):
@@ -250,3 +238,18 @@ def test_a_sabotaged_kernel_breaks_the_bound(sabotage):
     with sabotage(), pytest.raises(AssertionError):
         for seed in range(10):
             check("client", RELATIONS[0], None, *usual(seed), steps=True)
+
+
+# --- last, since it takes the longest ---------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("relation", RELATIONS)
+@given(st.data())
+@settings(max_examples=8, deadline=None)
+def test_a_unit_moves_no_release_by_more_than_planned(unit, relation, data):
+    absurd = data.draw(st.sampled_from([None, None, 0, 7, 13]))
+    steps = data.draw(st.booleans())
+    others = [data.draw(people(3)), data.draw(people(2))]
+    check(unit, relation, absurd, others, data.draw(people()), data.draw(people()), steps=steps)

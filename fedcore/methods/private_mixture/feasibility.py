@@ -69,6 +69,13 @@ def strength(config: PrivateMixtureConfig, public: PublicFacts) -> Strength:
     return Strength(columns, math.sqrt(2 * d) * moments, (1 - LOW) * peak / spread)
 
 
+def noise_of_answers(config: PrivateMixtureConfig, public: PublicFacts) -> float:
+    """Standard deviation of the noise in a probability of the last round of EM, in a component that holds n / K units;
+    0 without categories. Raises ConfigError for what `fedcore.methods.private_mixture.plan.plan` refuses."""
+    scales = [release.scale for release in plan(config, public) if release.name.startswith("em_answers")]
+    return scales[-1] / ONE * config.components / units_of(config, public) if scales else 0.0
+
+
 def enough(config: PrivateMixtureConfig, public: PublicFacts) -> float:
     """About so many units would make a good run at this budget; infinite if no number that was tried does."""
     n = float(units_of(config, public))
@@ -88,4 +95,9 @@ def worth(config: PrivateMixtureConfig, public: PublicFacts) -> Worth:
     expect = EXPECT[word]
     if word != "good" and math.isfinite(units := enough(config, public)):
         expect += f"; about {float(f'{units:.2g}'):,.0f} {public.unit}s would be enough for a good one at this budget"
+    if (points := 100 * noise_of_answers(config, public)) > 0:
+        expect += (
+            f"; probabilities of answers, in a component of equal size, with noise of about {float(f'{points:.2g}'):g} "
+            "percentage points before they are drawn to those of all"
+        )
     return Worth(word, expect, asks=word == "none" and not config.anyway)

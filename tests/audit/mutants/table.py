@@ -73,6 +73,7 @@ ANY, MIXTURE, OF_MIXTURE = (
     "fedcore/methods/private_mixture",
     "tests/private_mixture/test_sensitivity.py",
 )
+OF_MIXED = "tests/private_mixture/test_mixed_sensitivity.py"
 OF_NOISE, OF_ACCOUNTING = "tests/privacy/test_mechanisms.py", "tests/privacy/test_accounting.py"
 OF_LAW = "tests/privacy/test_noise_law.py"
 OF_ACCOUNTS, OF_RUNS = "tests/privacy/test_ledger.py", "tests/privacy/test_ledger_runs.py"
@@ -580,8 +581,8 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "clip: gains of a private mixture are not cut",
         f"{MIXTURE}/clients.py",
-        "gain = np.clip(mixture + squared_norms(z) * (0.5 * STEP**2), -message.bound, message.bound)",
-        "gain = mixture + squared_norms(z) * (0.5 * STEP**2)",
+        "gain = np.clip(mixture - normal, -message.bound, message.bound)",
+        "gain = mixture - normal",
         OF_MIXTURE,
     ),
     _mutant(
@@ -612,6 +613,34 @@ MUTANTS: list[Mutant] = [
         "    return _root_above(parts * ONE**2)",
         OF_MIXTURE,
         slow=True,
+    ),
+    _mutant(
+        "sensitivity: answers to all categories of a private mixture at the price of one",
+        f"{MIXTURE}/plan.py",
+        "of_answers = sensitivities.counts(relation, len(sizes))",
+        "of_answers = sensitivities.counts(relation)",
+        OF_MIXED,
+    ),
+    _mutant(
+        "sensitivity: a row of a private mixture answers a category twice",
+        f"{MIXTURE}/clients.py",
+        "        for own_codes in tile.codes.T:",
+        "        for own_codes in np.repeat(tile.codes, 2, axis=1).T:",
+        OF_MIXED,
+    ),
+    _mutant(
+        "sensitivity: rows with steps count whole in each copy",
+        f"{MIXTURE}/layout.py",
+        "np.repeat(rows * self.copies, self.copies)",
+        "np.repeat(rows, self.copies)",
+        OF_MIXED,
+    ),
+    _mutant(
+        "sensitivity: rows with steps are moved by their place",
+        f"{MIXTURE}/layout.py",
+        "words, nothing = np.full(len(x), self.salt, np.uint64)",
+        "words, nothing = np.arange(len(x), dtype=np.uint64)",
+        OF_MIXED,
     ),
     _mutant(
         "sensitivity: histograms of all columns of a private mixture at the price of one",
