@@ -23,6 +23,7 @@ from distributed import Client, Future, KilledWorker, as_completed
 from distributed.client import FutureCancelledError
 from fedcore.tasks.local_cluster import local_cluster
 
+import fedcore
 from fedcore.errors import ConfigError, PrivacyError, WorkerFailed
 from fedcore.population.sizing import WORKERS, shared_out
 from fedcore.rounds.clients import Answering, answer_all, peak_memory
@@ -117,8 +118,8 @@ def add_up(parts: Sequence[Part]) -> Part:
 def dask_client(workers: int | None = None, address: str | None = None, private: bool = False) -> Iterator[Client]:
     """One Dask client for a whole run: a local cluster of single-threaded processes, or the scheduler at `address`.
 
-    Raises ConfigError if the scheduler does not answer, PrivacyError if a private run would send raw sums unencrypted,
-    let anybody in who reaches a port, or let a worker spill sums to disk.
+    Raises ConfigError if the scheduler does not answer or has workers of another version, PrivacyError if a private run
+    would send raw sums unencrypted, let anybody in who reaches a port, or let a worker spill sums to disk.
     """
     if address is not None:
         if private and not _closed(address):
@@ -136,6 +137,7 @@ def dask_client(workers: int | None = None, address: str | None = None, private:
                 "Start one with `dask scheduler`, or leave --dask out.",
             ) from error
         with client:
+            _refuse_other_versions(client)
             if private:
                 _refuse_open_workers(client)
                 _refuse_spilling(client)
@@ -152,6 +154,24 @@ def dask_client(workers: int | None = None, address: str | None = None, private:
 def _closed(address: str) -> bool:
     """Whether what listens there wants a certificate; or is in this process."""
     return address.startswith(("tls://", "inproc://"))
+
+
+def _version() -> str:
+    """Of fedcore on this host."""
+    return fedcore.__version__
+
+
+def _refuse_other_versions(client: Client) -> None:
+    """Workers of another version may answer with other arithmetic, or make less sure of what a client can change."""
+    mine, found = _version(), client.run(_version, on_error="return")
+    others = sorted((worker, said) for worker, said in found.items() if said != mine)
+    if others:
+        worker, said = others[0]
+        version = said if isinstance(said, str) else "another version"
+        raise ConfigError(
+            f"{len(others)} Dask workers do not have fedcore {mine} as this process has: {worker} has {version}.",
+            "Upgrade all hosts together, and start the workers anew.",
+        )
 
 
 def _refuse_open_workers(client: Client) -> None:

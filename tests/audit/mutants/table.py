@@ -88,6 +88,7 @@ OF_GDP, OF_REDRAWS = "tests/privacy/test_gdp.py", "tests/privacy/test_redraws.py
 OF_COHORTS = "tests/privacy/test_cohorts.py"
 SHARES, DIVIDING = "fedcore/privacy/ledger/shares.py", "fedcore/privacy/ledger/dividing.py"
 OF_SHARES = "tests/privacy/test_shares.py"
+COPIES, OF_COPIES = "fedcore/privacy/ledger/copies.py", "tests/privacy/test_ledger_copies.py"
 PERIODS, OF_PERIODS = "fedcore/privacy/periods.py", "tests/privacy/test_periods.py"
 ENTRIES, OF_ENTRIES = "fedcore/population/periods.py", "tests/population/test_periods.py"
 OF_MONTHS = "tests/test_period_runs.py"
@@ -1785,6 +1786,28 @@ MUTANTS: list[Mutant] = [
         'check(row.shares == shares, "its division into shares is")',
         "pass",
         f"{OF_SHARES}::test_edited_tables_are_noticed",
+    ),
+    # --- copies ------------------------------------------------------------------------------------------------------
+    _mutant(
+        "copies: put over a ledger that is there",
+        COPIES,
+        "    if row is not None:\n",
+        "    if False:\n",
+        f"{OF_COPIES}::test_a_ledger_is_never_overwritten",
+    ),
+    _mutant(
+        "copies: a newer one is replaced by an older one",
+        COPIES,
+        "made.check_not_rolled_back(population_id, heads[population_id])",
+        "pass",
+        f"{OF_COPIES}::test_a_copy_is_replaced_by_a_newer_one_of_the_same_ledger_only",
+    ),
+    _mutant(
+        "copies: made of a damaged ledger",
+        COPIES,
+        "            made.verify(population_id)\n        for population_id in heads:",
+        "            pass\n        for population_id in heads:",
+        f"{OF_COPIES}::test_nothing_is_kept_of_a_ledger_that_does_not_verify",
     ),
     # --- the run -----------------------------------------------------------------------------------------------------
     _mutant(
