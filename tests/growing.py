@@ -57,7 +57,12 @@ class Growing:
         return ingest(file, self.path, append=True, nominal_clients=total)
 
     def request(
-        self, run_id: str | None = None, method: str = "toy", start_from: str | None = None, **settings
+        self,
+        run_id: str | None = None,
+        method: str = "toy",
+        start_from: str | None = None,
+        share: str | None = None,
+        **settings,
     ) -> TrainRequest:
         given = {"private": True, "rounds": 1, "spare_releases": 0} if method == "toy" else {}
         return TrainRequest(
@@ -68,6 +73,7 @@ class Growing:
             run_id=run_id,
             start_from=start_from,
             test_noise=NOISE,
+            share=share,
         )
 
     def begin(self, *asked, **settings) -> Session:

@@ -81,6 +81,26 @@ def test_four_years_of_weeks(tmp_path, asked):
     check(*year(tmp_path, asked, weeks=208, horizon=42))
 
 
+@pytest.mark.slow
+def test_runs_of_a_share_are_paid_by_its_part_of_every_cohort(tmp_path):
+    """Half of the budget pays for the horizon; that another share spends all that it has is none of its business."""
+    growing = Growing(tmp_path, founders=9, epsilon=4.0)
+    growing.ledger.divide(growing.population.id, {"a": Fraction(1, 2), "b": Fraction(1, 4)})
+    half = Fraction(growing.budget.rho_max) / 2
+    for week in range(2):
+        session = growing.run(f"a{week}", share="a", horizon=2)
+        assert half * Fraction(9, 20) < price_of(session) <= half / 2
+    growing.run("b", share="b")
+    with pytest.raises(Waiting, match="share 'a' of population"):
+        growing.run("a2", share="a", horizon=2)
+    growing.append("newcomer")
+    session = growing.run("a3", share="a", horizon=2)
+    assert ranges_of_run(session) == ((2, 2),)
+    shares = {share.name: share for share in growing.ledger.verify(growing.population.id).shares}
+    assert [s.rho_spent > 0 for s in shares["b"].segments] == [True, False]
+    assert shares[None].rho_spent == 0 and shares["a"].rho_spent <= shares["a"].rho_max
+
+
 # --- who is asked -----------------------------------------------------------------------------------------------------
 
 

@@ -27,6 +27,7 @@ from tests.privacy.conftest import open_books, release, total
 from tests.privacy.test_cohorts import begin, on, spend, took
 from tests.privacy.test_ledger_checkpoints import Quick
 from tests.privacy.test_ledger_faults import spawn, together
+from tests.privacy.test_periods import with_periods
 
 VALUE = np.array([1, -2, 3])
 HALF, THIRD = Fraction(1, 2), Fraction(1, 3)
@@ -321,6 +322,30 @@ def test_one_account_that_was_divided_may_be_kept_by_cohort(books):
     books.reserve([costing(rho_max(books) / 2)], cohorts=took((2, 2), of=2), share="a")
     with pytest.raises(BudgetExceeded, match="cohort 1 of share 'a'"):
         books.reserve([costing(rho_max(books) / 2)], cohorts=took((1, 1), (3, 3), of=3), share="a")
+
+
+def test_a_share_is_a_part_of_every_periods_account(url):
+    books = with_periods(url)
+    divide(books, a=HALF)
+    terms = {"unit": "client_period", "share": "a"}
+    plan = [costing(rho_max(books) * 2 / 5)]
+    books.reserve(plan, cohorts=took((1, 2), of=3), **terms)
+    with pytest.raises(BudgetExceeded, match="each of cohorts 1-2 of share 'a'"):
+        books.reserve(plan, cohorts=took((2, 2), of=3), **terms)
+    books.reserve(plan, cohorts=took((3, 3), of=3), **terms)
+    view = books.ledger.verify(books.population).of_share("a")
+    assert view.periods is not None and [(s.first, s.last) for s in view.segments] == [(1, 3)]
+
+
+def test_a_recount_makes_every_share_larger(url):
+    books = open_books(url, epsilon=None)
+    books.ledger.set_budget(books.population, 2.0, 1e-10, currency="zcdp")
+    divide(books, a=HALF)
+    spend(books, [costing(rho_max(books) / 4)], share="a")
+    before = of(books, "a")
+    books.ledger.recount(books.population)
+    after = of(books, "a")
+    assert after.rho_spent == before.rho_spent and after.rho_max == rounded_down(rho_max(books) / 2) > before.rho_max
 
 
 @given(st.data())
