@@ -85,10 +85,11 @@ def of_rows(folder, counts):
     )
 
 
-def traces(folder, counts, monkeypatch, world=of_counts) -> dict[str, object]:
+def traces(folder, counts, monkeypatch, world=of_counts, earlier=()) -> dict[str, object]:
     """Everything a run on these counts leaves, by name; identifiers, times and places blanked out.
 
-    folder: its name has three letters, because the report tells the size of run.json, which holds it.
+    earlier: names of runs that are made before it; folder: its name has three letters, because the report tells the
+    size of run.json, which holds it.
     """
     folder.mkdir()
     monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{folder / 'ledger.sqlite'}")
@@ -97,11 +98,12 @@ def traces(folder, counts, monkeypatch, world=of_counts) -> dict[str, object]:
     monkeypatch.setattr(fedcore.rounds.engine, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
     BLOCKS.clear()
     population, ledger, asked = world(folder, counts)
-    request = TrainRequest(population=str(population.path), runs=str(folder / "runs"), run_id="run", **asked)
-    session = start_run(request, InProcessBackend(), stamp="then")
-    with concluding(session):
-        while session.training.step() is not None:
-            pass
+    for run_id in (*earlier, "run"):
+        request = TrainRequest(population=str(population.path), runs=str(folder / "runs"), run_id=run_id, **asked)
+        session = start_run(request, InProcessBackend(), stamp="then")
+        with concluding(session):
+            while session.training.step() is not None:
+                pass
     write_report(Run.open(folder / "runs" / "run"), None)
     left = {}
     for path in sorted((folder / "runs" / "run").rglob("*")):
@@ -144,6 +146,21 @@ def test_the_same_publications_leave_the_same_traces(tmp_path, monkeypatch, neig
     assert len([name for name in reference if name.startswith("record")]) > 2 * 4
     other = traces(tmp_path / "two", NEIGHBOURS[neighbour], monkeypatch, world)
     assert differences(reference, other) == set()
+
+
+def half(folder, counts):
+    """As `of_counts`, for half the epsilon, so that the budget pays for two runs."""
+    population, ledger, asked = of_counts(folder, counts)
+    return population, ledger, {**asked, "settings": {**SETTINGS, "epsilon": 2.0}}
+
+
+@pytest.mark.slow
+def test_what_changed_since_the_run_before_tells_nothing_either(tmp_path, monkeypatch):
+    one, other = (
+        traces(tmp_path / name, counts, monkeypatch, half, earlier=("old",))
+        for name, counts in (("one", BASE), ("two", NEIGHBOURS["one client more"]))
+    )
+    assert b"Compared with run old" in one["runs/run/report.html"] and differences(one, other) == set()
 
 
 @pytest.mark.slow

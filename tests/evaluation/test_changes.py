@@ -13,7 +13,7 @@ from fedcore.operations.series import conclude
 from fedcore.population.store import Population
 from fedcore.training.request import Series
 from fedcore.training.software import installed
-from tests.command import private_population, works
+from tests.command import works
 from tests.conftest import edit_record, small_counts, write_counts
 from tests.test_operations import OPEN, PRIVATE, PUBLIC, begin, train
 
@@ -55,14 +55,22 @@ def test_nothing_changed_is_said(population, tmp_path):
     assert since.in_words in write_report(run).read_text()
 
 
-def test_what_changed_is_on_both_pages(tmp_path):
-    (tmp_path / "0.csv").write_text("client,token\n" + "".join(f"c{i},w{i % 3}\n" for i in range(9)))
-    (tmp_path / "1.csv").write_text("client,token\nnew,w1\n")
+def named(tmp_path):
     (tmp_path / "v.txt").write_text("w0\nw1\nw2\n")
-    named = ("--format", "csv", "--client", "client", "--vocabulary", tmp_path / "v.txt")
-    works("population", "ingest", tmp_path / "0.csv", tmp_path / "p", *named)
+    return "--format", "csv", "--client", "client", "--vocabulary", tmp_path / "v.txt"
+
+
+def grown(tmp_path, number: int, *options) -> None:
+    """A population of nine clients, or one with another client."""
+    clients = [f"c{i},w{i % 3}" for i in range(9)] if number == 0 else [f"new{number},w1"]
+    (tmp_path / f"{number}.csv").write_text("\n".join(["client,token", *clients, ""]))
+    works("population", "ingest", tmp_path / f"{number}.csv", tmp_path / "p", *options)
+
+
+def test_what_changed_is_on_both_pages(tmp_path):
+    grown(tmp_path, 0, *named(tmp_path))
     train(Population.open(tmp_path / "p"), tmp_path, "a", settings={**OPEN, "clusters": 1})
-    works("population", "ingest", tmp_path / "1.csv", tmp_path / "p", "--append")
+    grown(tmp_path, 1, "--append")
     edit_record(tmp_path / "runs" / "a", lambda record: record["software"].update(numpy="1.0"))
     run = train(Population.open(tmp_path / "p"), tmp_path, "b", settings={**OPEN, "clusters": 2})
     assert told(run) == {
@@ -77,11 +85,17 @@ def test_what_changed_is_on_both_pages(tmp_path):
 
 
 def test_a_private_run_tells_declared_sizes_and_no_exact_count(tmp_path):
-    population, _ = private_population(tmp_path / "p", small_counts(100), epsilon=8.0, nominal=100)
-    train(population, tmp_path, "a", settings={**OPEN})
-    second = train(population, tmp_path, "b", settings={**PRIVATE, "nominal_clients": 90})
-    third = train(population, tmp_path, "c", settings={**PRIVATE, "nominal_clients": 80, "epsilon": 0.5})
-    for run in (second, third):
+    """Also beside a run that is not private, and although clients came in between."""
+    grown(tmp_path, 0, *named(tmp_path), "--nominal-clients", "100")
+    works("budget", "set", tmp_path / "p", "--epsilon", "8", "--delta", "1e-6", "--public-schema", "made up")
+    train(Population.open(tmp_path / "p"), tmp_path, "a")
+    grown(tmp_path, 1, "--append")
+    second = train(Population.open(tmp_path / "p"), tmp_path, "b", settings={**PRIVATE, "nominal_clients": 90})
+    grown(tmp_path, 2, "--append")
+    changed = {**PRIVATE, "nominal_clients": 80, "epsilon": 0.5}
+    third = train(Population.open(tmp_path / "p"), tmp_path, "c", settings=changed)
+    assert told(second)["data: version"] == ("1", "2") and told(third)["data: version"] == ("2", "3")
+    for run in (second, third, train(Population.open(tmp_path / "p"), tmp_path, "d")):
         assert not {"data: clients", "data: tokens"} & told(run).keys()
     assert told(second)["privacy: privacy"] == ("none", "differential")
     assert told(second)["privacy: epsilon"][0] == NOT_THERE
