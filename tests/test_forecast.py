@@ -3,12 +3,24 @@
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 
 from fedcore.evaluation.trend_figures import budget_over_time_figure, trend_figure
 from fedcore.operations import forecast
-from fedcore.operations.forecast import PACE, SCHEDULE, STOPS, UNKNOWN, Payer, foreseen, in_a_sentence, outlook
+from fedcore.operations.forecast import (
+    PACE,
+    SCHEDULE,
+    STOPS,
+    UNKNOWN,
+    Payer,
+    charges_ahead,
+    foreseen,
+    in_a_sentence,
+    outlook,
+    outlooks,
+)
 from fedcore.operations.population_page import population_page
 from fedcore.operations.series import conclude
 from fedcore.rounds.engine import InProcessBackend
@@ -60,6 +72,21 @@ def test_deployments_draw_on_one_account_in_the_order_of_time():
     assert found["nightly"].refused == NOW + 7 * DAY and found["rare"].refused == NOW + 9 * DAY
     dear = outlook(1.0, 0.0, 0.0, [payer(), payer("dear", 2 * PRICE, days=2, first=2)])
     assert dear["nightly"].runs == 2 and dear["dear"].runs == 1, "day 1, day 2 both, then nothing is left"
+
+
+def test_each_deployment_draws_on_the_share_that_it_names(tmp_path):
+    """Of a budget of 2, half is divided; what one share has left is of no use to the other."""
+    budget = SimpleNamespace(rho_max=2.0, epsilon_of=lambda rho: rho)
+    left = (("a", 0.5), ("b", 0.3), (None, -1e-9))
+    shares = [SimpleNamespace(name=name, rho_left=rho, delta_left=0.0) for name, rho in left]
+    balance = SimpleNamespace(rho_left=2.0, delta_left=0.0, shares=shares, required_budget=lambda: budget)
+    payers = [payer("x", share="a"), payer("y", share="b"), payer("z")]
+    assert {name: mine.runs for name, mine in outlooks(balance, payers).items()} == {"x": 2, "y": 1, "z": 0}
+    assert [rho for _, rho in charges_ahead(balance, payers)] == [0.25] * 3
+    balance.shares = ()
+    assert sum(mine.runs for mine in outlooks(balance, [payer("x"), payer("y")]).values()) == 8
+    balance.shares = shares
+    assert "divided into shares" in forecast.cohort_lines(None, balance, payers, "p")[0]
 
 
 def test_a_run_that_takes_everything_leaves_nothing():

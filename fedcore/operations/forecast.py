@@ -39,8 +39,9 @@ class Payer:
     """A deployment that draws on the budget.
 
     rho, delta: what a run charges; whole: each takes all that is left; reserved: what must be left when a run begins
-    rule: which cohorts it asks; starts: that are known, ascending; every: between those that follow, None: there are
-    none; because: how its starts are known
+    share: of a divided budget that pays, None: the undivided part, or all; rule: which cohorts it asks
+    starts: that are known, ascending; every: between those that follow, None: there are none; because: how its starts
+    are known
     """
 
     deployment: str
@@ -52,6 +53,7 @@ class Payer:
     starts: tuple[datetime, ...] = ()
     every: timedelta | None = None
     because: str = UNKNOWN
+    share: str | None = None
 
     def upcoming(self) -> Iterator[datetime]:
         """Its next starts, as far as they are foreseen."""
@@ -177,6 +179,7 @@ def _payer(name: str, runs: Sequence[Run], starts: Sequence[datetime], now: date
         known,
         every,
         because,
+        newest.info.get("share"),
     )
 
 
@@ -210,13 +213,51 @@ def began(run: Run) -> datetime | None:
         return None
 
 
+# --- one account, or shares of it -------------------------------------------------------------------------------------
+
+
+def outlooks(balance: Balance, payers: Sequence[Payer]) -> dict[str, Outlook]:
+    """By deployment, where one account is kept for all: each draws on the share that it names, if there are any."""
+    crumb, found = CRUMB * balance.required_budget().rho_max, dict[str, Outlook]()
+    for (rho, delta), drawing in _by_share(balance, payers):
+        found |= outlook(rho, delta, crumb, drawing)
+    return found
+
+
+def charges_ahead(balance: Balance, payers: Sequence[Payer]) -> list[tuple[datetime, float]]:
+    """(start, rho) of the runs that are foreseen and fit, in the order of time."""
+    crumb = CRUMB * balance.required_budget().rho_max
+    return sorted(
+        (start, float(charged))
+        for (rho, delta), drawing in _by_share(balance, payers)
+        for start, _, charged in followed(Fraction(rho), Fraction(delta), crumb, drawing)
+        if charged is not None
+    )
+
+
+def _by_share(balance: Balance, payers: Sequence[Payer]) -> list[tuple[tuple[float, float], list[Payer]]]:
+    """((rho, delta) that are left, who draws on them), for each share that somebody names."""
+    parts = {part.name: part for part in divided(balance)}
+    shares = sorted({payer.share for payer in payers}, key=str)
+    named = {share: parts.get(share, balance) for share in shares}
+    return [
+        ((max(0.0, part.rho_left), max(0.0, part.delta_left)), [one for one in payers if one.share == share])
+        for share, part in named.items()
+    ]
+
+
+def divided(balance: Balance) -> Sequence[Any]:
+    """The shares of a budget that is divided, each with its name, rho_left and delta_left; empty if it is not."""
+    return getattr(balance, "shares", ())
+
+
 # --- in tables and words ----------------------------------------------------------------------------------------------
 
 
 def forecast_rows(balance: Balance, payers: Sequence[Payer]) -> list[dict[str, Any]]:
     """One for each deployment, where one account is kept for all."""
     budget = balance.required_budget()
-    found = outlook(balance.rho_left, balance.delta_left, CRUMB * budget.rho_max, payers)
+    found = outlooks(balance, payers)
     return [_row(payer, found[payer.deployment], budget.epsilon_of(float(payer.rho))) for payer in payers]
 
 
@@ -236,7 +277,7 @@ def in_a_sentence(balance: Balance, payers: Sequence[Payer]) -> str:
     """When the budget ends, where one account is kept for all; empty without a deployment that draws on it."""
     if not payers:
         return ""
-    found = outlook(balance.rho_left, balance.delta_left, CRUMB * balance.required_budget().rho_max, payers)
+    found = outlooks(balance, payers)
     drawing = [payer for payer in payers if payer.starts]
     if not drawing:
         left = ", ".join(f"{mine.runs} of {name}" for name, mine in found.items())
@@ -278,6 +319,8 @@ def cohort_lines(manifest: Manifest, balance: Balance, payers: Sequence[Payer], 
     """Which cohorts each deployment's next run asks and can be paid by, and when the first and the last of them retire,
     if nobody comes. A line for each deployment. name: of the population
     """
+    if divided(balance):
+        return ["The budget is divided into shares: what each cohort has left of each is in the table of shares."]
     accounts, window = cohort_accounts(manifest, balance), balance.periods.window if balance.periods else None
     asked = {payer.deployment: _able(payer, accounts, name, window) for payer in payers}
     return [_line(payer, payers, asked, accounts, balance) for payer in payers]

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from fractions import Fraction
 from typing import Any
 
 from fedcore.errors import FedcoreError
@@ -16,12 +15,11 @@ from fedcore.evaluation.figures import PARTS, WHOLE
 from fedcore.evaluation.run_summary import PublicScore, privacy_of, public_score, summary_row
 from fedcore.evaluation.trend_figures import budget_over_time_figure, trend_figure
 from fedcore.evaluation.written import show
-from fedcore.operations.forecast import Payer, began, followed
+from fedcore.operations.forecast import Payer, began, charges_ahead
 from fedcore.privacy.ledger.chain import Balance
 from fedcore.runs.store import Run
 from fedcore.storage.files import read_bytes
 from fedcore.storage.parsing import parse_json
-from fedcore.training.budget import CRUMB
 
 BY_HAND = "by hand"
 MOST_FIGURES = 3  # of scores
@@ -170,12 +168,7 @@ def budget_drawn(balance: Balance, payers: Sequence[Payer], runs: Sequence[Run],
     if not spent:
         return None
     before = max(0.0, balance.rho_spent - sum(rho for _, rho in spent))
-    left = (Fraction(balance.rho_left), Fraction(balance.delta_left))
-    ahead = [
-        (start, float(charged))
-        for start, _, charged in followed(*left, CRUMB * budget.rho_max, payers)
-        if charged is not None
-    ]
+    ahead = charges_ahead(balance, payers)
     return budget_over_time_figure(spent, ahead[:MOST_AHEAD], before, budget.rho_max, now)
 
 
