@@ -83,6 +83,7 @@ def test_each_deployment_draws_on_the_share_that_it_names(tmp_path):
     payers = [payer("x", share="a"), payer("y", share="b"), payer("z")]
     assert {name: mine.runs for name, mine in outlooks(balance, payers).items()} == {"x": 2, "y": 1, "z": 0}
     assert [rho for _, rho in charges_ahead(balance, payers)] == [0.25] * 3
+    assert outlooks(balance, [payer("gone", share="c")])["gone"].runs == 0
     balance.shares = ()
     assert sum(mine.runs for mine in outlooks(balance, [payer("x"), payer("y")]).values()) == 8
     balance.shares = shares

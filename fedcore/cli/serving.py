@@ -225,7 +225,8 @@ def _for_the_pool(
             )
     if kind != "process":
         _tell(outside_of_containers(made))
-    return content.model_copy(update={"deployment": made}), rows
+    pipelines = [for_pool(item, kind) for item in getattr(content, "pipeline", ())]  # which need the image, too
+    return content.model_copy(update={"deployment": made, **({"pipeline": pipelines} if pipelines else {})}), rows
 
 
 def _tell(lines: Sequence[str]) -> None:

@@ -237,13 +237,10 @@ def charges_ahead(balance: Balance, payers: Sequence[Payer]) -> list[tuple[datet
 
 def _by_share(balance: Balance, payers: Sequence[Payer]) -> list[tuple[tuple[float, float], list[Payer]]]:
     """((rho, delta) that are left, who draws on them), for each share that somebody names."""
-    parts = {part.name: part for part in divided(balance)}
+    parts = {part.name: (max(0.0, part.rho_left), max(0.0, part.delta_left)) for part in divided(balance)}
+    unnamed = (0.0, 0.0) if parts else (balance.rho_left, balance.delta_left)  # a share that there is not pays nothing
     shares = sorted({payer.share for payer in payers}, key=str)
-    named = {share: parts.get(share, balance) for share in shares}
-    return [
-        ((max(0.0, part.rho_left), max(0.0, part.delta_left)), [one for one in payers if one.share == share])
-        for share, part in named.items()
-    ]
+    return [(parts.get(share, unnamed), [one for one in payers if one.share == share]) for share in shares]
 
 
 def divided(balance: Balance) -> Sequence[Any]:

@@ -89,11 +89,10 @@ def for_pool(item: Deployment, pool_type: PoolType, size: Size | None = None) ->
     """The deployment with the job variables that its pool takes. What the file says of them stands. size: None: it says
     nothing of memory and cores.
     """
-    variables = merged(job_variables(pool_type, size), item.job_variables)
-    compute = item.compute
-    if size is not None and size.workers and compute.dask is None:
-        compute = compute.model_copy(update={"workers": size.workers})
-    return item.model_copy(update={"compute": compute, "job_variables": variables})
+    update: dict[str, Any] = {"job_variables": merged(job_variables(pool_type, size), item.job_variables)}
+    if size is not None and size.workers and item.compute.dask is None:
+        update["compute"] = item.compute.model_copy(update={"workers": size.workers})
+    return item.model_copy(update=update)
 
 
 def job_variables(pool_type: PoolType, size: Size | None) -> dict[str, Any]:
