@@ -179,9 +179,10 @@ class Showcase:
 
     def _tables(self) -> None:
         run = self.session.run
-        rows = [
-            {name: round(v, 6) if isinstance(v, float) else v for name, v in row.items()} for row in shown_metrics(run)
-        ]
+        shown = shown_metrics(run)
+        every = dict.fromkeys(name for row in shown for name in row)  # Prefect shows the columns of the first row
+        names = sorted(every, key=lambda name: name.startswith("seconds_"))
+        rows = [{name: _rounded(row.get(name)) for name in names} for row in shown]
         if rows:
             create_table_artifact(table=rows, key=key("metrics", name_of(run)), description=f"Metrics of run {run.id}")
         balance = self.session.balance()
@@ -193,3 +194,7 @@ class Showcase:
                 key=key("budget", name),
                 description=f"Privacy budget of population {population.path.name}",
             )
+
+
+def _rounded(value: object) -> object:
+    return round(value, 6) if isinstance(value, float) else value

@@ -185,3 +185,18 @@ def test_metrics_of_raw_statistics_are_not_in_the_table_of_a_private_run(session
     artifacts.Showcase(session).progress()
     (table,) = [what for kind, what in sent[0] if kind == "metrics"]
     assert table and not any("objective" in row for row in table)
+
+
+def test_the_table_of_metrics_has_the_columns_of_all_rounds(session, sent, monkeypatch):
+    rows = [{"round": 1, "clients": 40, "seconds_round": 1.0}, {"round": 2, "movement": 0.5, "seconds_round": 2.0}]
+    monkeypatch.setattr(artifacts, "shown_metrics", lambda run: rows)
+    session.training.step()
+    artifacts.Showcase(session).progress()
+    (table,) = [what for kind, what in sent[0] if kind == "metrics"]
+    assert [list(row) for row in table] == [["round", "clients", "movement", "seconds_round"]] * 2
+    assert table[0]["movement"] is None and table[1] == {
+        "round": 2,
+        "clients": None,
+        "movement": 0.5,
+        "seconds_round": 2.0,
+    }
