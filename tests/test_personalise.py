@@ -10,6 +10,7 @@ import scipy.sparse as sp
 import zarr
 
 from fedcore.errors import ConfigError, PopulationError, RunError, WorkerFailed, WrongKind
+from fedcore.interface.data import rows_stored
 from fedcore.methods.histograms import Histograms
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run
@@ -166,6 +167,33 @@ def test_newer_versions_of_the_population_may_be_served(tmp_path):
     run = train(population, tmp_path, algorithm="fedavg")
     other = write_counts(tmp_path / "q", small_counts(9, seed=3))
     assert personalise(run.path, other.path, tmp_path / "out")["clients"] == 9
+
+
+def rows_of_people(path, seed, people=6):
+    """Rows (12, 3) of each of some clients."""
+    x = np.random.default_rng(seed).normal(size=(12 * people, 3))
+    return rows_stored(x, np.repeat([f"p{seed}-{k}" for k in range(people)], 12), path).population
+
+
+@pytest.mark.parametrize("method", ["dictionaries", "gradient_em"])
+def test_nobody_is_given_what_others_remember(tmp_path, method):
+    """Another population with as many clients in as many blocks: its people took no part in the run."""
+    settings = {
+        "dictionaries": {"atoms": 3, "global_atoms": 1, "rounds": 2},
+        "gradient_em": {"components": 2, "rounds": 2},
+    }
+    run = train(rows_of_people(tmp_path / "p", 1), tmp_path, method, **settings[method])
+    others = rows_of_people(tmp_path / "q", 2)
+    with pytest.raises(RunError, match="took no part in the run"):
+        personalise(run.path, others.path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert personalise(run.path, tmp_path / "p", tmp_path / "own")["clients"] == 6
+
+
+def test_outputs_that_need_no_memories_are_made_for_anybody(tmp_path):
+    run = train(rows_of_people(tmp_path / "p", 1), tmp_path, "federated_em", components=2, rounds=3)
+    assert run.head.get("memories")
+    assert personalise(run.path, rows_of_people(tmp_path / "q", 2, people=9).path, tmp_path / "out")["clients"] == 9
 
 
 # --- refusals -------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 import numpy as np
 from pydantic import BaseModel
 
-from fedcore.errors import ConfigError, MethodError
+from fedcore.errors import ConfigError, MethodError, RunError
 from fedcore.population.blocks import ClientBlock, Kind
 from fedcore.population.columns import Bounds, ColumnEntry
 from fedcore.population.manifest import Halves
@@ -129,6 +129,14 @@ class PrivateSettings(Protocol):
     def nominal_clients(self) -> int | None: ...
 
 
+def took_no_part() -> RunError:
+    """What `personalise` raises for clients whose memories it needs, and who have none."""
+    return RunError(
+        "these clients took no part in the run, and what each client is given is made of what it remembers.",
+        "Name the population that the run was trained on, or train on this one.",
+    )
+
+
 class Method(ABC, Generic[ConfigT, StateT]):
     """A method with its settings. All functions are pure, and the object is never changed after it was made.
 
@@ -147,6 +155,7 @@ class Method(ABC, Generic[ConfigT, StateT]):
         released so far; runs on another one start without them, and so do runs of another method that does not name
         them too
     scores_use_memories: whether `score_block` wants what the clients of the run remember
+    outputs_use_memories: whether `personalise` does; where it does not, it is given None
     free_settings: names of settings of `personalise`, `score_block`, `score_table` and `headline`, which neither the
         clients' answers nor the server's moves depend on, but through what they are asked: what they do is a function
         of what a run has ended with, so that they may be given anew to a run that was made
@@ -167,6 +176,7 @@ class Method(ABC, Generic[ConfigT, StateT]):
     warm_starts_for: ClassVar[tuple[str, ...]] = ()
     series_arrays: ClassVar[tuple[str, ...]] = ()
     scores_use_memories: ClassVar[bool] = False
+    outputs_use_memories: ClassVar[bool] = True
     personalises_all_documents: ClassVar[bool] = False
     free_settings: ClassVar[tuple[str, ...]] = ()
     feature_outputs: ClassVar[tuple[str, ...]] = ()

@@ -65,7 +65,7 @@ def personalise(
     method, state = trained(run, settings)
     about: dict[str, Any] = {"sensitive": True, "note": NOTE, "run": run.id, "method": method.name}
     about["settings"] = method.free_settings_in_force(state)
-    folder, digests = memories_of(run, population)
+    folder, digests = memories_of(run, population) if method.outputs_use_memories else (None, None)
     blocks, backend = len(population.blocks), backend or InProcessBackend()
     try:
         files = output_files(dest, population, method.feature_outputs)
@@ -177,8 +177,8 @@ def remembering_leaves(
     run: Run, population: Population, method: AnyMethod
 ) -> Iterator[tuple[int, ClientBlock, Memory | None]]:
     """(block, leaf, what its clients remember of the run's last round) for every leaf, in order; one block at a time.
-    Raises RunError for damaged memories."""
-    folder, digests = memories_of(run, population)
+    None where outputs are made without memories, and for clients that took no part. Raises RunError for damage."""
+    folder, digests = memories_of(run, population) if method.outputs_use_memories else (None, None)
     for index in range(len(population.blocks)):
         block = whole_block(method, population, index)
         memory = None if folder is None else read_memory(folder, index, block.clients, digests)
@@ -188,18 +188,30 @@ def remembering_leaves(
 
 
 def memories_of(run: Run, population: Population) -> tuple[Place | None, dict[str, str] | None]:
-    """Folder and digests of what the clients remember; None for a run that keeps nothing.
+    """Folder and digests of what the clients remember; None for a run that keeps nothing, and for other people than
+    those who took part in it: what they remember is not that of these clients.
 
-    Raises RunError if they are lost, or if the version that they belong to was removed: clients were forgotten since,
-    and others may be in their places.
+    Raises RunError if the memories are lost, or if the version that they belong to was removed: clients were forgotten
+    since, and others may be in their places; and if clients came since, who remember nothing.
     """
     folder, digests = run.memories(), run.memory_digests()
     where = recorded_request(run)["population"]
-    if folder is not None and where["id"] == population.id and where["version"] not in population.versions():
+    if folder is None or where["id"] != population.id:
+        return None, None
+    if where["version"] not in population.versions():
         raise RunError(
             f"version {where['version']} of the population, to whose clients the memories of run {run.id!r} belong, is "
             f"not at {population.location}: clients were forgotten, or it was never copied there.",
             "Train again on the newest version, or name the place that has this version.",
+        )
+    store = Population.open(population.location, version=where["version"])
+    if where.get("manifest", store.checksum) != store.checksum:  # a branch of it, with other clients
+        return None, None
+    if [(block.first, block.clients) for block in store.blocks] != [(b.first, b.clients) for b in population.blocks]:
+        raise RunError(
+            f"version {population.version} of the population has clients that came after run {run.id!r}, which "
+            f"they took no part in, and what each client is given is made of what it remembers of it.",
+            "Train again on the newest version, from this run if the method can (--start-from).",
         )
     return folder, digests
 

@@ -13,7 +13,7 @@ from fedcore.methods.dictionaries.robust import robust_parts
 from fedcore.methods.dictionaries.sparse_coding import Coder, coder_of, omp
 from fedcore.methods.dictionaries.state import DictionariesState
 from fedcore.population.blocks import RowsBlock
-from fedcore.rounds.method import ClientOutputs, Memory
+from fedcore.rounds.method import ClientOutputs, Memory, took_no_part
 
 
 def personalise(
@@ -27,10 +27,12 @@ def personalise(
     distance: (C,) float64 mean distance of its own version of the global atoms from them, in its last round
     rows_global, rows_local: (N, d) float32 parts of the samples; their sum is the reconstruction
 
-    Raises RunError before the matching.
+    Raises RunError before the matching, and for clients that took no part.
     """
-    if memory is None or state.phase == "start":
+    if state.phase == "start":
         raise RunError("the run stopped before its first round.", "Resume it first.")
+    if memory is None:
+        raise took_no_part()
     memory = remembered(state, block, memory)
     shape = block.x.shape
     outputs = {

@@ -63,6 +63,7 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
     accepts_warm_start: ClassVar[bool] = True
     series_arrays: ClassVar[tuple[str, ...]] = given.KNOWN_OF_SERIES
     streams_rows: ClassVar[bool] = True
+    outputs_use_memories: ClassVar[bool] = False
 
     @property
     def kind(self) -> Kind:

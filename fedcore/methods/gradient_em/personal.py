@@ -16,7 +16,7 @@ from fedcore.methods.gradient_em.local_steps import Rows, e_step, full_m_step, p
 from fedcore.methods.gradient_em.penalty import penalty_of
 from fedcore.methods.gradient_em.state import GradientEMState
 from fedcore.population.blocks import RowsBlock
-from fedcore.rounds.method import ClientOutputs, Memory
+from fedcore.rounds.method import ClientOutputs, Memory, took_no_part
 
 ADAPTED_STEPS = 30
 LABELLED_ROWS = 10_000  # of a client in its outputs
@@ -83,8 +83,10 @@ def expected(rows: Rows, theta: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def _known(state: GradientEMState, memory: Memory | None) -> Memory:
-    if state.round < 1 or memory is None:
+    if state.round < 1:
         raise RunError("the run stopped before its first round.", "Resume it first.")
+    if memory is None:
+        raise took_no_part()
     return memory
 
 
