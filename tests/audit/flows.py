@@ -52,6 +52,8 @@ PREFECT = (
     ),
     Declared("prefect artifact*", r"\| (heldout_)?(clients|tokens|rows|entries|blocks) \| \d+ \|", COUNTS),
     Declared("prefect artifact*", r"\| bytes \| \d+ \|", SIZES),
+    Declared("prefect artifact*", r"began [-\dTZ:\\]+, ended [-\dTZ:\\]+", TIMES),
+    Declared("prefect artifact*", r"\| (done|nothing to do|not made) \| \d+\.?\d* \|", TIMES),
     Declared("*", r"127\.0\.0\.1:\d+", "the port of the server of this world"),
 )
 METRICS = (
@@ -130,10 +132,7 @@ FLOWS: dict[str, Audited] = {
     ),
     "pipeline": Audited(
         lambda w: {"ready": _piped(w), "at": "2026-01-01T03:00:00Z"},
-        (
-            Declared("*", r'"seconds": [\d.e-]+|"(began|ended)": "[-\dTZ:]+"', TIMES),
-            Declared("prefect artifact*", r"began [-\dTZ:\\]+, ended [-\dTZ:\\]+|\| \d+\.?\d* \|", TIMES),
-        ),
+        (Declared("*", r'"seconds": [\d.e-]+|"(began|ended)": "[-\dTZ:]+"', TIMES),),
     ),
     **{f"pipeline-{kind}": Audited(because="is called by the flow of its pipeline alone") for kind in STEPS},
     "reproduce": Audited(because="simulates its clients or reads public benchmarks; nothing in it is private"),
