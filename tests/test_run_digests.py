@@ -233,9 +233,9 @@ def test_a_manifest_that_was_rewritten_is_not_that_of_the_run(population, tmp_pa
 
 
 def test_what_a_newer_version_needs_is_named(population, tmp_path):
-    run = Run.create(tmp_path / "runs", {"run_id": "n", "needs": ["shares"]})
+    run = Run.create(tmp_path / "runs", {"run_id": "n", "needs": ["moons"]})
     run.unlock()
-    with pytest.raises(RunError, match="needs shares"):
+    with pytest.raises(RunError, match="needs moons"):
         Run.open(run.path)
 
 
