@@ -27,6 +27,7 @@ NAMES = {
     "memory": "peak memory of every process against the number of clients",
     "noise": "secure noise: CPU-microseconds for a cell, beside OpenDP's and NumPy's",
     "cohorts": "verifying a ledger of 520 runs, by cohort and as one account: CPU-seconds",
+    "serve": "memory of `fedcore serve` over --runs quick runs, and by how much it grows with each",
     "store": "store: reading and writing against raw file speed",
 }
 
@@ -79,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument("--clients", type=int, help="size of the population")
         one.add_argument("--workers", type=int)
         one.add_argument("--repeats", type=int, default=3)
+        one.add_argument("--runs", type=int, default=50, help="of `serve`: so many, one after the other")
         one.add_argument("--dir", type=Path, default=Path("benchmark-data"), help="where populations are kept")
         one.add_argument(
             "--peer",
