@@ -136,6 +136,15 @@ method = "histograms"
 population = "public"
 config = { algorithm = "algorithm2", clusters = 2, rounds = 3 }
 schedule = { interval = 2 }
+
+[[pipeline]]
+name = "likewise"
+population = "public"
+schedule = { interval = 2 }
+
+[[pipeline.step]]
+do = "train"
+deployment = "often"
 """
 
 
@@ -167,10 +176,11 @@ def test_missed_starts_and_runs_that_hang_are_told_once(own_server, tmp_path):
             done = subprocess.run(begun, env=environment, capture_output=True, text=True, timeout=120)
             time.sleep(4)
             assert done.returncode == code, done.stderr[-3000:]
-        (missed,) = json.loads(done.stdout)["events"]
+        missed, likewise = json.loads(done.stdout)["events"]
+        assert likewise["event"] == missed["event"] and likewise["deployment"] == "likewise"
         assert missed["event"] == "fedcore.schedule.missed" and missed["deployment"] == "often"
         assert missed["last"] is None and "nobody has taken its run" in missed["why"]
-        first(lambda: events_of(own_server, "fedcore.schedule.missed"), 20)
+        first(lambda: len(events_of(own_server, "fedcore.schedule.missed")) == 2, 20)
 
         content = read_file(file)
         assert look(content, address) == []
@@ -187,6 +197,6 @@ def test_missed_starts_and_runs_that_hang_are_told_once(own_server, tmp_path):
         os.utime(head, (time.time() - 3600, time.time() - 3600))
         assert [event.payload["round"] for event in look(content, address)] == [2]
         session.close()
-        first(lambda: len(told) == 3, 20)
-    assert sorted(each["event"] for each in told) == ["fedcore.run.hanging"] * 2 + ["fedcore.schedule.missed"]
+        first(lambda: len(told) == 4, 20)
+    assert sorted(each["event"] for each in told) == ["fedcore.run.hanging"] * 2 + ["fedcore.schedule.missed"] * 2
     assert any(each["text"].startswith("Deployment often should have started at ") for each in told)
