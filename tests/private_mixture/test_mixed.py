@@ -190,7 +190,7 @@ def test_moved_numbers_are_within_half_a_step_and_even():
     assert np.array_equal(layout.numbers(x[5:6], COPIES), layout.numbers(x, COPIES)[5 * COPIES : 6 * COPIES])
     assert not np.array_equal(layout_of(config, 2, 4).numbers(x, 1), layout.numbers(x, 1))
     some = layout_of(PrivateMixtureConfig(steps={"1": 0.5}), 2, 3)
-    assert some.copies == 1 and np.array_equal(some.numbers(x, 1)[:, 0], x[:, 0])
+    assert some.copies() == 1 and np.array_equal(some.numbers(x, 1)[:, 0], x[:, 0])
 
 
 # --- whole commands ---------------------------------------------------------------------------------------------------

@@ -205,9 +205,9 @@ def copies_count_whole():
     """Each of the rows that a row with steps is read as counts as one."""
     kept = layout.Layout.read
 
-    def whole(self, tile):
-        found = kept(self, tile)
-        return replace(found, rows=found.rows // self.copies)
+    def whole(self, tile, copies):
+        found = kept(self, tile, copies)
+        return replace(found, rows=found.rows // copies)
 
     with mock.patch.object(layout.Layout, "read", whole):
         yield

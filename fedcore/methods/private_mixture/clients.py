@@ -44,11 +44,12 @@ def client_update(message: Message, block: RowsBlock) -> Statistics:
     """
     totals = [np.zeros(shape, np.int64) for shape in message.shapes]
     answer, layout = ANSWERS[message.kind], message.layout
-    kept = max(_numbers(message), layout.features) * layout.copies
+    copies = layout.copies(of_valleys=message.kind == "valleys")
+    kept = max(_numbers(message), layout.features) * copies
     with np.errstate(all="ignore"):
         for tile in whole_rows.tiles(block, message.by_client, kept, layout.numeric if layout.categories else None):
             if len(tile.x):
-                answer(message, layout.read(tile), totals)
+                answer(message, layout.read(tile, copies), totals)
     return {name: IntegerSum(total) for name, total in zip(message.names, totals, strict=True)}
 
 

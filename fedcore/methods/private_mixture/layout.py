@@ -6,7 +6,7 @@ whose entries are not exactly those of one value (a gap, or anything else) has n
 Numbers that come in steps (whole numbers, rounded ones, with many zeros) have no density, so they are moved by up to
 half a step. How far is a function of the public seed of the run and of the row's own numbers: of neither its place nor
 the rows beside it. So equal rows are moved equally; where all numbers come in steps, and many rows are equal, each is
-read as COPIES rows that count 1 / COPIES each and fill its steps evenly.
+read as several rows that count once together and fill its steps evenly.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from fedcore.methods.private_mixture.config import Categories, PrivateMixtureCon
 from fedcore.population.columns import ColumnEntry
 from fedcore.randomness import stream
 
-COPIES = 16
+COPIES, MOST_COPIES = 16, 64  # the latter where valleys are looked for, which are places between a few equal rows
 MOST_VALUES = 1024  # of all categories together
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """features: columns of the population. numeric: (d,) int64, those that are numbers. categories: the columns of
-    each. steps: (d,) of the numbers, 0 for those that have none. salt: of the movements; fill: (COPIES, d) how far each
-    copy of a row lies from the first, in [0, 1) of a step. It is sent, since powers may have other last bits
+    each. steps: (d,) of the numbers, 0 for those that have none. salt: of the movements; fill: (MOST_COPIES, d) how far
+    each copy of a row lies from the first, in [0, 1) of a step. It is sent, since powers may have other last bits
     elsewhere."""
 
     features: int
@@ -55,23 +55,22 @@ class Layout:
         """Whether any number comes in steps."""
         return bool(self.steps.any())
 
-    @property
-    def copies(self) -> int:
-        """Rows that each row is read as."""
-        return COPIES if self.steps.all() else 1
+    def copies(self, of_valleys: bool = False) -> int:
+        """Rows that each row is read as. of_valleys: where these are looked for."""
+        return (MOST_COPIES if of_valleys else COPIES) if self.steps.all() else 1
 
     @property
     def plain(self) -> bool:
         """Whether all columns are numbers without steps."""
         return not self.categories and not self.stepped
 
-    def read(self, tile: Tile) -> Tile:
+    def read(self, tile: Tile, copies: int) -> Tile:
         """A tile of all stored columns as one of numbers and codes. Whatever a row holds, this does not fail."""
         if self.plain:
             return tile
-        x, rows, codes = self.numbers(tile.x, self.copies), tile.rows, self.codes(tile.x)
-        if self.copies > 1:
-            rows, codes = np.repeat(rows * self.copies, self.copies), np.repeat(codes, self.copies, axis=0)
+        x, rows, codes = self.numbers(tile.x, copies), tile.rows, self.codes(tile.x)
+        if copies > 1:
+            rows, codes = np.repeat(rows * copies, copies), np.repeat(codes, copies, axis=0)
         return Tile(x, rows, codes)
 
     def numbers(self, x: np.ndarray, copies: int) -> np.ndarray:
@@ -111,14 +110,14 @@ class Layout:
 
 
 def _fill(d: int) -> np.ndarray:
-    """(COPIES, d) multiples of the negative powers of the root g of g^(d + 1) = g + 1, which fill a cube evenly.
+    """(MOST_COPIES, d) multiples of the negative powers of the root g of g^(d + 1) = g + 1, which fill a cube evenly.
 
     Source: Roberts 2018, "The unreasonable effectiveness of quasirandom sequences".
     """
     root = 2.0
     for _ in range(60):
         root = (1.0 + root) ** (1.0 / (d + 1))
-    found: np.ndarray = np.arange(COPIES)[:, None] * root ** -np.arange(1.0, d + 1) % 1.0
+    found: np.ndarray = np.arange(MOST_COPIES)[:, None] * root ** -np.arange(1.0, d + 1) % 1.0
     return found
 
 

@@ -632,8 +632,8 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "sensitivity: rows with steps count whole in each copy",
         f"{MIXTURE}/layout.py",
-        "np.repeat(rows * self.copies, self.copies)",
-        "np.repeat(rows, self.copies)",
+        "np.repeat(rows * copies, copies)",
+        "np.repeat(rows, copies)",
         OF_MIXED,
     ),
     _mutant(
