@@ -1,5 +1,6 @@
 """A pipeline over many days: files come each day, some late, some damaged, some twice, on one day none; clients are
-forgotten by age; processes are killed by SIGKILL at random. Then the same days undisturbed in one process, compared.
+forgotten by age; processes are killed by SIGKILL at random; an automation of the server turns a low budget into a call
+of a webhook. Then the same days undisturbed in one process, compared.
 
     python -m tests.pipelines.days --days 60 --dir FOLDER            flows of a Prefect server on this host
     python -m tests.pipelines.days --days 60 --dir FOLDER --local    the same without any
@@ -35,11 +36,15 @@ from fedcore.privacy.ledger.ledger import create_ledger, open_ledger
 from fedcore.runs.store import Run, list_runs
 from fedcore.storage.arrays import read_values
 from fedcore.training.budget import begin_cohorts
+from tests.test_prefect import listening
 
 FIRST = datetime(2026, 1, 1, 3, tzinfo=UTC)
 FEATURES, FOUNDERS, NEWCOMERS = 6, 24, 4
 HERE = Path(__file__).parent.parent.parent
 FILE = """
+[monitoring]
+runs_left = 39  # each day brings a cohort that pays for 40 runs, and each run makes it low
+
 [[deployment]]
 name = "open"
 method = "histograms"
@@ -93,6 +98,22 @@ deployment = "open"
 to = "personal"
 ending = "csv"
 when = "if_promoted"
+"""
+
+
+ALARM = """
+import sys
+from prefect import get_client
+from prefect.blocks.webhook import Webhook
+from prefect.events.actions import CallWebhook
+from prefect.events.schemas.automations import AutomationCore, EventTrigger
+from pydantic import SecretStr
+
+block = Webhook(url=SecretStr(sys.argv[1])).save("alarm", overwrite=True)
+trigger = EventTrigger(expect={"fedcore.budget.low"}, for_each={"prefect.resource.id"})
+told = CallWebhook(block_document_id=block, payload='{"text": {{ event.payload.message | tojson }}}')
+with get_client(sync_client=True) as client:
+    client.create_automation(AutomationCore(name="alarm", trigger=trigger, actions=[told]))
 """
 
 
@@ -317,14 +338,17 @@ def lived(folder: Path, days: int, seed: int, local: bool, tell: bool = False) -
     for name in ("disturbed", "undisturbed"):
         prepare(folder / name, days)
     began = time.monotonic()
+    alarms: list[dict[str, Any]] = []
     if local:
         killed = disturbed(folder / "disturbed", planned, local, tell)
     else:
         from fedcore.flows.server import server
 
         home = {"PREFECT_HOME": str(folder / "prefect")}
-        with environment(home), server():
+        with environment(home), server(), listening() as (webhook, alarms):
+            subprocess.run([sys.executable, "-c", ALARM, webhook], check=True, timeout=120)
             killed = disturbed(folder / "disturbed", planned, local, tell)
+        assert alarms and all("is low" in alarm["text"] for alarm in alarms), alarms
     seconds = time.monotonic() - began
     undisturbed(folder / "undisturbed", planned)
     differ = compare(folder / "disturbed", folder / "undisturbed")
@@ -334,6 +358,7 @@ def lived(folder: Path, days: int, seed: int, local: bool, tell: bool = False) -
         f"{days} days, {sum(len(day.files) for day in planned)} files came, {len(found['files'])} were ingested, once",
         f"{killed} processes were killed; {found['lost']} draws were charged and lost",
         f"{len(found['cohorts'])} cohorts, {len(found['clients'])} clients are left, {len(found['runs'])} runs",
+        *(f"a webhook was told {len(alarms)} times, first: {alarm['text']}" for alarm in alarms[:1]),
         f"equal to the undisturbed days; {seconds:.0f} s",
     ]
 
