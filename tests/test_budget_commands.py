@@ -114,6 +114,7 @@ def divided(*shares):
     return works("budget", "divide", "p", *(part for share in shares for part in ("--share", share)))
 
 
+@pytest.mark.slow
 def test_a_budget_is_divided_and_runs_are_paid_by_the_share_that_they_name(place):
     works(*SET, "--public-schema", "made up")
     shown = divided("team-a=.5", "team-b=1/4").out
@@ -132,6 +133,7 @@ def test_a_budget_is_divided_and_runs_are_paid_by_the_share_that_they_name(place
     assert "Divided into shares" in page and "| team-a | 1/2 |" in page and "still fits" not in page
 
 
+@pytest.mark.slow
 def test_what_a_share_cannot_pay_is_refused_with_its_numbers_before_anything_is_made(place):
     works(*SET, "--public-schema", "made up")
     divided("team-a=.02")

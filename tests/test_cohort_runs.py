@@ -323,6 +323,7 @@ def test_other_participants_than_were_reserved_are_refused(tmp_path):
 # --- what is shown ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_page_of_the_population_shows_cohorts(tmp_path):
     growing = Growing(tmp_path)
     page = population_page(str(growing.path), tmp_path / "runs")

@@ -42,6 +42,7 @@ def trained(population, folder, number, deployment="weekly", finish=True, **sett
     return session, budget_left(session)
 
 
+@pytest.mark.slow
 def test_a_budget_becomes_low_once(tmp_path):
     """Of six equal runs the budget pays five; with the third one two are left, and nobody is told again after that."""
     population, ledger = private_population(tmp_path / "p", small_counts(), epsilon=1.0)

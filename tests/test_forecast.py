@@ -126,6 +126,7 @@ def nightly(tmp_path, days=2, epsilon=4.0, **settings):
     return population, ledger
 
 
+@pytest.mark.slow
 def test_the_page_says_when_the_budget_ends(tmp_path):
     population, ledger = nightly(tmp_path)
     now = datetime(2026, 3, 2, 4, tzinfo=UTC)

@@ -27,6 +27,7 @@ def leaving(place, *ids):
     return "leaving.txt"
 
 
+@pytest.mark.slow
 def test_clients_leave_population_ledger_and_runs(place):
     population, ledger = private_population(place / "p", small_counts(), test=True)
     works("train", "toy", "p", "--local", "--run-id", "plain", "--set", "rounds=2")
@@ -54,6 +55,7 @@ def test_clients_leave_population_ledger_and_runs(place):
     assert (shown["clients"], shown["forgotten"], shown["versions"]) == (50, 2, [2])
 
 
+@pytest.mark.slow
 def test_a_run_that_lost_its_memories_says_so(place):
     write_counts(place / "p", small_counts())
     works("train", "toy", "p", "--local", "--run-id", "ended", "--set", "rounds=2")

@@ -104,6 +104,7 @@ def endpoint(delay=0.0):
         server.shutdown()
 
 
+@pytest.mark.slow
 def test_an_otlp_endpoint_is_sent_the_same(tmp_path, monkeypatch):
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra telemetry is not installed")
     from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest

@@ -269,6 +269,7 @@ def test_a_run_that_was_not_scored_never_replaces_one_that_was():
 # --- retention ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_old_models_go_and_what_they_cost_stays(tmp_path):
     population, _ = private_population(tmp_path / "p", small_counts(100), epsilon=60.0)
     runs = [train(population, tmp_path, name, settings=PRIVATE, start_from="previous") for name in "abcd"]

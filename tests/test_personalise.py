@@ -245,6 +245,7 @@ def test_a_failure_half_way_leaves_nothing_and_withholds_values(tmp_path, monkey
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p", "runs"]
 
 
+@pytest.mark.slow
 def test_settings_of_personal_outputs_can_be_others_after_the_run(tmp_path, monkeypatch):
     population = write_counts(tmp_path / "p", small_counts())
     run = train(population, tmp_path, algorithm="fedavg")

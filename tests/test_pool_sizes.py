@@ -138,7 +138,7 @@ def deployed(monkeypatch, tmp_path):
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     monkeypatch.setattr(pool_sizes, "plan_run", lambda request, where, **more: PLAN)
     (tmp_path / "d.toml").write_text(FILE)
-    return lambda *options: (command("deploy", tmp_path / "d.toml", *options), registered, pool)
+    return lambda *options: (command("deploy", tmp_path / "d.toml", "--unchecked", *options), registered, pool)
 
 
 def test_deploy_sizes_what_it_registers(deployed):

@@ -149,6 +149,7 @@ def test_a_run_in_pieces_has_the_bits_of_a_whole_one(toy, population, memory, tm
     assert sum(name.startswith("metrics") for name in objects(session.run.path)) == 1, "one writer's is left"
 
 
+@pytest.mark.slow
 def test_scores_report_outputs_and_pages(population, memory, tmp_path):
     public = write_counts(
         tmp_path / "public", small_counts(40, seed=2), heldout=small_counts(40, seed=3), public_for_evaluation="made up"

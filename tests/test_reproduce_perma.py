@@ -101,6 +101,7 @@ def test_every_line_has_its_cell(tmp_path, name, monkeypatch):
 # --- small tables ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_shared_atoms_table(tmp_path, monkeypatch):
     monkeypatch.setattr(perma_synthetic, "QUICK_SWEEPS", ("d-4", "weak-10"))
     monkeypatch.setattr(perma_synthetic, "QUICK_ROUNDS", 8)

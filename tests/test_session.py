@@ -193,6 +193,7 @@ def test_a_share_edited_in_a_run_is_refused(tmp_path):
     assert ledger.verify(population.id).of_share("b").rho_reserved == 0
 
 
+@pytest.mark.slow
 def test_three_runs_of_a_third_fit_and_a_fourth_does_not(tmp_path):
     population, ledger = private_population(tmp_path / "p", small_counts(20), epsilon=2.0)
     budget = ledger.balance(population.id).budget

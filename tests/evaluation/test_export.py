@@ -102,6 +102,7 @@ def test_a_fitted_estimator_is_the_model(model, tmp_path):
     assert np.allclose(made.precisions_ @ made.covariances_, np.eye(2)) and made.sample(3)[0].shape == (3, 2)
 
 
+@pytest.mark.slow
 def test_estimators_know_the_names_of_columns(tmp_path):
     (tmp_path / "t.csv").write_text("client,age,size\n" + "".join(f"c{i % 9},{a},{b}\n" for i, (a, b) in enumerate(X)))
     population = ingest(tmp_path / "t.csv", tmp_path / "named")

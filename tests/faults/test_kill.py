@@ -142,6 +142,7 @@ def test_two_kills_at_the_same_release_exhaust_a_run_of_the_whole_budget(place, 
         here.resume()
 
 
+@pytest.mark.slow
 def test_two_kills_are_paid_by_two_spares(place):
     here = replace(place("secure"), spares=2)
     here.kill_at(Kill("charge", "after", 3))
@@ -171,6 +172,7 @@ def test_what_no_run_has_reserved_pays_beyond_the_spares(place):
     here.check_state_follows_from_releases()
 
 
+@pytest.mark.slow
 def test_a_kill_while_the_exhausted_run_is_closed(place):
     """Between the ledger's end of the run and the run's own: resuming ends it the same way."""
     here = replace(place("secure"), spares=0, whole=True)

@@ -118,6 +118,7 @@ def test_em_converges_to_the_direct_fixed_point(known):
 slow = lambda **settings: pytest.param(settings, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -137,6 +138,7 @@ def test_memories_beat_heterogeneity(known, settings):
     assert np.median(ran.column("field_norm")[-100:]) < 1e-18
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", [pytest.param(1.0, marks=pytest.mark.slow), 0.75])
 def test_without_memories_it_stalls(known, participation):
     ran = known_run(

@@ -28,6 +28,7 @@ def started(block, **start):
     return memory["w"], memory["theta"]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 10**6),

@@ -318,6 +318,7 @@ def test_an_intercept():
     assert errors(out[:, :, :-1], tasks.theta, tasks.inlier).rms < 0.3
 
 
+@pytest.mark.slow
 def test_thresholds_by_component_and_gradients_that_are_clipped():
     tasks = small(seed=0, h=0.0)
     assert rms(tasks, by_component=True, **NORM) < rms(tasks, **NORM) + 0.1

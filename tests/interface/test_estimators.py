@@ -59,6 +59,7 @@ def test_groups_do_not_matter_to_exact_sums():
     assert dealt.score(APART) == pytest.approx(whole.score(APART), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_gaps_are_refused_or_filled_but_never_unseen():
     x = APART.copy()
     x[::10, 1] = np.nan

@@ -124,6 +124,7 @@ def test_batches_and_careful_parsing_change_nothing(tmp_path):
     assert both(made(tmp_path / "odd", odd)) == dealt(odd)
 
 
+@pytest.mark.slow
 @TINY
 @given(rows=rows_of_posts, place=st.integers(1, 59), memory=st.sampled_from([60, 500, 10**7]))
 def test_appending_is_ingest_of_everything(tmp_path_factory, rows, place, memory):
