@@ -1,6 +1,7 @@
 """The method against the paper's Algorithm 1 in plain NumPy (`fedcore.methods.gradient_em.reference`)."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
