@@ -12,7 +12,7 @@ import pytest
 import scipy.sparse as sp
 
 from fedcore.cli import budgets
-from fedcore.cli.budget_text import short_balance
+from fedcore.cli.budget_text import short_balance, short_rows
 from fedcore.operations.population_page import population_page
 from fedcore.privacy.cohorts import Participants
 from fedcore.privacy.ledger.ledger import open_ledger
@@ -85,7 +85,7 @@ def test_segments_of_a_budget_by_cohort_are_shown(place):
     title, heads, *rows = text[text.index("Cohorts") : text.index("History")].splitlines()
     assert "segments" not in text and "epsilon spent" in "".join(rows) + heads
     cells = [[cell.strip() for cell in row.split("│")[1:-1]] for row in rows if row.startswith("│")]
-    assert [(row[0], row[3]) for row in cells] == [("1", "0"), ("2", "0.02")]
+    assert [(row[0], row[3]) for row in cells] == [("1", "0"), ("2", "0.020001")]
 
 
 def test_a_budget_is_shown_short_and_rounded_so_that_nothing_seems_unspent(place):
@@ -108,6 +108,21 @@ def test_spent_is_rounded_up_and_left_down(value):
     spent, left = (short_balance({name: value})[name] for name in ("rho_spent", "rho_left"))
     assert left <= value <= spent and spent - left <= 2.1e-5 * value
     assert float(f"{spent:.6g}") == spent and float(f"{left:.6g}") == left
+
+
+def test_a_promise_is_never_said_to_be_smaller_and_a_time_stays_itself():
+    budget = {"epsilon": 1.23456389, "delta": 1.23456389e-6, "delta_extra": 1.23456389e-7, "rho_max": 0.123456789}
+    shown = short_balance({"budget": budget, "loss": {"at": 1763871234.125, "reason": "the disk died"}})
+    assert all(shown["budget"][name] >= budget[name] for name in ("epsilon", "delta", "delta_extra"))
+    assert shown["budget"]["rho_max"] <= budget["rho_max"] and shown["loss"]["at"] == 1763871234.125
+
+
+def test_tables_of_a_budget_are_rounded_like_its_numbers():
+    row = {"share": "a", "rho": 0.1234567, "rho spent": 0.1234512, "rho reserved": 0.1234512, "rho left": 0.1234567}
+    (shown,) = short_rows([row], may_spend=("rho",))
+    assert shown == {"share": "a", "rho": 0.12345, "rho spent": 0.12346, "rho reserved": 0.12346, "rho left": 0.12345}
+    (shown,) = short_rows([{"data in": "12 months", "rho": 0.1234512, "epsilon": 1.234512}])
+    assert shown == {"data in": "12 months", "rho": 0.12346, "epsilon": 1.2346}
 
 
 def divided(*shares):

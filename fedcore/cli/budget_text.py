@@ -8,13 +8,13 @@ from typing import Any
 
 from fedcore.privacy.ledger.shares import in_words, shares_of
 
-DIGITS = 6
+DIGITS, IN_TABLES = 6, 5
 OF_THRESHOLDS = ("delta_spent", "delta_reserved", "delta_left")  # 0 without a budget for thresholding steps
 
 
 def short_balance(shown: Mapping[str, Any]) -> dict[str, Any]:
-    """What `budget show` says of a balance, without what is not there; numbers to six digits: what is spent, reserved
-    or priced rounded up, what is left rounded down.
+    """What `budget show` says of a balance, without what is not there; numbers to six digits: what is promised, spent,
+    reserved or priced rounded up, what is left or may be spent rounded down.
     """
     thresholds = any(shown.get(name) for name in OF_THRESHOLDS)
     kept = {
@@ -25,17 +25,27 @@ def short_balance(shown: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _rounded(name, value) for name, value in kept.items()}
 
 
-def _rounded(name: str, value: Any) -> Any:
+def short_rows(rows: Sequence[Mapping[str, Any]], *, may_spend: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Rows of a table with numbers to as many digits as tables show, rounded likewise. may_spend: columns of what may
+    be spent.
+    """
+    return [
+        {name: _rounded("rho_max" if name in may_spend else name, value, IN_TABLES) for name, value in row.items()}
+        for row in rows
+    ]
+
+
+def _rounded(name: str, value: Any, digits: int = DIGITS) -> Any:
     if isinstance(value, dict):
-        return {inner: _rounded(inner, one) for inner, one in value.items()}
-    if not isinstance(value, float) or not math.isfinite(value) or value == 0:
+        return {inner: _rounded(inner, one, digits) for inner, one in value.items()}
+    if not isinstance(value, float) or not math.isfinite(value) or value == 0 or name == "at":  # "at": a time
         return value
-    up = not name.endswith(("_left", "rho_max", "epsilon", "delta"))
-    places = DIGITS - 1 - math.floor(math.log10(abs(value)))
-    near = float(f"{value:.{DIGITS}g}")
+    up = not name.endswith(("_left", " left", "rho_max"))
+    places = digits - 1 - math.floor(math.log10(abs(value)))
+    near = float(f"{value:.{digits}g}")
     if near == value or (near > value) == up:
         return near
-    return float(f"{near + math.copysign(10.0**-places, 1 if up else -1):.{DIGITS}g}")
+    return float(f"{near + math.copysign(10.0**-places, 1 if up else -1):.{digits}g}")
 
 
 def short_history(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from fedcore.cli.budget_text import short_balance, short_history, whole_history
+from fedcore.cli.budget_text import short_balance, short_history, short_rows, whole_history
 from fedcore.cli.options import Json, Ledger, PopulationArgument, Runs, Settings, Share, open_population, use_ledger
 from fedcore.cli.terminal import read_settings, say, table
 from fedcore.errors import ConfigError
@@ -276,11 +276,11 @@ def budget_show(
         shown.pop(name, None)
     say(shown if whole else short_balance(shown), False)
     if balance.segments:
-        table("Cohorts", segment_rows(balance, store.manifest))
+        table("Cohorts", short_rows(segment_rows(balance, store.manifest)))
     if balance.shares:
-        table("Shares", share_rows(balance, store.manifest))
+        table("Shares", short_rows(share_rows(balance, store.manifest), may_spend=("rho",)))
     if balance.periods is not None:
-        table(LIFETIME, lifetime_rows(balance))
+        table(LIFETIME, short_rows(lifetime_rows(balance)))
     for warning in warnings:
         print(f"WARNING: {warning}", file=sys.stderr)
     table("History", whole_history(history) if whole else short_history(history))
