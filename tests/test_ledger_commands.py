@@ -7,6 +7,7 @@ import pytest
 
 from fedcore.privacy.ledger.ledger import open_ledger
 from tests.command import fedcore, works
+from tests.privacy.conftest import release
 from tests.test_budget_commands import SET, TRAIN
 from tests.test_budget_commands import place as place  # noqa: PLC0414 - a fixture
 
@@ -51,6 +52,18 @@ def test_an_older_copy_says_what_would_be_lost_and_does_not_take_the_ledgers_pla
     refused = fedcore("ledger", "restore", "copy", "--runs", "runs")
     assert refused.code == 2 and "never overwritten" in refused.err
     assert works("budget", "show", "p", "--json").json["rho_spent"] > found["populations"][0]["rho_spent"]
+
+
+def test_a_copy_that_went_another_way_than_the_ledger_lacks_what_that_has(copied):
+    """Both went on from one record, the copy further: neither holds all that was spent."""
+    for file, runs in (("ledger.sqlite", ["here"]), ("copy", ["there", "there-too"])):
+        ledger = open_ledger(f"sqlite:///{Path(file).absolute()}")
+        for run in runs:
+            ledger.reserve(copied.id, run, [release(1)], 0, secure=True)
+    found = drilled(3)
+    (since,) = found["lost"]
+    assert found["verdict"] == "older" and since["runs"] == ["here"] and since["records"] == 1
+    assert "it went back" in found["remarks"][0]
 
 
 @pytest.mark.slow

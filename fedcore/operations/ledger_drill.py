@@ -14,6 +14,7 @@ from typing import Any
 from fedcore.errors import LedgerError, LedgerMissing, LedgerRolledBack, PopulationError
 from fedcore.population.store import Population
 from fedcore.privacy.accounting import rounded_up
+from fedcore.privacy.ledger.chain import ChainHead
 from fedcore.privacy.ledger.copies import open_copy
 from fedcore.privacy.ledger.ledger import Ledger, open_ledger
 from fedcore.storage.files import Place
@@ -28,8 +29,8 @@ class Drill:
     """What was found about a copy.
 
     populations: of each its records, budget, spent rho and open runs, in the copy. lost: of each that the ledger itself
-    has gone on with, what was recorded since. runs, places: runs and populations that saw a record which it lacks.
-    problems: why the copy is damaged, or of another chain. remarks: what could not be compared.
+    has gone on with, what it recorded that the copy lacks. runs, places: runs and populations that saw a record which
+    the copy lacks. problems: why the copy is damaged, or of another chain. remarks: what could not be compared.
     """
 
     ledger: str
@@ -95,9 +96,9 @@ def _compare_live(copy: Ledger, mine: list[str], url: str, found: Drill) -> None
                 f"The ledger at {live.url!r} lacks what the copy has of population {population_id!r}: it went back."
             )
     for population_id in theirs:
-        known = copy.length(population_id)
-        rows = [row for row in live.history(population_id) if row["seq"] > known]
-        if rows and (population_id not in mine or live.contains(population_id, copy.head(population_id))):
+        history = live.history(population_id)
+        lost = set(copy.lacks(population_id, [ChainHead(live.id, row["seq"], row["hash"]) for row in history]))
+        if rows := [row for row in history if ChainHead(live.id, row["seq"], row["hash"]) in lost]:
             found.lost.append({"population_id": population_id, **_since(rows)})
 
 
