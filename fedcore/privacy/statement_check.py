@@ -94,17 +94,19 @@ def _numbers(statement: PrivacyStatement) -> Iterator[str]:
         yield _says("epsilon", statement.epsilon, epsilon, f"by rho = {rho:.6g} and delta = {budget.delta_conv:.3g}")
     if statement.mu != (mu := mu_of(rho) if of_run.currency == "gdp" else None):
         yield _says("mu", statement.mu, mu, f"by rho = {rho:.6g}")
-    yield from _both(statement.together, budget, rho)
+    yield from _both(statement.together, budget, rho, delta)
     yield from _budget(statement.population, budget, rho)
 
 
-def _both(both: Mapping[str, Any], budget: Budget, rho: float) -> Iterator[str]:
-    """both: `PrivacyStatement.together`. rho: of the run."""
+def _both(both: Mapping[str, Any], budget: Budget, rho: float, delta: float) -> Iterator[str]:
+    """both: `PrivacyStatement.together`. rho, delta: of the run."""
     if not both:
         return
     of_both = replace(budget, currency="zcdp", discrete=0.0) if budget.discrete and both["mu"] is None else budget
     if both["rho"] < rho:
         yield f"This run and run {both['run']!r} cost rho = {both['rho']:.6g}, less than this run alone, {rho:.6g}."
+    if both["delta"] < delta:
+        yield f"Delta of both runs is {both['delta']:.3g}, less than that of this run alone, {delta:.3g}."
     if not _agree(both["epsilon"], epsilon := of_both.epsilon_of(both["rho"]), of_both):
         yield _says("epsilon of both runs", both["epsilon"], epsilon, f"by rho = {both['rho']:.6g}")
     if both["mu"] != (mu := mu_of(both["rho"]) if of_both.currency == "gdp" else None):

@@ -1985,7 +1985,7 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "verified statement: what a run and its start cost together is believed",
         "fedcore/privacy/statement_check.py",
-        "    yield from _both(statement.together, budget, rho)\n",
+        "    yield from _both(statement.together, budget, rho, delta)\n",
         "",
         "tests/privacy/test_statement_check.py::test_a_run_and_the_one_that_it_started_from_add_up",
     ),
