@@ -2,13 +2,14 @@
 
 import json
 from datetime import UTC, datetime
+from fractions import Fraction
 
 import pytest
 from fedcore.tasks.events import as_json, emit
 
 from fedcore.errors import ConfigError
 from fedcore.operations import events
-from fedcore.operations.budget_left import BudgetLeft, budget_left
+from fedcore.operations.budget_left import BudgetLeft, budget_left, runs_that_fit
 from fedcore.operations.deployment import read_file
 from fedcore.operations.hanging import hanging_runs
 from fedcore.operations.monitoring import Monitoring
@@ -24,7 +25,7 @@ from tests.conftest import small_counts, write_counts
 from tests.test_deployment import ENTRY
 
 
-def trained(population, folder, number, deployment="weekly", finish=True, **settings):
+def trained(population, folder, number, deployment="weekly", finish=True, share=None, **settings):
     """A finished run of the deployment, and what is left then."""
     request = TrainRequest(
         method="histograms",
@@ -34,6 +35,7 @@ def trained(population, folder, number, deployment="weekly", finish=True, **sett
         settings={"clusters": 2, "rounds": 1, "anyway": True, **settings},
         deployment=deployment,
         series=Series() if deployment else None,
+        share=share,
     )
     session = start_run(request, InProcessBackend(), stamp=f"202601{number + 1:02d}T030000")
     with concluding(session):
@@ -58,6 +60,24 @@ def test_a_budget_becomes_low_once(tmp_path):
     ledger.raise_budget(population.id, 2.0, 1e-6)
     _, raised = trained(population, tmp_path / "runs", 5, epsilon=epsilon)
     assert raised.before == 0 and raised.runs_left > 5 and not raised.falls_to(2)
+
+
+@pytest.mark.slow
+def test_a_share_becomes_low_though_the_budget_does_not(tmp_path):
+    population, ledger = private_population(tmp_path / "p", small_counts(), epsilon=1.0)
+    budget = ledger.balance(population.id).budget
+    epsilon = budget.epsilon_of(budget.rho_max / 5.5)
+    _, whole = trained(population, tmp_path / "runs", 0, epsilon=epsilon)
+    ledger.divide(population.id, {"a": Fraction(1, 2)})  # which pays for two runs and a half
+    left = [trained(population, tmp_path / "runs", number, share="a", epsilon=epsilon)[1] for number in (1, 2)]
+    assert whole.runs_left == 4 and [found.runs_left for found in left] == [1, 0]
+    assert [found.falls_to(1) for found in left] == [True, False]
+    share = ledger.balance(population.id).of_share("a")
+    assert (left[-1].rho_left, left[-1].rho_max) == (share.rho_left, share.budget.rho_max)
+    assert "No other run at its price fits" in left[-1].in_words and "share 'a' of the budget" in left[-1].in_words
+    session, _ = trained(population, tmp_path / "runs", 3, epsilon=epsilon)  # of what is undivided
+    ledger.divide(population.id, {"b": Fraction(1, 10)})
+    assert runs_that_fit(session.spec, ledger.balance(population.id)) == 0 < whole.runs_left
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Any
@@ -27,7 +27,8 @@ MOST = 10**6  # runs that anybody counts
 
 @dataclass(frozen=True, slots=True)
 class BudgetLeft:
-    """rho_charged: by the run; rho_spent, rho_left: by all runs, where the budget is kept by cohort the largest of any;
+    """rho_charged: by the run; rho_spent, rho_left: by all runs, where the budget is kept by cohort the largest of any,
+    and where it is divided of the run's share, like rho_max; whose: that share, for sentences, or empty;
     runs_left: that fit at the price of this run, if nobody comes; before: the same when the last run of its deployment
     had ended, or without a deployment when this run began, None if this is the first one of a deployment; days_left:
     how long they last at the pace of the deployment's last runs, None if it has none.
@@ -42,6 +43,7 @@ class BudgetLeft:
     runs_left: int
     before: int | None
     days_left: float | None
+    whose: str = ""
 
     def falls_to(self, threshold: int) -> bool:
         """Whether it was with this run that no more than so many runs are left.
@@ -53,7 +55,8 @@ class BudgetLeft:
 
     @property
     def in_words(self) -> str:
-        left = f"rho = {self.rho_left:.6g} is left of {self.rho_max:.6g}"
+        of = f", {self.whose}the budget" if self.whose else ""
+        left = f"rho = {self.rho_left:.6g} is left of {self.rho_max:.6g}{of}"
         if self.runs_left == 0:
             return f"No other run at its price fits: {left}."
         pace = "" if self.days_left is None else f", which last {self.days_left:.1f} days at the present pace"
@@ -61,7 +64,7 @@ class BudgetLeft:
         return f"{more}{pace}: {left}."
 
     def to_json(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "before"}
+        return {name: value for name, value in asdict(self).items() if name not in ("before", "whose")}
 
 
 def budget_left(session: Session) -> BudgetLeft | None:
@@ -75,29 +78,43 @@ def budget_left(session: Session) -> BudgetLeft | None:
     account = ledger.account(population.id)
     if account.budget is None or run.id not in account.runs:
         return None
-    price = _price(session.spec, account.budget)
-    charged = account.runs[run.id].totals().rho_spent
-    now = account.balance()
+    share, charged = session.spec.share, account.runs[run.id].totals().rho_spent
+    now = _as_seen(account.balance(), share)
+    budget = now.required_budget()
+    price = _price(session.spec, budget)
     beside = _beside(run)
     if run.info.get("deployment") is None:
         before: int | None = _fitting(now, population, price, extra=charged)
     elif (seq := _last_seq(beside, population)) is None:
         before = None
     else:
-        before = _fitting(ledger.account(population.id, through=seq).balance(), population, price)
+        then = _as_seen(ledger.account(population.id, through=seq).balance(), share)
+        before = _fitting(then, population, price)
     more = _fitting(now, population, price)
     pace = _pace([run, *beside])
     return BudgetLeft(
         rho_charged=rounded_up(charged),
         rho_spent=now.rho_spent,
         rho_left=_left(now, population)[0],
-        rho_max=account.budget.rho_max,
-        epsilon=account.budget.epsilon,
-        delta=account.budget.delta,
+        rho_max=budget.rho_max,
+        epsilon=budget.epsilon,
+        delta=budget.delta,
         runs_left=more,
         before=before,
         days_left=None if pace is None else more * pace / DAY,
+        whose=now.whose,
     )
+
+
+def _as_seen(balance: Balance, share: str | None) -> Balance:
+    """As a run sees it that this share pays for; the account itself where there is, or was, no such share."""
+    found = next((one for one in balance.shares if one.name == share), None)
+    if found is None:
+        return balance
+    if found.part:
+        return balance.of_share(share)
+    nothing = replace(balance.required_budget(), rho_max=0.0, delta_extra=0.0)
+    return replace(balance, budget=nothing, rho_left=0.0, delta_left=0.0, segments=(), shares=())
 
 
 def _left(balance: Balance, population: Population) -> tuple[float, float]:
@@ -118,7 +135,8 @@ class Price:
 
 def runs_that_fit(spec: RunSpec, balance: Balance) -> int:
     """How many runs like this one fit into what is left, one after the other."""
-    return 0 if balance.budget is None else _fitting(balance, spec.population, _price(spec, balance.budget))
+    seen = _as_seen(balance, spec.share)
+    return 0 if seen.budget is None else _fitting(seen, spec.population, _price(spec, seen.budget))
 
 
 def _price(spec: RunSpec, budget: Budget) -> Price:
