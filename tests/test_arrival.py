@@ -11,6 +11,7 @@ from fedcore.operations.verify_statement import verify_statement
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import start_run
+from fedcore.training.warm_start import lineage_of
 from tests.command import private_population
 from tests.conftest import small_counts
 
@@ -41,6 +42,14 @@ def test_the_statement_rests_on_the_word_and_so_do_those_of_later_runs(tmp_path)
     assert both["vouched"] == [clause] and verify_statement(again / "statement.json").verdict == "right"
     (again / "statement.json").write_text(json.dumps({**both, "vouched": []}))
     assert verify_statement(again / "statement.json").verdict == "wrong"
+
+
+def test_a_series_says_the_same_word_once():
+    info, record = {"arrival": WHY, "population": {"id": "p"}}, None
+    for _ in range(3):
+        unprotected, words = lineage_of({**info, "start": record}, True)
+        record = {"public_because": None, "private": True, "unprotected": [*unprotected], "vouched": [*words]}
+    assert len(record["vouched"]) == 1 and WHY in record["vouched"][0]
 
 
 @pytest.mark.slow

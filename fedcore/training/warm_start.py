@@ -237,7 +237,7 @@ def lineage_of(
     """
     record, name = info.get("start"), (info.get("population") or {}).get("id")
     unprotected, vouched = (frozenset(), ()) if record is None else start_lineage(record, seen)
-    vouched = (*vouched, *words_of_arrival(info))
+    vouched = tuple(dict.fromkeys((*vouched, *words_of_arrival(info))))  # once for all runs of a series
     return unprotected if protected or name is None else unprotected | {str(name)}, vouched
 
 

@@ -2800,7 +2800,7 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "pipelines: a run that starts from another does not carry its word on",
         "fedcore/training/warm_start.py",
-        "    vouched = (*vouched, *words_of_arrival(info))\n",
+        "    vouched = tuple(dict.fromkeys((*vouched, *words_of_arrival(info))))  # once for all runs of a series\n",
         "",
         "tests/test_arrival.py::test_the_statement_rests_on_the_word_and_so_do_those_of_later_runs",
         slow=True,
