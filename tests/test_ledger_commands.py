@@ -37,6 +37,8 @@ def test_a_fresh_copy_is_whole(copied):
     assert one["population_id"] == copied.id and one["budget"] == {"epsilon": 4.0, "delta": 1e-6}
     assert one["rho_spent"] > 0 and not one["open_runs"]
     assert "nothing that is known would be lost" in works("ledger", "restore", "copy", "--check", "--runs", "runs").out
+    (remark,) = works("ledger", "restore", "copy", "--check", "--json").json["remarks"]
+    assert "No runs were named" in remark
 
 
 def test_an_older_copy_says_what_would_be_lost_and_does_not_take_the_ledgers_place(copied):

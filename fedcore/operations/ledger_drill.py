@@ -117,7 +117,9 @@ def _since(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _compare_runs(copy: Ledger, mine: list[str], folders: Iterable[str | Place], found: Drill) -> None:
     looked_at: set[str] = set()
-    for folder in folders:
+    if not (named := list(folders)):
+        found.remarks.append("No runs were named: what they and their populations saw was not compared.")
+    for folder in named:
         for run, population_id, head in seen_by_runs(folder):
             if head.ledger_id != copy.id:
                 continue
