@@ -179,6 +179,14 @@ def test_columns_with_steps_have_an_honest_density_and_no_false_groups():
     assert np.exp(model.log_likelihood(grid)).sum() == pytest.approx(1, abs=0.02)
 
 
+def test_clients_without_usable_rows_are_labelled_by_nothing_where_numbers_have_steps():
+    x = np.rint(np.random.default_rng(0).normal(size=(3000, 2)) * 5)
+    method, state = run(records(x), PrivateMixtureConfig(components=2, rounds=1, steps={"0": 1.0}), 4.0)
+    outputs = method.personalise(state, block_of([np.full((2, 2), np.nan), x[:0]]), None)
+    assert (outputs["rows_labels"] == -1).all() and (outputs["component"] == -1).all()
+    assert method.model(state).log_likelihood(x[:0]).shape == (0,)
+
+
 def test_moved_numbers_are_within_half_a_step_and_even():
     config = PrivateMixtureConfig(steps={"0": 2.0, "1": 0.5})
     x = np.column_stack([np.arange(4000.0) % 7, np.arange(4000.0) % 3 / 2])

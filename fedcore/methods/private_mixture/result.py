@@ -70,7 +70,7 @@ class PrivateMixtureModel:
         x, layout = np.asarray(x, np.float64), self.layout
         joint = self._log_joint_of_numbers(layout.numbers(x, COPIES))
         if layout.stepped:
-            copies = joint.reshape(len(x), COPIES, -1)
+            copies = joint.reshape(len(x), COPIES, self.components + 1)
             top = copies.max(axis=1)
             joint = top + np.log(np.exp(copies - top[:, None]).mean(axis=1))
             joint += np.log(layout.steps[layout.steps > 0]).sum()
