@@ -132,6 +132,14 @@ def test_prices_add_up_to_the_budget_and_numbers_keep_most_of_it():
     assert share_of_answers((), 3) == 0.0
 
 
+def test_the_statement_says_what_the_bound_of_answers_is():
+    """Of all categories together: a unit may answer each of them."""
+    releases = plan(PrivateMixtureConfig(categories=[[3], [4, 5, 6]]), facts(7, 5000, 1.0))
+    said = {release.name: release.composition for release in releases if release.name.endswith("_0")}
+    assert "each category" in said["em_answers_0"] and "all categories together" in said["em_answers_0"]
+    assert "all components cost one release" in said["em_p_0"] and "record" in said["em_answers_0"]
+
+
 def test_counts_that_cannot_be_negative_stand_for_the_mean_of_what_they_may_be():
     counts = np.array([-300.0, -2.0, 0.0, 1.0, 50.0])
     found = answers.not_negative(counts, 1.0)

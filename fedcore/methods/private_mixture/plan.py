@@ -40,6 +40,10 @@ OF_COLUMNS = (
     "the bound is that of all columns together"
 )
 OF_COMPONENTS = "the shares of a {unit} sum to one at most: all components cost one release"
+OF_ANSWERS = (
+    "the shares of a {unit} sum to one at most in each category that it answers: the bound is that of all categories "
+    "together"
+)
 OF_ONE = "what a {unit} adds sums to one cell or one vector at most: all cells cost one release"
 
 Kind = Literal["columns", "centres", "spans", "norms", "moments", "cells", "components", "guard", "valleys"]
@@ -59,6 +63,7 @@ SHARES = {"em": 0.41, "guard": 0.01, "valleys": 0.08}
 WARM_SHARES = {"em": 0.91, "guard": 0.01, "valleys": 0.08}  # of a run that goes on with a series
 OWN_LIMIT = 1.5  # of the noise's edge for an average component, in its own variance
 MOST_OF_ANSWERS = 0.5  # of a round's budget
+ANSWERS = "em_answers"  # begins the names of their releases
 EXTRA_REACH = 1.5  # of a component's clip beyond sqrt(d)
 
 
@@ -197,7 +202,7 @@ def _last_phases(
             releases.append(ReleaseShare(f"em_own_{step}", (k, triangle(d)), moments, parts["own"]))
         if sizes:
             of_answers = sensitivities.counts(relation, len(sizes))
-            releases.append(ReleaseShare(f"em_answers_{step}", (k + 1, sum(sizes)), of_answers, whole * answers))
+            releases.append(ReleaseShare(f"{ANSWERS}_{step}", (k + 1, sum(sizes)), of_answers, whole * answers))
         add("components", step, *releases)
     add("guard", 0, ReleaseShare("guard", (1,), vector, shares["guard"]))
     places = (max(k - 1, 1), PLACE_CELLS + PLACE_ENDS)
@@ -286,5 +291,5 @@ def _priced(phases: Sequence[Phase], rho: float, unit: str) -> list[PlannedRelea
 def composition_of(phase: Phase, item: ReleaseShare) -> str:
     """The sentence of the statement, with a place for the unit."""
     if phase.kind == "components":
-        return OF_COMPONENTS
+        return OF_ANSWERS if item.name.startswith(ANSWERS) else OF_COMPONENTS
     return OF_COLUMNS if phase.kind in ("columns", "centres", "spans") and item.name != "count" else OF_ONE
