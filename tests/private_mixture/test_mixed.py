@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -193,6 +194,22 @@ def test_clients_without_usable_rows_are_labelled_by_nothing_where_numbers_have_
     outputs = method.personalise(state, block_of([np.full((2, 2), np.nan), x[:0]]), None)
     assert (outputs["rows_labels"] == -1).all() and (outputs["component"] == -1).all()
     assert method.model(state).log_likelihood(x[:0]).shape == (0,)
+
+
+def test_densities_of_many_rows_with_steps_take_little_memory():
+    """A row stands for several, but not all rows at once."""
+    x = np.rint(np.random.default_rng(0).normal(size=(3000, 4)) * 5)
+    steps = {str(column): 1.0 for column in range(4)}
+    method, state = run(records(x), PrivateMixtureConfig(components=2, rounds=1, steps=steps), 4.0)
+    model, many = method.model(state), np.tile(x, (12, 1))
+    tracemalloc.start()
+    try:
+        found = model.log_likelihood(many)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 20 * many.nbytes
+    assert np.allclose(found.reshape(12, -1), model.log_likelihood(x[:3000]), rtol=1e-12)
 
 
 def test_moved_numbers_are_within_half_a_step_and_even():

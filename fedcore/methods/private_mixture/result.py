@@ -19,6 +19,7 @@ from fedcore.methods.private_mixture.server import BROAD, context_of, stored_col
 from fedcore.methods.private_mixture.state import NORMAL, RUNNING, MixedState, PrivateMixtureState
 from fedcore.rounds.results import Column, Features, Result, Table, heaviest, of_columns
 
+TILE = 2**11  # rows with steps at once, each of which is read as several
 FURTHEST = 1e100  # scales of a column; its square is finite
 NO_ERRORS = (
     "What the noise of privacy adds to these numbers is not known: that can be told only where valleys part every "
@@ -68,16 +69,23 @@ class PrivateMixtureModel:
     def _log_joint(self, x: np.ndarray) -> np.ndarray:
         """(n, k + 1) log of weight times density, in the units of the data."""
         x, layout = np.asarray(x, np.float64), self.layout
-        joint = self._log_joint_of_numbers(layout.numbers(x, COPIES))
         if layout.stepped:
-            copies = joint.reshape(len(x), COPIES, self.components + 1)
-            top = copies.max(axis=1)
-            joint = top + np.log(np.exp(copies - top[:, None]).mean(axis=1))
-            joint += np.log(layout.steps[layout.steps > 0]).sum()
+            parts = [self._log_joint_of_steps(x[low : low + TILE]) for low in range(0, max(len(x), 1), TILE)]
+            joint = np.concatenate(parts)
+        else:
+            joint = self._log_joint_of_numbers(layout.numbers(x, 1))
         if self.probabilities is not None:
             logs = np.append(np.log(self.probabilities), np.zeros((len(self.probabilities), 1)), axis=1)
             for own in layout.codes(x).T:
                 joint += logs[:, own].T
+        return joint
+
+    def _log_joint_of_steps(self, x: np.ndarray) -> np.ndarray:
+        """(n, k + 1) of the numbers of rows (n, features), some of which come in steps."""
+        steps = self.layout.steps
+        copies = self._log_joint_of_numbers(self.layout.numbers(x, COPIES)).reshape(len(x), COPIES, self.components + 1)
+        top = copies.max(axis=1)
+        joint: np.ndarray = top + np.log(np.exp(copies - top[:, None]).mean(axis=1)) + np.log(steps[steps > 0]).sum()
         return joint
 
     def _log_joint_of_numbers(self, numbers: np.ndarray) -> np.ndarray:
