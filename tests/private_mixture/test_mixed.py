@@ -116,6 +116,8 @@ def test_what_cannot_be_read_is_refused_by_name():
         ({"categories": [[5]]}, "there is no column 5"),
         ({"categories": [[0]], "steps": {"0": 1}}, "has a step, and is a category"),
         ({"steps": {"age": 1}}, "there is no column 'age'"),
+        ({"steps": {"0": 1, "00": 2}}, "column 0 has two steps"),
+        ({"steps": {"²": 1}}, "there is no column '²'"),
     ):
         with pytest.raises(ConfigError, match=said):
             plan(PrivateMixtureConfig(**settings), facts(2, 1000, 1.0))

@@ -145,13 +145,15 @@ def layout_of(config: PrivateMixtureConfig, features: int, seed: int = 0) -> Lay
         )
     steps = np.zeros(features)
     for name, step in config.steps:
-        if not (name.isdigit() and int(name) < features):
+        if not (name.isdecimal() and int(name) < features):
             raise ConfigError(
                 f"there is no column {name!r} for the setting steps.",
                 f"Name a column of the population, or give its number, from 0 to {features - 1}.",
             )
         if int(name) in of_categories:
             raise ConfigError(f"column {name} has a step, and is a category.", "Leave it out of one of the settings.")
+        if steps[int(name)] > 0:
+            raise ConfigError(f"column {int(name)} has two steps.", "Leave one of them out.")
         steps[int(name)] = step
     salt = int(stream(seed, "private_mixture steps").integers(2**63)) if config.steps else 0
     return Layout(features, numeric, categories, steps[numeric], salt, _fill(len(numeric)))
@@ -169,7 +171,7 @@ def declared_categories(columns: Sequence[ColumnEntry]) -> Categories:
 def numbered(steps: Steps, columns: Sequence[ColumnEntry]) -> Steps:
     """Names of columns as their numbers. Raises ConfigError for a name that none has."""
     places = {column.name: str(at) for at, column in enumerate(columns)}
-    if wrong := [name for name, _ in steps if name not in places and not name.isdigit()]:
+    if wrong := [name for name, _ in steps if name not in places and not name.isdecimal()]:
         raise ConfigError(
             f"there is no column {wrong[0]!r} for the setting steps.",
             f"Columns: {', '.join(places)}." if places else "This population names none; give its number, from 0.",
