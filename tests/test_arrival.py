@@ -52,6 +52,13 @@ def test_a_series_says_the_same_word_once():
     assert len(record["vouched"]) == 1 and WHY in record["vouched"][0]
 
 
+def test_a_series_records_the_same_word_once():
+    clause = f"which files arrived when, and were readable, tells nothing about these people because: {WHY}"
+    start = {"kind": "run", "private": True, "public_because": None, "unprotected": [], "vouched": ["a", clause]}
+    info = {"arrival": WHY, "population": {"id": "p"}, "start": start}
+    assert lineage_of(info, True) == (frozenset(), ("a", clause))
+
+
 @pytest.mark.slow
 def test_nothing_is_said_of_other_runs(tmp_path):
     population, _ = private_population(tmp_path / "p", small_counts(40))
