@@ -60,7 +60,14 @@ class WrongKind(PopulationError):
 
 
 class IngestError(PopulationError):
-    """The source cannot be turned into a population: unreadable file, missing column, bad rows."""
+    """The source cannot be turned into a population: unreadable file, missing column, bad rows.
+
+    without_values: the message for places that show nothing of what the source holds, such as the records of pipelines.
+    """
+
+    def __init__(self, message: str, remedy: str = "", *, without_values: str | None = None):
+        super().__init__(message, remedy)
+        self.without_values = message if without_values is None else without_values
 
 
 class PrivacyError(FedcoreError):

@@ -8,6 +8,7 @@ import pytest
 from fedcore.errors import RunBusy
 from fedcore.operations.pipelines import journal
 from fedcore.operations.pipelines.doing import OwnHands
+from fedcore.operations.pipelines.page import pipeline_page
 from fedcore.operations.pipelines.running import run_pipeline
 from fedcore.population.store import Population
 from fedcore.rounds.engine import InProcessBackend
@@ -62,6 +63,21 @@ def test_a_corrupt_file_is_set_aside_until_it_is_another_and_the_others_go_on(tm
     place.arrive("bad.csv", "new")
     assert records(place, 3)["ingest"].status == "done" and names(place) == ["a.csv", "z.csv", "bad.csv"]
     assert journal.read_journal(tmp_path / "runs", "nightly").aside == {}
+
+
+def test_why_a_file_was_set_aside_is_told_without_what_is_in_it(tmp_path):
+    """The journal lies with the runs, and the page on the Prefect server: neither is a place for data."""
+    place = Place(tmp_path, OPEN + HEAD + INGEST.replace("leave_out", "refuse").replace("features = 5,", ""))
+    (tmp_path / "words.txt").write_text("known\n")
+    text = (tmp_path / "nightly.toml").read_text().replace("{ client", '{ vocabulary = "words.txt", client')
+    (tmp_path / "nightly.toml").write_text(text)
+    place.arrive("bad.csv", content="client,token,count\nalice,known,secretvalue\n")
+    place.arrive("strange.csv", content="client,token,count\nalice,secretword,1\n")
+    run = place.run(1)[-1]
+    told = journal.path_of(tmp_path / "runs", "nightly").read_text()
+    told += pipeline_page(place.ready.pipeline, journal.read_journal(tmp_path / "runs", "nightly"), run)
+    assert "bad.csv, line 2" in told and "None of the 1 tokens" in told
+    assert "secret" not in told and "alice" not in told
 
 
 @pytest.mark.slow

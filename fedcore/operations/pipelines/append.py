@@ -104,7 +104,7 @@ def append(step: Ingest, pipeline: Pipeline, at: datetime, aside: dict[str, Asid
             if len(steady) == len(trying):
                 good, bad = _rehearsed(step, pipeline, population, trying, when)
                 if not bad:  # each by itself, and not together
-                    good, bad = [], [Aside(file.name, file.sha256, str(error)) for file in trying]
+                    good, bad = [], [_aside(file, error) for file in trying]
                 asides += bad
                 steady = good
             trying = steady
@@ -173,6 +173,11 @@ def _one_append(
     return _ingest(step, pipeline, population, files, when, unchanged)
 
 
+def _aside(file: Found, error: IngestError) -> Aside:
+    """For journals and pages, which hold nothing of what is in the file."""
+    return Aside(file.name, file.sha256, f"{error.without_values} {error.remedy}".strip())
+
+
 def _rehearsed(
     step: Ingest, pipeline: Pipeline, population: Population | None, files: Sequence[Found], when: str
 ) -> tuple[list[Found], list[Aside]]:
@@ -188,7 +193,7 @@ def _rehearsed(
         except _Read:
             good.append(file)
         except IngestError as error:
-            bad.append(Aside(file.name, file.sha256, str(error)))
+            bad.append(_aside(file, error))
     return good, bad
 
 

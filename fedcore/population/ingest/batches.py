@@ -28,7 +28,8 @@ class Account:
 
     columns: of dense rows that are read from tables; words: rows in which one of them was no number
     vocabulary: what it is called in an error. known: entries whose token is in it; unknown: the first tokens that are
-    not. clipped: values that were outside of the bounds of their columns
+    not. examples: bad rows and what they hold; places: where these are. clipped: values that were outside of the bounds
+    of their columns
     """
 
     tolerance: int = 0
@@ -39,6 +40,7 @@ class Account:
     known: int = 0
     unknown: list[str] = field(default_factory=list)
     examples: list[str] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
     columns: Sequence[str] = ()
     words: Counter[str] = field(default_factory=Counter)
 
@@ -47,12 +49,14 @@ class Account:
         self.bad += 1
         if len(self.examples) < SHOWN:
             self.examples.append(f"{where}: {what}")
+            self.places.append(where)
 
     def reject_all(self, rows: np.ndarray, where: Callable[[int], str], what: Callable[[int], str]) -> None:
         """Counts many; rows: positions that `where` and `what` understand."""
         shown = max(SHOWN - len(self.examples), 0)
         for row in rows[:shown].tolist():
             self.examples.append(f"{where(row)}: {what(row)}")
+            self.places.append(where(row))
         self.bad += len(rows)
 
     def drop(self, tokens: Iterable[str | None], amount: int) -> None:
@@ -78,17 +82,20 @@ class Account:
             counted = (f"{name} ({rows} row{'s' if rows > 1 else ''})" for name, rows in self.words.most_common())
             words = f"\nNot numbers: {listed(counted)}."
             correct = f"{left_out(self.columns, self.words)} {correct}"
+        told = f"The source has {self.bad} bad row{'s' if self.bad > 1 else ''}{allowed}:"
         raise IngestError(
-            f"The source has {self.bad} bad row{'s' if self.bad > 1 else ''}{allowed}:{examples}{more}{words}\n",
+            f"{told}{examples}{more}{words}\n",
             correct,
+            without_values=f"{told} {'; '.join(self.places)}{' and more' if more else ''}.",
         )
 
     def _refuse_strangers(self) -> None:
         if self.dropped_tokens and not self.known:
+            told = f"None of the {self.dropped_tokens} tokens of the source is in {self.vocabulary}"
             raise IngestError(
-                f"None of the {self.dropped_tokens} tokens of the source is in {self.vocabulary}; the first ones are "
-                f"{', '.join(repr(token[:40]) for token in self.unknown)}.",
+                f"{told}; the first ones are {', '.join(repr(token[:40]) for token in self.unknown)}.",
                 "Compare the two: case, spelling, whole numbers instead of words, another column.",
+                without_values=f"{told}.",
             )
 
 

@@ -342,6 +342,7 @@ def _too_many(name: str) -> IngestError:
     return IngestError(
         f"The counts of the client {name!r} add up to more than 2**53.",
         "Check the count column; scale the counts down.",
+        without_values="The counts of a client add up to more than 2**53.",
     )
 
 
