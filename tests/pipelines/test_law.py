@@ -104,6 +104,18 @@ def test_what_would_follow_from_one_client_is_refused_until_somebody_says_why_it
     assert read(tmp_path, BOTH + HEAD + PUBLIC + steps).private
 
 
+@pytest.mark.parametrize("ingest", [REFUSE, INGEST + 'changed = "append"\n'])
+def test_one_row_decides_over_no_others_in_a_population_that_somebody_else_trains_on_privately(tmp_path, ingest):
+    """By its own schedule, in another pipeline, by hand: cohorts are those of the population."""
+    for declared in ("", PUBLIC):
+        for steps in ("", step("train", deployment="open")):
+            with pytest.raises(PrivacyError, match="which it does not train"):
+                read(tmp_path, BOTH + HEAD + declared + ingest + steps)
+    elsewhere = PRIVATE.replace('"population"', '"another"')
+    assert not read(tmp_path, OPEN + elsewhere + HEAD + ingest + step("train", deployment="open")).private
+    assert not read(tmp_path, BOTH + HEAD + INGEST + step("train", deployment="open")).private
+
+
 def test_no_reason_lets_a_run_that_is_not_private_decide_over_a_private_one(tmp_path):
     steps = step("train", deployment="open") + step("train", deployment="closed", when="if_promoted", of="open")
     for declared in ("", PUBLIC):
@@ -111,7 +123,7 @@ def test_no_reason_lets_a_run_that_is_not_private_decide_over_a_private_one(tmp_
             read(tmp_path, BOTH + HEAD + declared + steps)
     other = step("train", deployment="closed") + step("train", deployment="open", when="if_promoted", of="closed")
     assert read(tmp_path, BOTH + HEAD + other).private
-    assert not read(tmp_path, BOTH + HEAD + REFUSE + step("train", deployment="open", when="if_new_files")).private
+    assert not read(tmp_path, OPEN + HEAD + REFUSE + step("train", deployment="open", when="if_new_files")).private
 
 
 def test_the_law_is_asked_again_when_a_pipeline_is_run(tmp_path):

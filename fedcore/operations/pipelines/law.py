@@ -56,7 +56,7 @@ def is_private(deployment: Deployment) -> bool:
 
 def ready(pipeline: Pipeline, deployments: Sequence[Deployment]) -> Ready:
     """The pipeline with its deployments. Raises ConfigError for one that the file does not have, or steps that cannot
-    be made in this order; PrivacyError for what `checked` refuses.
+    be made in this order; PrivacyError for what `checked` refuses, also for private deployments that others train.
     """
     by_name = {item.name: item for item in deployments}
     named = dict.fromkeys(
@@ -66,7 +66,9 @@ def ready(pipeline: Pipeline, deployments: Sequence[Deployment]) -> Ready:
         for name in (step.deployment, step.decider)
         if name in by_name or _no_deployment(pipeline, name)
     )
-    return checked(Ready(pipeline=pipeline, deployments=[by_name[name] for name in named]))
+    made = checked(Ready(pipeline=pipeline, deployments=[by_name[name] for name in named]))
+    _check_beside(made, deployments)
+    return made
 
 
 def _no_deployment(pipeline: Pipeline, name: str) -> bool:
@@ -124,6 +126,24 @@ def _check_ingest(given: Ready) -> None:
             "one client's rows would decide whether those of everybody else in it count again.",
             "Leave `changed` out, and let files with new rows have new names; or say why files tell nothing about the "
             "clients: files_are_public_because = REASON, which every statement will show.",
+        )
+
+
+def _check_beside(given: Ready, deployments: Sequence[Deployment]) -> None:
+    """The same for private deployments of the file on this population that others train: their statements do not show
+    what this pipeline says of its files. Raises PrivacyError.
+    """
+    pipeline, ingest = given.pipeline, given.ingest
+    if ingest is None or (ingest.bad_rows, ingest.changed) == ("leave_out", "refuse"):
+        return
+    trained = [item.name for item in given.trained]
+    others = [item for item in deployments if item.population == pipeline.population and item.name not in trained]
+    if private := [item.name for item in others if is_private(item)]:
+        raise PrivacyError(
+            f"pipeline {pipeline.name!r} ingests into the population of the private deployment {private[0]!r}, which "
+            "it does not train, and one client's row would decide with which append everybody else in its file comes.",
+            'Say bad_rows = "leave_out", and leave `changed` out; or train that deployment in this pipeline, which can '
+            "then say why its files tell nothing about the clients.",
         )
 
 
