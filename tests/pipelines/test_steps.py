@@ -6,6 +6,7 @@ import os
 import pytest
 
 from fedcore.errors import RunBusy
+from fedcore.operations.pipelines import append as appending
 from fedcore.operations.pipelines import journal
 from fedcore.operations.pipelines.doing import OwnHands
 from fedcore.operations.pipelines.page import pipeline_page
@@ -170,6 +171,27 @@ def test_private_training_goes_on_whatever_became_of_the_files(tmp_path):
     place = Place(tmp_path, PRIVATE + HEAD + COHORTS + step("train", deployment="closed"))
     assert [record.status for record in records(place, 2).values()] == ["done", "done"], "the step that failed is made"
     assert len(list((tmp_path / "runs").glob("closed-*"))) == 1
+
+
+def test_a_file_that_cannot_be_read_or_goes_away_keeps_no_other_one_out(tmp_path, monkeypatch):
+    place = Place(tmp_path, OPEN + HEAD + INGEST)
+    for name in ("a.csv", "closed.csv", "gone.csv", "z.csv"):
+        place.arrive(name, name)
+    (place.arrivals / "dangling.csv").symlink_to(place.arrivals / "nowhere.csv")
+    whole = appending.read
+
+    def read(path, folder):
+        if path.name == "gone.csv":
+            path.unlink(missing_ok=True)
+        if path.name == "closed.csv":
+            raise PermissionError(13, "Permission denied", str(path))
+        return whole(path, folder)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(appending, "read", read)
+        found = records(place, 1)["ingest"]
+    assert (found.status, names(place), list(found.facts["aside"])) == ("done", ["a.csv", "z.csv"], ["closed.csv"])
+    assert records(place, 2)["ingest"].facts["new_files"] == ["closed.csv"]
 
 
 def test_the_declared_reason_is_in_the_statement_of_what_the_pipeline_trains(tmp_path):

@@ -55,16 +55,23 @@ class _Changed(IngestError):
 
 
 def look(step: Ingest, pipeline: Pipeline, at: datetime, aside: dict[str, Aside]) -> tuple[Population | None, Sorted]:
-    """(the population, if there is one; what of the files is new). Raises IngestError, what opening it raises."""
-    population = existing(pipeline.population)
+    """(the population, if there is one; what of the files is new). One that cannot be read keeps no other one out.
+    Raises IngestError, what opening it raises.
+    """
+    population, folder = existing(pipeline.population), folder_of(step.files)
     paths, later = find(step, at)
-    try:
-        found = [read(path, folder_of(step.files)) for path in paths]
-    except OSError as error:
-        raise IngestError(f"{error.filename} cannot be read: {error.strerror}.", "Check its permissions.") from error
+    found, unreadable = list[Found](), list[Aside]()
+    for path in paths:
+        try:
+            found.append(read(path, folder))
+        except FileNotFoundError:  # taken away since it was found
+            continue
+        except OSError as error:
+            name = path.relative_to(folder).as_posix()
+            unreadable.append(Aside(name, "", f"It cannot be read: {error.strerror}. Check its permissions."))
     known = () if population is None else population.manifest.deliveries
     made = sort(found, known, aside, step.changed == "append")
-    made.later = later
+    made.aside, made.later = [*made.aside, *unreadable], later
     return population, made
 
 

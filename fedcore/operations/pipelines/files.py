@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+import stat
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -88,9 +89,13 @@ def find(step: Ingest, at: datetime) -> tuple[list[Path], list[str]]:
     paths = {Path(name) for one in patterns_at(step, at) for name in glob.glob(one, recursive=True)}
     there, later = [], []
     for path in sorted(paths):
-        if not path.is_file():
+        try:
+            facts = path.stat()
+        except OSError:  # taken away since, or a link to nothing
             continue
-        if step.quiet_seconds and time.time() - path.stat().st_mtime < step.quiet_seconds:
+        if not stat.S_ISREG(facts.st_mode):
+            continue
+        if step.quiet_seconds and time.time() - facts.st_mtime < step.quiet_seconds:
             later.append(path.relative_to(folder).as_posix())
         else:
             there.append(path)
