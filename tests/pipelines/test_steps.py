@@ -7,7 +7,7 @@ import pytest
 
 from fedcore.errors import RunBusy
 from fedcore.operations.pipelines import append as appending
-from fedcore.operations.pipelines import journal
+from fedcore.operations.pipelines import doing, journal
 from fedcore.operations.pipelines.doing import OwnHands
 from fedcore.operations.pipelines.page import pipeline_page
 from fedcore.operations.pipelines.running import run_pipeline
@@ -171,6 +171,30 @@ def test_private_training_goes_on_whatever_became_of_the_files(tmp_path):
     place = Place(tmp_path, PRIVATE + HEAD + COHORTS + step("train", deployment="closed"))
     assert [record.status for record in records(place, 2).values()] == ["done", "done"], "the step that failed is made"
     assert len(list((tmp_path / "runs").glob("closed-*"))) == 1
+
+
+class Stumbles(OwnHands):
+    """Whose runs that are not private meet an error that nobody has thought of."""
+
+    def train(self, request, compute):
+        if request.run_id.startswith("open"):
+            raise ZeroDivisionError("secret 17")
+        return super().train(request, compute)
+
+
+def test_an_error_that_has_no_name_keeps_no_other_step_from_being_made(tmp_path, monkeypatch):
+    steps = step("train", deployment="open") + step("train", deployment="closed")
+    place = cohorts_place(tmp_path, PRIVATE + HEAD + COHORTS)
+    place = Place(tmp_path, OPEN + PRIVATE + HEAD + COHORTS + steps)
+    place.arrive("new.csv", "new")
+
+    def stumble(*_, **__):
+        raise KeyError("secret 17")
+
+    monkeypatch.setattr(doing, "append", stumble)
+    found = records(place, 2, hands=Stumbles(report=False))
+    assert status(found) == ["refused", "refused", "done"] and "KeyError" in found["ingest"].what
+    assert "secret" not in journal.path_of(tmp_path / "runs", "nightly").read_text()
 
 
 def test_a_file_that_cannot_be_read_or_goes_away_keeps_no_other_one_out(tmp_path, monkeypatch):

@@ -6,6 +6,8 @@ A step is made by `Hands`: rounds and blocks in this process, or in the flows an
 
 from __future__ import annotations
 
+import logging
+import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
@@ -36,6 +38,10 @@ from fedcore.training.output_parts import sweep
 from fedcore.training.personalise import check_fits, personalise
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import ENDED, resume, start_run
+
+# Errors of code that meets values. A training may also meet those of its orchestrator, which end a run of the pipeline
+# and let the next one go on with it.
+UNFORESEEN = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, OSError, TypeError, ValueError)
 
 
 class Hands(Protocol):
@@ -73,9 +79,24 @@ class OwnHands:
 
 
 def do_step(ready: Ready, called: str, at: datetime, hands: Hands) -> StepRecord:
-    """Make one step of a pipeline's run for this time. Raises the error that ends it; `tried` makes a record of it."""
+    """Make one step of a pipeline's run for this time. Raises the error that ends it; `tried` makes a record of it.
+
+    An error of no name, which data may cause that nobody has thought of, is a RunError: it keeps no other step from
+    being made either. Its text, which may quote values, is told nowhere; where in the code it was raised is logged.
+    """
     step = ready.pipeline.labelled(called)
-    return _WORK[type(step)](ready, step, at, hands)
+    unforeseen = UNFORESEEN if isinstance(step, Train) else (Exception,)
+    try:
+        return _WORK[type(step)](ready, step, at, hands)
+    except FedcoreError:
+        raise
+    except unforeseen as error:
+        where = "".join(traceback.format_tb(error.__traceback__))
+        logging.getLogger(__name__).error("step %s: %s\n%s", called, type(error).__name__, where)
+        raise RunError(
+            f"step {called!r} was ended by an error that has no name in fedcore ({type(error).__name__}).",
+            "The log says where; please report it.",
+        ) from None
 
 
 def tried(ready: Ready, called: str, at: datetime, hands: Hands) -> StepRecord:
