@@ -147,6 +147,19 @@ def test_each_run_opens_one_cohort_whatever_came(tmp_path):
     assert names(place)[2:] == ["after.csv"] and len(Population.open(place.population).manifest.cohorts) == 5
 
 
+def test_of_calendar_periods_those_that_have_begun_are_declared_whatever_came(tmp_path):
+    """A day without files within a period has nothing to declare, and nothing is wrong with it."""
+    options = 'client = "client", period = "month", time = "when", first = "2025-12", through = "2025-12", features = 5'
+    place = Place(tmp_path, OPEN + HEAD + INGEST.split("options")[0] + f"options = {{ {options} }}\n")
+    place.arrive("old.csv", content="client,when,token,count\na,2025-12-30,1,1\n")
+    assert records(place, 1)["ingest"].status == "done"
+    found = [records(place, number)["ingest"] for number in (2, 3)]
+    assert [one.status for one in found] == ["done", "nothing"], [one.what for one in found]
+    place.arrive("new.csv", content="client,when,token,count\na,2026-01-03,1,1\n")
+    assert records(place, 4)["ingest"].status == "done"
+    assert [one.period for one in Population.open(place.population).manifest.cohorts] == ["2025-12", "2026-01"]
+
+
 @pytest.mark.slow
 def test_cohorts_are_forgotten_by_age_and_delivered_files_stay_known(tmp_path):
     place = cohorts_place(tmp_path, OPEN + HEAD + COHORTS + step("forget", after_days=3) + TRAIN)

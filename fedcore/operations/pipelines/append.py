@@ -115,7 +115,7 @@ def append(step: Ingest, pipeline: Pipeline, at: datetime, aside: dict[str, Asid
                 asides += bad
                 steady = good
             trying = steady
-    if made is None and population is not None and _by_calendar(population):
+    if made is None and population is not None and _opens_without_files(step, population, at):
         population = open_cohort(population, **_opening(step, population, at), delivered=_came(pipeline, (), when))
         return Appended(population, files, aside=asides, cohort=len(population.manifest.cohorts))
     if made is None:
@@ -130,8 +130,12 @@ def append(step: Ingest, pipeline: Pipeline, at: datetime, aside: dict[str, Asid
 # --- what was done for this time --------------------------------------------------------------------------------------
 
 
-def _by_calendar(population: Population) -> bool:
-    return bool(population.manifest.cohorts)
+def _opens_without_files(step: Ingest, population: Population, at: datetime) -> bool:
+    """Whether the run of this time opens cohorts though no file came: always one, but of calendar periods those that
+    have begun and are not declared, which may be none.
+    """
+    made = population.manifest
+    return bool(made.cohorts) and (made.period is None or "through" in _opening(step, population, at))
 
 
 def _done(population: Population, pipeline: str, when: str) -> bool:
