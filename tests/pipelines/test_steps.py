@@ -6,6 +6,7 @@ import os
 import pytest
 
 from fedcore.errors import RunBusy
+from fedcore.operations.deployment import read_file
 from fedcore.operations.pipelines import append as appending
 from fedcore.operations.pipelines import doing, journal
 from fedcore.operations.pipelines.doing import OwnHands
@@ -91,6 +92,27 @@ def test_a_known_name_with_other_content_is_told_or_is_new_by_declared_rule(tmp_
     assert found.status == "nothing" and found.facts["aside"]["today.csv"][1].startswith("a file of this name was")
     place = Place(tmp_path, OPEN + HEAD + INGEST + 'changed = "append"\n')
     assert records(place, 3)["ingest"].status == "done" and names(place) == ["today.csv", "today.csv"]
+
+
+def test_two_pipelines_that_find_the_same_file_at_once_ingest_it_once(tmp_path, monkeypatch):
+    place = Place(tmp_path, OPEN + HEAD + INGEST)
+    place.arrive("one.csv", "a")
+    place.run(1)
+    place.arrive("two.csv", "bb", "ccc")
+    (other,) = read_file(tmp_path / "nightly.toml").pipeline
+    whole, came = appending.look, []
+
+    def look(step, pipeline, at, aside):
+        found = whole(step, pipeline, at, aside)
+        if not came:
+            came.append(at)
+            appending.append(step, other.model_copy(update={"name": "other"}), at, {})
+        return found
+
+    monkeypatch.setattr(appending, "look", look)
+    assert records(place, 2)["ingest"].status == "nothing" and names(place) == ["one.csv", "two.csv"]
+    population = Population.open(place.population)
+    assert (population.version, population.manifest.deliveries[1].pipeline) == (2, "other")
 
 
 @pytest.mark.slow

@@ -50,6 +50,10 @@ class _Read(Exception):
     """The files could be read and written, and the version is not made: it was a rehearsal."""
 
 
+class _Overtaken(Exception):
+    """Somebody else made a version since the files were compared with what the population has."""
+
+
 class _Changed(IngestError):
     """A file was changed while it was read."""
 
@@ -105,6 +109,8 @@ def append(step: Ingest, pipeline: Pipeline, at: datetime, aside: dict[str, Asid
         try:
             made = _one_append(step, pipeline, population, trying, when)
             bad_rows = made.manifest.provenance.bad_rows
+        except _Overtaken:
+            return append(step, pipeline, at, aside)
         except IngestError as error:
             steady = [file for file in trying if _same(file, folder_of(step.files))]
             files.later += [file.name for file in trying if file not in steady]
@@ -174,6 +180,9 @@ def _one_append(
     step: Ingest, pipeline: Pipeline, population: Population | None, files: Sequence[Found], when: str
 ) -> Population:
     def unchanged() -> Delivered:
+        newest = existing(pipeline.population)  # which nobody else writes to now
+        if newest is not None and population is not None and newest.version != population.version:
+            raise _Overtaken
         for file in files:
             if not _same(file, folder_of(step.files)):
                 raise _Changed(
