@@ -2752,6 +2752,20 @@ MUTANTS: list[Mutant] = [
         f"{OF_PIPELINES_LAW}::test_what_would_follow_from_one_client_is_refused_until_somebody_says_why_it_tells_nothing",
     ),
     _mutant(
+        "pipelines: one client's bad row decides over a population that others train on privately",
+        PIPELINES_LAW,
+        "    _check_beside(made, deployments)\n",
+        "",
+        f"{OF_PIPELINES_LAW}::test_one_row_decides_over_no_others_in_a_population_that_somebody_else_trains_on_privately",
+    ),
+    _mutant(
+        "pipelines: journals and pages show what is in bad rows",
+        "fedcore/operations/pipelines/append.py",
+        'f"{error.without_values} {error.remedy}".strip()',
+        "str(error)",
+        f"{OF_PIPELINES}::test_why_a_file_was_set_aside_is_told_without_what_is_in_it",
+    ),
+    _mutant(
         "pipelines: a run that is not private decides over a private one",
         PIPELINES_LAW,
         'if step.when == "if_promoted" and not is_private(',
@@ -2776,7 +2790,7 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "pipelines: a cohort is opened only if files came",
         "fedcore/operations/pipelines/append.py",
-        "if made is None and population is not None and _by_calendar(population):",
+        "if made is None and population is not None and _opens_without_files(step, population, at):",
         "if False:",
         f"{OF_PIPELINES}::test_each_run_opens_one_cohort_whatever_came",
         slow=True,
