@@ -76,6 +76,7 @@ def append_canary(growing: Growing, others: list[str]) -> None:
     ingest(file, growing.path, append=True, nominal_clients=growing.population.manifest.nominal_clients + 200)
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_thirty_runs_together_tell_no_more_of_a_client_than_its_cohort_has_paid(tmp_path, monkeypatch):
     """Gaussian noise of scale s around sums that differ by D costs D**2 / (2 s**2); given the same published values,

@@ -216,6 +216,7 @@ def process(log, *command, **environment):
             end(running)
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.prefect
 def test_deployments_of_every_kind_of_schedule_are_run_by_a_worker(prefect_server, tmp_path):

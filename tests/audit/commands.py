@@ -30,6 +30,7 @@ STORED = (Declared("stdout", r'"?\bbytes(_copied|_present)?"?:? +\d+', SIZES),)
 PLANNED = (
     Declared("*", r'"(seconds\w*|client_seconds|pace|\w*_seconds|\w*_seconds_per_cell)": [-\d.e+]+', TIMES),
     Declared("*", r'"(\w*bytes\w*|server|server_half|whole|half)": [-\d.e+]+', SIZES),
+    Declared("stdout", r"\bpace +\d[\d.e+-]*", TIMES),
     Declared("stdout", r"\b[\d,]+\.\d+ (s|MiB)( \([\d.]+ h\))?", TIMES),
     Declared("stdout", r"\b\d+\.\d+(e[-+]\d+)?\b|(?<= )\d+(?= \n)", TIMES),
     Declared("stdout", r'\{"what": "\w*(seconds|bytes)\w*".*?\}', TIMES),

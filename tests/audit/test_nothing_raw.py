@@ -136,7 +136,7 @@ def test_the_search_reaches_every_place(worlds):
     ("world", "places"),
     [
         ("careless", ["out", "kept", "temporary"]),
-        ("telling", ["runs/telling/metrics.jsonl", DATABASE]),
+        ("telling", ["runs/telling/metrics.jsonl"]),
         ("keeping", ["runs/keeping/state"]),
     ],
 )

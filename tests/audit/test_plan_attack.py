@@ -131,6 +131,7 @@ def test_a_trial_with_the_first_clients_is_caught(tmp_path, monkeypatch):
     assert [any("leaf" in row["phase"] for row in phases) for phases in told] == [False, True]
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_many_plans_add_up_to_nothing(tmp_path):
     assert attack(tmp_path, clients=2000, times=8) == 0.0

@@ -70,6 +70,7 @@ def paid(canary: np.ndarray = CANARY) -> float:
     )
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_a_whole_run_gives_away_no_more_than_its_price():
     """Pseudo-random noise of the same law, since so many runs are many draws; the mechanism is audited elsewhere."""

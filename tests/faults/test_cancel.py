@@ -55,6 +55,7 @@ def held(dask_scheduler=None) -> int:
     return len(dask_scheduler.tasks) + sum(worker.nbytes for worker in dask_scheduler.workers.values())
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.prefect
 def test_a_cancelled_run(tmp_path):

@@ -135,9 +135,9 @@ def test_workers_killed_in_a_run_with_real_noise(place, cluster):
     ("mode", "point", "forfeited"),
     [
         ("plain", Kill("map", "after", 3), 0),
-        ("test noise", Kill("map", "before", 3), 0),
+        pytest.param("test noise", Kill("map", "before", 3), 0, marks=pytest.mark.heavy),
         ("test noise", Kill("draw", "after", 3), 1),
-        ("secure", Kill("publish", "before", 3), 1),
+        pytest.param("secure", Kill("publish", "before", 3), 1, marks=pytest.mark.heavy),
         ("secure", Kill("publish", "after", 3), 0),
     ],
     ids=str,

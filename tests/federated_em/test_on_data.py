@@ -36,7 +36,10 @@ def trained(rows, test, components, start=None, **settings):
     return state, loss + np.log(state.scale).sum(), first.parameters()
 
 
-MIXTURES = [pytest.param("satellite", 6, marks=pytest.mark.heavy), ("gvhd_flow", 8)]
+MIXTURES = [
+    pytest.param("satellite", 6, marks=pytest.mark.heavy),
+    pytest.param("gvhd_flow", 8, marks=pytest.mark.heavy),
+]
 
 
 @pytest.mark.parametrize(("name", "components"), MIXTURES)
@@ -60,7 +63,10 @@ def test_small_data_get_a_larger_penalty():
     assert state.penalty_share > 1e-4 and chosen < small - 0.1
 
 
-GAPS = [pytest.param("satellite", 12, 6, 0.1, marks=pytest.mark.heavy), ("gvhd_flow", 4, 8, 0.2)]
+GAPS = [
+    pytest.param("satellite", 12, 6, 0.1, marks=pytest.mark.heavy),
+    pytest.param("gvhd_flow", 4, 8, 0.2, marks=pytest.mark.heavy),
+]
 
 
 @pytest.mark.parametrize(("name", "columns", "components", "hidden"), GAPS)

@@ -156,6 +156,7 @@ def test_a_run_that_loses_its_storage_can_be_resumed(tmp_path, toy, s3, server):
     assert bits(session.run) == bits(reference)
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_dask_over_s3_gives_the_same_bits(tmp_path, toy, s3):
     from fedcore.tasks.dask_backend import DaskBackend, dask_client

@@ -162,7 +162,8 @@ def local_prior_tokens(block: CountsBlock, base: np.ndarray, grid: Sequence[floa
     scores = np.empty((len(grid), block.clients))
     for number, a in enumerate(grid):
         lam = (a / (a + rest))[rows]
-        scores[number] = segment_sums(counts * np.log(lam * base + (1 - lam) * others), block.indptr)
+        with np.errstate(divide="ignore"):  # what neither has says that this weight is none
+            scores[number] = segment_sums(counts * np.log(lam * base + (1 - lam) * others), block.indptr)
     best = np.where(block.totals > 1, scores.argmax(axis=0), 0)
     return np.asarray(grid, np.float64)[best]
 
