@@ -11,6 +11,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from pydantic import JsonValue
 
+from fedcore.errors import IngestError
 from fedcore.evaluation.written import in_markdown
 from fedcore.operations.events import population_appended
 from fedcore.population.ingest.ingest import describe, ingest
@@ -21,8 +22,13 @@ from fedcore.training.budget import ledger_name, ledger_of
 
 @task(cache_policy=NO_CACHE, persist_result=False)
 def ingest_files(source: str | list[str], dest: str, options: dict) -> int:
-    """Make a version of the population `dest`; returns its number."""
-    made = ingest(source, Path(dest), **options)
+    """Make a version of the population `dest`; returns its number. Raises IngestError without what rows hold: it is
+    shown to everybody who sees the UI.
+    """
+    try:
+        made = ingest(source, Path(dest), **options)
+    except IngestError as error:
+        raise IngestError(error.without_values, error.remedy) from None
     get_run_logger().info(
         "population %s: version %d with %d clients in %d blocks",
         made.path.name,

@@ -4,10 +4,10 @@ import inspect
 
 import pytest
 import typer.main
-from fedcore.flows.ingest import ingest_flow
+from fedcore.flows.ingest import ingest_files, ingest_flow
 
 from fedcore.cli.populations import population_app
-from fedcore.errors import ConfigError
+from fedcore.errors import ConfigError, IngestError
 from fedcore.population.ingest.ingest import ingest
 from fedcore.population.ingest.request import CalendarPeriods, Declarations, Limits, Reading, TableColumns, arguments
 from fedcore.population.store import Population
@@ -80,3 +80,13 @@ def test_the_groups_have_every_option():
     other_names = {"schema": "schema_file", "date": "dates", "category": "categories", "boolean": "booleans"}
     assert {other_names.get(name, name) for name in offered} <= there
     assert {"reading", "table", "periods", "declared", "limits"} <= {*inspect.signature(ingest_flow.fn).parameters}
+
+
+def test_what_prefect_is_told_of_bad_rows_is_where_they_are(tmp_path):
+    """Whoever sees the UI sees the error; the command line shows what they hold to whoever has the file."""
+    (tmp_path / "one.csv").write_text("client,a\nu,1\nv,secret\n")
+    with pytest.raises(IngestError, match="one.csv, line 3") as told:
+        ingest_files.fn(str(tmp_path / "one.csv"), str(tmp_path / "p"), {"client": "client"})
+    assert "secret" not in str(told.value) and told.value.__cause__ is None
+    with pytest.raises(IngestError, match="secret"):
+        ingest(tmp_path / "one.csv", tmp_path / "p", client="client")
