@@ -55,6 +55,7 @@ def test_a_folder_holds_one_series(tmp_path):
         series_in(tmp_path, SMALL, 2)
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_a_series_that_is_killed_ends_in_the_same_bits(tmp_path):
     calm, disturbed = (series_in(tmp_path / name, SMALL, 1) for name in ("calm", "disturbed"))

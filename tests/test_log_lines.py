@@ -56,6 +56,7 @@ def test_rounds_and_errors_of_a_local_run(tmp_path, monkeypatch):
     assert fedcore(*given).err.startswith("RunError: ")
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.prefect
 def test_a_flow_says_all_in_json(tmp_path):

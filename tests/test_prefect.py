@@ -88,6 +88,7 @@ workers = 1
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.prefect
 def test_a_served_schedule_makes_a_run_that_finishes(prefect_server, tmp_path):

@@ -14,6 +14,7 @@ def test_a_month_has_every_fault():
     assert plan(30, 1) == days != plan(30, 2)
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.prefect
 def test_one_day(tmp_path):

@@ -28,6 +28,7 @@ def test_a_year_has_every_event():
     }
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_some_weeks(tmp_path):
     told = year(tmp_path, 6, 1)

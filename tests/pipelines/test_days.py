@@ -15,6 +15,7 @@ def test_a_plan_has_every_kind_of_day():
     assert sum(len(day.killed) for day in planned) > 15
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_killed_days_equal_undisturbed_ones(tmp_path):
     days.lived(tmp_path / "days", days=4, seed=4, local=True)
