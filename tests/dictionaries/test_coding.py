@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedcore.methods.dictionaries.matching_pursuit import omp
 from fedcore.methods.dictionaries.operators import normalise, random_atoms, top_k
-from fedcore.methods.dictionaries.sparse_coding import Coder, lasso, omp
+from fedcore.methods.dictionaries.sparse_coding import Coder, lasso
 from fedcore.randomness import stream
 
 
@@ -25,7 +26,7 @@ def test_omp_in_several_lots_is_the_same(monkeypatch):
     generator = stream(1, "omp")
     atoms, y = normalise(generator.standard_normal((20, 8)))[0], generator.standard_normal((50, 8))
     whole = omp(y, atoms, 4)
-    monkeypatch.setattr("fedcore.methods.dictionaries.sparse_coding.OMP_SAMPLES", 7)
+    monkeypatch.setattr("fedcore.methods.dictionaries.matching_pursuit.TILE_NUMBERS", 20 * 17)
     np.testing.assert_allclose(omp(y, atoms, 4), whole, atol=1e-12)
 
 
@@ -35,6 +36,38 @@ def test_omp_stops_when_nothing_is_left():
     codes = omp(y, atoms, 6)
     assert np.count_nonzero(codes, axis=1).tolist() == [0, 1, 4]
     np.testing.assert_allclose(codes @ atoms, y, atol=1e-12)
+
+
+def test_omp_with_a_number_of_atoms_for_each_sample():
+    generator = stream(7, "omp")
+    y, atoms = generator.standard_normal((3, 40, 9)), normalise(generator.standard_normal((3, 12, 9)))[0]
+    k = generator.integers(0, 12, (3, 40))  # more than the rank too
+    codes = omp(y, atoms, k)
+    for count in range(12):
+        np.testing.assert_allclose(codes[k == count], omp(y, atoms, count)[k == count], atol=1e-10)
+    np.testing.assert_array_equal(np.count_nonzero(codes, axis=2), np.minimum(k, 9))
+    np.testing.assert_array_equal(Coder("omp", sparsity=1)(y, atoms, k), codes)
+
+
+def test_omp_takes_the_lowest_of_equal_atoms():
+    generator = stream(8, "omp")
+    atoms, y = normalise(generator.standard_normal((20, 40)))[0], generator.standard_normal((60, 40))
+    doubled = np.concatenate([atoms, -atoms[::-1] * 3.0, atoms])
+    codes = omp(y, doubled, 8)
+    assert not codes[:, 20:].any()
+    np.testing.assert_allclose(codes[:, :20], omp(y, atoms, 8), atol=1e-12)
+    assert omp(np.ones((1, 5)), np.eye(5)[::-1], 2).tolist() == [[1, 1, 0, 0, 0]]
+
+
+def test_omp_codes_are_least_squares_of_atoms_that_are_nearly_alike():
+    generator = stream(9, "omp")
+    atoms = normalise(np.ones(30) + 0.01 * generator.standard_normal((12, 30)))[0]
+    y = generator.standard_normal((20, 12)) @ atoms
+    codes = omp(y, atoms, 6)
+    for sample, code in zip(y, codes, strict=True):
+        support = np.flatnonzero(code)
+        best = np.linalg.lstsq(atoms[support].T, sample)[0]
+        np.testing.assert_allclose(code[support], best, atol=1e-9 * np.abs(best).max())
 
 
 def test_omp_takes_atoms_of_any_norm():

@@ -8,9 +8,10 @@ from fedcore.errors import RunError
 from fedcore.methods.dictionaries.client_groups import groups
 from fedcore.methods.dictionaries.clients import with_local_atoms
 from fedcore.methods.dictionaries.config import DictionariesConfig
+from fedcore.methods.dictionaries.matching_pursuit import omp
 from fedcore.methods.dictionaries.messages import RoundMessage
 from fedcore.methods.dictionaries.robust import robust_parts
-from fedcore.methods.dictionaries.sparse_coding import Coder, coder_of, omp
+from fedcore.methods.dictionaries.sparse_coding import Coder, coder_of
 from fedcore.methods.dictionaries.state import DictionariesState
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds.method import ClientOutputs, Memory, took_no_part

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedcore.methods.dictionaries.matching_pursuit import omp
 from fedcore.methods.dictionaries.operators import normalise
-from fedcore.methods.dictionaries.sparse_coding import omp
 
 
 def k_svd_step(samples: np.ndarray, atoms: np.ndarray, k: int) -> np.ndarray:

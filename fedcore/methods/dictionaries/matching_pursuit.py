@@ -1,0 +1,116 @@
+"""Orthogonal matching pursuit by batch: many samples, and many dictionaries, in the same few products.
+
+Of a sample only its correlations with the atoms are needed, and of a dictionary its Gram matrix (Rubinstein,
+Zibulevsky, Elad, "Efficient implementation of the K-SVD algorithm using batch orthogonal matching pursuit", 2008).
+Instead of the Cholesky factor L of the Gram matrix of the atoms chosen, whose solves are not vectorised over samples,
+its inverse is carried on: a new atom adds a row to it, and a multiple of that row to the codes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy import sparse
+
+TILE_NUMBERS = 2**18  # float64 numbers in an array of the samples worked on at a time; more fall out of the cache
+NEXT = 1e-12  # share by which an atom's correlation has to exceed that of the atom before it to be the larger one
+LEFT = 1e-14  # correlations below this share of the sample's norm are rounding
+INDEPENDENT = 1e-10  # squared distance of an atom from the span of those chosen, below which it is in it
+
+
+def omp(samples: np.ndarray, atoms: np.ndarray, k: int | np.ndarray) -> np.ndarray:
+    """Codes with at most k atoms a sample, each atom the one of largest correlation with what is left.
+
+    samples: (..., n, d); atoms: (..., r, d), whose leading axes broadcast with those of the samples; k: a number, or
+    one for each sample, (..., n) int or what broadcasts to it. Returns (..., n, r) float64.
+
+    Atoms need not have norm 1: the choice is by the correlation with the atom divided by its norm, and atoms of zero
+    are never chosen. Of correlations that are equal to rounding the lowest atom's is the largest. A sample ends before
+    k when what is left of it is orthogonal to all atoms, or the next atom lies in the span of those chosen.
+    """
+    n, d = samples.shape[-2:]
+    r = atoms.shape[-2]
+    lead = np.broadcast_shapes(samples.shape[:-2], atoms.shape[:-2])
+    codes = np.zeros((*lead, n, r))
+    most = min(int(np.max(k, initial=0)), r, d)
+    if most <= 0 or not codes.size:
+        return codes
+    y = np.broadcast_to(samples, (*lead, n, d)).reshape(-1, n, d)
+    a = np.broadcast_to(atoms, (*lead, r, d)).reshape(-1, r, d)
+    wanted = None if np.ndim(k) == 0 else np.minimum(np.broadcast_to(k, (*lead, n)), most).reshape(-1, n)
+    flat = codes.reshape(-1, n, r)
+    rows = max(TILE_NUMBERS // max(r, most**2), 16)
+    together = max(min(rows // n, TILE_NUMBERS // r**2), 1)
+    for first in range(0, len(a), together):
+        some = slice(first, first + together)
+        dictionaries = _Dictionaries(np.asarray(a[some], np.float64))
+        for low in range(0, n, rows):
+            part = slice(low, low + rows)
+            each = None if wanted is None else wanted[some, part].ravel()
+            _code(np.asarray(y[some, part], np.float64), dictionaries, each, most, flat[some, part])
+    return codes
+
+
+class _Dictionaries:
+    """What is needed of a stack of dictionaries (b, r, d).
+
+    scaled:  (b, d, r) atoms of norm 1, times `weight`; gram: (b * r, r) their products with the atoms of norm 1
+    weight:  (r,) falls with the atom's number, so that plain argmax breaks ties
+    inverse: (b * r,) one over the atoms' norms; 0 of atoms of zero
+    """
+
+    def __init__(self, atoms: np.ndarray) -> None:
+        r = atoms.shape[1]
+        norms = np.linalg.norm(atoms, axis=2)
+        inverse = np.divide(1.0, norms, out=np.zeros_like(norms), where=norms > 0)
+        unit = atoms * inverse[..., None]
+        self.weight = 1.0 - NEXT * np.arange(r)
+        self.scaled = (unit * self.weight[:, None]).swapaxes(1, 2)
+        self.gram = (unit @ self.scaled).reshape(-1, r)
+        self.inverse = inverse.ravel()
+
+
+def _code(samples: np.ndarray, of: _Dictionaries, k: np.ndarray | None, most: int, codes: np.ndarray) -> None:
+    """Writes into codes (b, m, r), zeros before, those of samples (b, m, d). k: (b * m,), at most `most`; None: all
+    have `most`. State of the samples is kept with these along the last axis, so that every step is vectorised."""
+    b, m, r = codes.shape
+    correlations = (samples @ of.scaled).reshape(b * m, r)
+    rounding = LEFT * np.sqrt(np.einsum("bmd,bmd->bm", samples, samples)).ravel()
+    place = np.arange(b * m)
+    if k is not None:
+        # Those of most atoms first, so that the ones that go on are always the first ones.
+        place = np.argsort(-k, kind="stable")
+        k, correlations, rounding = k[place], correlations[place], rounding[place]
+    shift = place // m * r  # of the sample's dictionary in the stack
+    chosen = np.tile(shift.astype(np.int32), (most, 1))  # rows of the stack of Gram matrices
+    inverse = np.zeros((most, most, b * m))  # inverses of the Cholesky factors
+    values = np.zeros((most, b * m))
+    going = np.ones(b * m, bool)
+    left, size = correlations, np.empty_like(correlations)
+    active = b * m
+    for t in range(most):
+        if k is not None:
+            active = int(np.count_nonzero(k > t))
+        if t:
+            weights, atoms = values[:t, :active].T.ravel(), chosen[:t, :active].T.ravel()
+            ends = np.arange(0, t * active + 1, t)
+            found = sparse.csr_array((weights, atoms, ends), shape=(active, len(of.gram))) @ of.gram
+            left = np.subtract(correlations[:active], found, out=found)
+        j = np.abs(left[:active], out=size[:active]).argmax(1)
+        weight = of.weight[j]
+        correlation = left[np.arange(active), j] / weight
+        going = going[:active] & (np.abs(correlation) > rounding[:active])
+        known = inverse[:t, :t, :active]
+        direction = np.einsum("sum,um->sm", known, of.gram[chosen[:t, :active], j] / weight)
+        square = 1.0 - np.einsum("sm,sm->m", direction, direction)
+        going &= square > INDEPENDENT
+        if not going.any():
+            break
+        length = np.divide(1.0, np.sqrt(np.where(going, square, 1.0)), out=np.zeros(active), where=going)
+        np.einsum("sum,sm->um", known, -length * direction, out=inverse[t, :t, :active])
+        inverse[t, t, :active] = length
+        chosen[t, :active] = shift[:active] + j
+        values[: t + 1, :active] += (correlation * length) * inverse[t, : t + 1, :active]
+    out = codes.reshape(-1)
+    values *= of.inverse[chosen]
+    for atoms, found in zip(chosen, values, strict=True):
+        out[place * r + (atoms - shift)] += found  # an atom of value 0 may be there twice
