@@ -30,7 +30,9 @@ def population_ingest(
     dest: Annotated[str, typer.Argument(help="Folder of the population to make.")],
     format: Annotated[
         str | None,
-        typer.Option(help="csv, parquet, arrow, jsonl, npz, npy, text, or sql (a query, or its file); guessed."),
+        typer.Option(
+            help="csv, parquet, arrow, jsonl, npz, npy, text, frames, or sql (a query, or its file); guessed."
+        ),
     ] = None,
     kind: Annotated[
         str | None, typer.Option(help="counts or rows, guessed by default; or words, for a private vocabulary.")
@@ -101,7 +103,7 @@ def population_ingest(
             "--option",
             metavar="KEY=VALUE",
             help="Option of the format, such as prefix=train, heldout_prefix=test, or halves=document: its held-out "
-            "data are whole documents, or image=28x28: rows are pictures; repeatable.",
+            "data are whole documents, image=28x28: rows are pictures, or frame_stride=5 of a video; repeatable.",
         ),
     ] = None,
     period: Annotated[

@@ -15,11 +15,11 @@ COLOURS = "RdBu_r"  # blue below 0, white, red above; told apart by people with 
 
 
 def pictures_figure(pictures: Pictures) -> bytes:
-    """The first 60 pictures, ten in a line, each with its label above. Colours go from minus to plus the largest
-    |value| of each picture, and 0 is white.
+    """The first 60 pictures, ten in a line, each with its label above. Brightness is shown as it is. Otherwise colours
+    go from minus to plus the largest |value| of each picture, and 0 is white; of pictures in colour it is grey.
     """
     images = np.asarray(pictures.images, np.float64)[:MOST]
-    count, height, width = images.shape
+    count, height, width = images.shape[:3]
     across = min(ACROSS, count)
     tall = min(max(height / width, 0.2), 5.0)  # of a picture of width 1
     lines = -(-count // across)
@@ -30,7 +30,12 @@ def pictures_figure(pictures: Pictures) -> bytes:
         x, y = number % across * PLACE, number // across * (tall + GAP) + GAP
         largest = float(np.abs(image).max()) or 1.0
         at = (x, x + 1, y + tall, y)
-        axes.imshow(image, COLOURS, vmin=-largest, vmax=largest, interpolation="nearest", extent=at, aspect="equal")
+        shown, colours, low, high = image, COLOURS, -largest, largest
+        if pictures.brightness:
+            shown, colours, low, high = np.clip(image, 0.0, 1.0), "gray", 0.0, 1.0
+        elif image.ndim == 3:
+            shown = 0.5 + 0.5 * image / largest
+        axes.imshow(shown, colours, vmin=low, vmax=high, interpolation="nearest", extent=at, aspect="equal")
         axes.plot((x, x + 1, x + 1, x, x), (y, y, y + tall, y + tall, y), color=SOFT, linewidth=0.5)
         axes.text(x, y - 0.06, _label(label, LONGEST), va="bottom", **_text() | {"fontsize": 7})
     axes.set_xlim(-0.02, max(right, 3.0 / SIDE))

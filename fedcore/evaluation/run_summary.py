@@ -193,7 +193,7 @@ def _image(run: Run, count: int) -> tuple[int, int] | None:
     image = run.info.get("image")
     if not (isinstance(image, list) and len(image) == 2 and all(type(one) is int and one > 0 for one in image)):
         return None
-    return (image[0], image[1]) if image[0] * image[1] == count else None
+    return (image[0], image[1]) if count in (image[0] * image[1], 3 * image[0] * image[1]) else None
 
 
 def evaluation_of(run: Run) -> dict | None:

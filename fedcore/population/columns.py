@@ -96,10 +96,14 @@ def fault(columns: Sequence[ColumnEntry], rows: bool, features: int) -> str:
 
 
 def image_fault(image: tuple[int, int], rows: bool, features: int) -> str:
-    """Why rows cannot be pictures of this (height, width); empty if they can."""
+    """Why rows cannot be pictures of this (height, width), grey or with three colours a pixel; empty if they can."""
     height, width = image
     if min(image) < 1:
         return f"a picture of {height} x {width} has no pixel"
     if not rows:
         return "pictures go with kind 'rows'"
-    return "" if height * width == features else f"a picture of {height} x {width} is not a row of {features} columns"
+    return (
+        ""
+        if features in (height * width, 3 * height * width)
+        else f"a picture of {height} x {width} is not a row of {features} columns"
+    )

@@ -31,15 +31,28 @@ class Metric:
     follows_data: bool = False
 
 
+COLOURS = ("red", "green", "blue")
+
+
+def picture_shape(image: tuple[int, int], count: int) -> tuple[int, ...]:
+    """(height, width) of pictures whose rows have `count` numbers, or (height, width, 3)."""
+    return image if image[0] * image[1] == count else (*image, 3)
+
+
 @dataclass(frozen=True, slots=True)
 class Features:
     """The columns of a population, or its vocabulary. names, units: None if nobody named them; a unit may be "". image:
-    (height, width) where a row is a picture."""
+    (height, width) where a row is a picture; of three numbers a pixel, red, green and blue, if the columns say so."""
 
     count: int
     names: Sequence[str] | None = None
     units: Sequence[str] | None = None
     image: tuple[int, int] | None = None
+
+    def pictures(self, rows: np.ndarray) -> np.ndarray:
+        """(n, height, width) of rows (n, d), or (n, height, width, 3) of colours. Only where a row is a picture."""
+        assert self.image is not None
+        return rows.reshape(len(rows), *picture_shape(self.image, self.count))
 
     def unit(self, index: int) -> str:
         """The unit of a column; "" if it has none, or nobody said."""
@@ -50,7 +63,8 @@ class Features:
         if self.names is not None and index < len(self.names):
             return str(self.names[index])
         if self.image is not None:
-            return "pixel {},{}".format(*divmod(index, self.image[1]))
+            line, column, *colour = np.unravel_index(index, picture_shape(self.image, self.count))
+            return f"pixel {line},{column}" + "".join(f" {COLOURS[one]}" for one in colour)
         return f"{what} {index}"
 
 
@@ -133,8 +147,9 @@ class Positions:
 class Pictures:
     """A figure: a picture of each part.
 
-    labels: of the K parts, in the order in which they are shown; images: (K, height, width) float64, each with a scale
-        of its own; the first line is at the top
+    labels: of the K parts, in the order in which they are shown; images: (K, height, width), or with three colours
+        (K, height, width, 3), float64; the first line is at the top
+    brightness: whether black is 0 and white 1; else each has a scale of its own around 0
     """
 
     name: str
@@ -142,6 +157,7 @@ class Pictures:
     caption: str
     labels: tuple[str, ...]
     images: np.ndarray
+    brightness: bool = False
 
 
 Figure: TypeAlias = "Profiles | Positions | Pictures"

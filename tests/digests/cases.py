@@ -352,3 +352,7 @@ dictionaries("statistics-lasso", **STATISTICS, code="lasso", alpha=0.05)
 dictionaries("statistics-joint", **STATISTICS, code="omp", split="joint", sweeps=2)
 dictionaries("statistics-sampled", **STATISTICS, code="omp", participation=0.6, ragged=True)
 dictionaries("statistics-given", given="atoms", **STATISTICS, code="omp")
+CASES["dictionaries/background"] = Case("dictionaries", "frames", {"model": "background", "rounds": 6})
+CASES["dictionaries/background-samples"] = Case(
+    "dictionaries", "frames", {"model": "background", "weights": "samples", "weight_cap": 3, "precision": "float32"}
+)

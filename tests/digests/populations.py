@@ -160,6 +160,15 @@ def tables(family: str) -> People:
     return of_rows(5 * number, x.reshape(-1, 4))
 
 
+def frames() -> People:
+    """Of one scene by gains and offsets, a tenth of the pixels covered."""
+    generator = random(5)
+    sizes = sizes_of(generator, 14, 6)
+    seen = generator.uniform(0.8, 1.2, (sizes.sum(), 1)) * generator.random(40) + 0.05 * generator.random((1, 40))
+    seen += 0.01 * generator.standard_normal(seen.shape)
+    return of_rows(sizes, np.where(generator.random(seen.shape) < 0.1, generator.random(seen.shape), seen))
+
+
 def atoms(few: bool = False) -> People:
     """Sparse codes of eight orthonormal atoms, three of which all clients share; the last client has only noise.
 
@@ -221,6 +230,7 @@ POPULATIONS: dict[str, Callable[[], People]] = {
     "tables_poisson": lambda: tables("poisson"),
     "tables_bernoulli": lambda: tables("bernoulli"),
     "atoms": atoms,
+    "frames": frames,
     "atoms_few_samples": lambda: atoms(few=True),
     "separated": separated,
     "separated_narrow": separated_narrow,

@@ -27,6 +27,10 @@ PROFILES: dict[str, dict[str, Any]] = {
 }
 
 
+BACKGROUND: dict[str, Any] = {"model": "background", "rounds": 10, "global_atoms": 1, "atoms": 1, "aggregate": "mean"}
+OF_BACKGROUND = ("model", "rounds", "cut", "weights", "weight_cap", "precision")
+
+
 class DictionariesConfig(BaseModel):
     """Settings of personalised dictionary learning. Ranges stand beside the fields.
 
@@ -41,6 +45,13 @@ class DictionariesConfig(BaseModel):
         description="recommended: star, median, unit, lsa, 5 starts; paper: path, mean, none, greedy, 1 "
         "start; scripts (the authors' programs): path, mean, polar, seq, 1 start; robust: star, median, polar, loss "
         "huber, from singular vectors",
+    )
+
+    model: Literal["dictionary", "background"] = Field(
+        "dictionary",
+        description="dictionary: atoms; background: rows are frames of a camera that stands still, all pixels in "
+        "position, and the model is one image times each frame's gain, plus its offset, by robust sums; takes rounds "
+        "(default 10), cut, weights, weight_cap and precision, and no other setting",
     )
 
     # sizes
@@ -182,6 +193,8 @@ class DictionariesConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, settings: Any) -> Any:
+        if isinstance(settings, dict) and settings.get("model") == "background":
+            return BACKGROUND | settings
         if isinstance(settings, dict) and settings.get("profile", "recommended") in PROFILES:
             return PROFILES[settings.get("profile", "recommended")] | settings
         return settings
@@ -204,6 +217,19 @@ class DictionariesConfig(BaseModel):
     @property
     def automatic(self) -> bool:
         return isinstance(self.global_atoms, str)
+
+    @property
+    def is_background(self) -> bool:
+        return self.model == "background"
+
+    @model_validator(mode="after")
+    def _background_takes_few(self) -> Self:
+        if self.is_background:
+            usual = {name: field.default for name, field in type(self).model_fields.items()} | BACKGROUND
+            others = [name for name in usual if name not in OF_BACKGROUND and getattr(self, name) != usual[name]]
+            if others:
+                raise ValueError(f"model = background has no use for {', '.join(others)}")
+        return self
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:

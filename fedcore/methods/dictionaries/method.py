@@ -7,7 +7,9 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from fedcore.methods.dictionaries import clients, scores, server, start
+from fedcore.errors import ConfigError
+from fedcore.methods.dictionaries import background_outputs, background_server, clients, scores, server, start
+from fedcore.methods.dictionaries.background import background_update
 from fedcore.methods.dictionaries.config import DictionariesConfig
 from fedcore.methods.dictionaries.fitted import fitted_model_of
 from fedcore.methods.dictionaries.personal import personalise
@@ -47,43 +49,55 @@ class Dictionaries(NonPrivateMethod[DictionariesConfig, DictionariesState]):
 
     @property
     def not_private_because(self) -> str:
+        if self.config.is_background:
+            return "sums of clients' frames reach the server without noise in every round"
         sums = self.config.learner == "statistics"
         sent = "sums of codes and samples" if sums else "clients' versions of the global atoms"
         return f"{MATCHING if self.config.start == 'local' else ''}{sent} reach the server without noise in every round"
 
     def init(self, public: PublicFacts) -> DictionariesState:
-        return server.init(self.config, public)
+        return background_server.init(public) if self.config.is_background else server.init(self.config, public)
 
     def total_rounds(self, state: DictionariesState) -> int:
-        return 1 + self.config.rounds
+        return (2 if self.config.is_background else 1) + self.config.rounds
 
     def message(self, state: DictionariesState) -> Message | None:
-        return server.message(self.config, state)
+        module = background_server if self.config.is_background else server
+        return module.message(self.config, state)
 
     def client_update(
         self, message: Message, block: ClientBlock, memory: Memory | None
     ) -> tuple[Statistics, Memory | None]:
+        if self.config.is_background:
+            return background_update(self.config, message, cast(RowsBlock, block))
         return clients.client_update(self.config, message, cast(RowsBlock, block), memory)
 
     def server_update(self, state: DictionariesState, result: Mapping[str, Any]) -> tuple[DictionariesState, RoundInfo]:
-        return server.server_update(self.config, state, result)
+        module = background_server if self.config.is_background else server
+        return module.server_update(self.config, state, result)
 
     def phase(self, state: DictionariesState, message: Message) -> str:
         return state.phase
 
     def clients_kept_apart(self, clients: int) -> int:
         """Those whose whole dictionaries are matched."""
-        return self.config.matched_clients
+        return 0 if self.config.is_background else self.config.matched_clients
 
     def result(self, state: DictionariesState, features: Features) -> Result:
+        if self.config.is_background:
+            return background_outputs.background_result(state, features)
         return result_of(state, features)
 
     def fitted_model(self, state: DictionariesState) -> FittedDictionary:
         """The atoms that all share, as an estimator that codes samples. Raises RunError if there are none."""
+        if self.config.is_background:
+            raise ConfigError("a background has no counterpart among scikit-learn's estimators.", "Export it as .npz.")
         return fitted_model_of(self.config, state)
 
     def warm_start_of(self, state: DictionariesState) -> dict[str, np.ndarray]:
         """global: (rg, d) the global dictionary, one atom a row."""
+        if self.config.is_background:
+            raise ConfigError("is a background, which no run starts from.")
         return start.warm_start_of(state)
 
     def checked_warm_start(self, arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
@@ -92,11 +106,17 @@ class Dictionaries(NonPrivateMethod[DictionariesConfig, DictionariesState]):
 
     def personalise(self, state: DictionariesState, block: ClientBlock, memory: Memory | None) -> ClientOutputs:
         """Per client: local atoms, and its samples split in two; see `fedcore.methods.dictionaries.personal`."""
+        if self.config.is_background:
+            return background_outputs.split_frames(state, cast(RowsBlock, block))
         return personalise(self.config, state, cast(RowsBlock, block), memory)
 
     def score_block(self, state: DictionariesState, block: ClientBlock, memories: KnownMemories | None) -> Statistics:
         """See `fedcore.methods.dictionaries.scores`."""
+        if self.config.is_background:
+            return background_outputs.score_frames(state, cast(RowsBlock, block))
         return scores.evaluate_block(self.config, state, cast(RowsBlock, block), memories)
 
     def score_table(self, statistics: Mapping[str, np.ndarray]) -> ScoreTable:
-        return scores.table(statistics)
+        return (
+            background_outputs.background_scores(statistics) if self.config.is_background else scores.table(statistics)
+        )

@@ -36,7 +36,7 @@ def result_of(state: DictionariesState, features: Features) -> Result:
     if features.image is None:
         return Result(tables)
     labels = tuple(f"atom {number}" for number in range(len(atoms)))
-    return Result(tables, (Pictures("atoms", "Global atoms", CAPTION, labels, atoms.reshape(-1, *features.image)),))
+    return Result(tables, (Pictures("atoms", "Global atoms", CAPTION, labels, features.pictures(atoms)),))
 
 
 def _largest_weights(atom: np.ndarray, features: Features) -> list[str]:

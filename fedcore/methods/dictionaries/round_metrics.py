@@ -37,6 +37,14 @@ METRICS = (
     Metric("rows", caption="Samples."),
     Metric("score", caption="Of the worst matched atom."),
     Metric("silent", caption="Clients without samples other than zero."),
+    Metric(
+        "spread",
+        "Spread of a frame about the background",
+        "units of the data",
+        "Model background: 1.4826 median |frame - background|, the median over the frames.",
+        follows_data=True,
+    ),
+    Metric("strangers", caption="Frames that do not show the scene, by their gain; model background."),
     Metric("unused_atoms", caption="Atoms that no sample of their client uses."),
     Metric("worst_loss", caption="Largest loss of a client.", follows_data=True),
 )

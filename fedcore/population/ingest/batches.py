@@ -14,7 +14,7 @@ import scipy.sparse as sp
 from fedcore.errors import IngestError
 from fedcore.population import identifiers
 from fedcore.population.blocks import Kind
-from fedcore.population.checks import LARGEST_COUNT
+from fedcore.population.checks import LARGEST_COUNT, Rows
 from fedcore.storage.files import impossible, not_regular, shortened
 
 SHOWN_TOKENS = 5  # unknown tokens that an error message quotes
@@ -119,17 +119,18 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class MatrixBatch:
-    """Consecutive rows of a count matrix in which every row is a client: ids (C), train and held-out (C, d) CSR."""
+    """Whole clients in the order in which they are stored. Of a count matrix in which every row is a client: ids (C),
+    train and held-out (C, d) CSR; of frames (ptr (C + 1,), x (N, d))."""
 
     ids: list[str]
-    train: sp.csr_matrix
-    heldout: sp.csr_matrix | None
+    train: sp.csr_matrix | Rows
+    heldout: sp.csr_matrix | Rows | None
 
 
 class Source(Protocol):
     """Files that can be read as clients.
 
-    keyed: clients are known by an id and may come in pieces (`Batch`); else every row is a client (`MatrixBatch`)
+    keyed: clients are known by an id and may come in pieces (`Batch`); else they come whole (`MatrixBatch`)
     names: base names of the files; dtype: of dense rows, None for counts; vocabulary: the tokens, or None
     """
 

@@ -27,6 +27,7 @@ from fedcore.population.ingest.batches import Account, Source, keyed_batches, ma
 from fedcore.population.ingest.documents import halves_of
 from fedcore.population.ingest.readings import Bound
 from fedcore.population.ingest.sources import Format, Options, Where, WhoseRows
+from fedcore.population.ingest.sources_frames import FrameSource
 from fedcore.population.ingest.sources_table import TableSource
 from fedcore.population.ingest.sources_text import Tokeniser
 from fedcore.population.ingest.spill import (
@@ -95,6 +96,8 @@ def ingest(
     decimal: str | None = None,
     unit: WhoseRows = "client",
     image: str | None = None,
+    frames_per_client: int | None = None,
+    frame_stride: int | None = None,
     append: bool = False,
     memory: int = MEMORY,
     tolerance: int = 0,
@@ -110,7 +113,7 @@ def ingest(
 
     source: a file, a folder, a glob pattern, or a list of these, or with format "sql" a query or its file; heldout: the
         same clients' held-out data, likewise
-    format: csv, parquet, arrow, jsonl, sql, npz, npy or text; found out from the file names if None
+    format: csv, parquet, arrow, jsonl, sql, npz, npy, text or frames; found out from the file names if None
     kind:   counts or rows; found out if None; words keeps each client's words, for a private vocabulary
 
     tables (csv, parquet, arrow, jsonl, sql): client, token, count name the columns (default: client, token, and count
@@ -132,6 +135,10 @@ def ingest(
     npy: dense rows; client names the NPY file with the ids.
     text: a folder; client is "file" (default) or "folder"; tokeniser is "words" or "identifiers".
 
+    frames: a video file, a folder of images, or with format "frames" an NPZ or NPY file (frames, height, width[, 3]);
+        frames_per_client: consecutive frames that are a client (8); frame_stride: every so-many-th frame is read (1).
+        Pixels become float32 of [0, 1]; see `fedcore.population.ingest.sources_frames`
+
     documents: deal each client's documents to two halves, its training and its held-out part
         (`fedcore.population.ingest.documents`). csv and parquet: the column of the document's id, text or whole
         numbers, which need only tell the documents of one client apart. text: "file" if a client is a folder,
@@ -152,7 +159,8 @@ def ingest(
     dtype: of dense rows; by default what holds the source's values exactly
     memory: bytes that the ingest may hold beside the interpreter, at any size of the input
     tolerance: bad rows that are left out rather than fail the ingest
-    nominal_clients, public_for_evaluation, ledger: see `PopulationWriter`; clients_per_leaf: 1024 by default;
+    nominal_clients, public_for_evaluation, ledger: see `PopulationWriter`; clients_per_leaf: 1024 by default, of frames
+        as many as fill a block;
         clients_per_block: by default as suits this machine (`fedcore.population.sizing`)
     delivered: called once everything is read and written, just before the version appears: which files of a pipeline
         these are. What it raises is passed on, and nothing is then visible
@@ -202,6 +210,8 @@ def ingest(
         decimal,
         unit,
         image=image,
+        frames_per_client=frames_per_client,
+        frame_stride=frame_stride,
     )
     parent = Population.open(path) if append else None
     if parent is not None:
@@ -212,6 +222,7 @@ def ingest(
     entries, records = (opened.entries, opened.records) if isinstance(opened, TableSource) else ((), False)
     dealt_by = halves_of(documents, halves, sources.brings_heldout(opened, options))
     pictures = sources.image_of(opened, options)
+    usual_leaf = opened.clients_per_leaf if isinstance(opened, FrameSource) else CLIENTS_PER_LEAF
     account = Account(tolerance, _called(options, parent))
     if parent is None:
         writer = PopulationWriter(
@@ -219,7 +230,7 @@ def ingest(
             opened.kind,
             opened.features,
             dtype=opened.dtype or "float32",
-            clients_per_leaf=CLIENTS_PER_LEAF if clients_per_leaf is None else clients_per_leaf,
+            clients_per_leaf=usual_leaf if clients_per_leaf is None else clients_per_leaf,
             clients_per_block=clients_per_block,
             vocabulary=opened.vocabulary,
             nominal_clients=nominal_clients,

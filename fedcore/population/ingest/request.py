@@ -48,6 +48,8 @@ class Reading(_Group):
     decimal: str | None = Field(None, min_length=1, max_length=1, description="before decimal places in CSV")
     na: tuple[str, ...] = Field((), description="what stands for nothing beside NA, NaN, nan and null")
     image: str | None = Field(None, description="HEIGHTxWIDTH of rows that are pictures")
+    frames_per_client: int | None = Field(None, ge=1, description="consecutive frames that are a client; 8 by default")
+    frame_stride: int | None = Field(None, ge=1, description="every so-many-th frame is read; 1 by default")
 
 
 class TableColumns(_Group):

@@ -15,6 +15,7 @@ from fedcore.population.columns import image_fault
 from fedcore.population.ingest.batches import Source, read_vocabulary, refuse_odd
 from fedcore.population.ingest.readings import Bound, Reading, Said, missing_texts
 from fedcore.population.ingest.sources_array import DenseSource, MatrixSource, array_names
+from fedcore.population.ingest.sources_frames import FRAMES_PER_CLIENT, IMAGES, VIDEOS, FrameSource
 from fedcore.population.ingest.sources_table import TableSource
 from fedcore.population.ingest.sources_text import TextSource, Tokeniser, text_files
 from fedcore.population.ingest.table_files import (
@@ -30,7 +31,7 @@ from fedcore.population.ingest.table_files import (
 from fedcore.population.manifest import Halves
 from fedcore.population.periods import Calendar
 
-Format = Literal["csv", "parquet", "arrow", "jsonl", "sql", "npz", "npy", "text"]
+Format = Literal["csv", "parquet", "arrow", "jsonl", "sql", "npz", "npy", "text", "frames"]
 TABLES: tuple[Format, ...] = ("csv", "parquet", "arrow", "jsonl", "sql")
 WhoseRows = Literal["client", "record"]
 SUFFIXES: dict[str, Format] = {
@@ -46,6 +47,7 @@ SUFFIXES: dict[str, Format] = {
     ".sql": "sql",
     ".npz": "npz",
     ".npy": "npy",
+    **dict.fromkeys((*IMAGES, *VIDEOS), "frames"),
 }
 Where = str | Path | Sequence[str | Path]
 Progress = Callable[[int, int], None]  # (files done, files)
@@ -84,6 +86,8 @@ class Options:
     unit: WhoseRows = "client"
     readings: tuple[Reading, ...] = ()
     image: str | None = None
+    frames_per_client: int | None = None
+    frame_stride: int | None = None
 
     @property
     def said(self) -> Said:
@@ -98,7 +102,7 @@ def files_of(where: Where) -> list[Path]:
     path = Path(where)
     refuse_odd(path)
     if path.is_dir():
-        files = [file for file in text_files(path) if file.suffix in SUFFIXES]
+        files = [file for file in text_files(path) if file.suffix.lower() in SUFFIXES]
     elif path.exists():
         files = [path]
     else:
@@ -121,9 +125,9 @@ def format_of(where: Where, wanted: Format | None) -> Format:
         files = text_files(Path(where))
         if not files:
             raise IngestError(f"The folder {where} holds no file.", "Check the path.")
-        if not any(file.suffix in SUFFIXES for file in files):
+        if not any(file.suffix.lower() in SUFFIXES for file in files):
             return "text"
-    found = {SUFFIXES.get(file.suffix) for file in files_of(where)}
+    found = {SUFFIXES.get(file.suffix.lower()) for file in files_of(where)}
     form = found.pop()
     if found or form is None:
         shown = ", ".join(sorted(str(one) for one in {form, *found}))
@@ -131,6 +135,7 @@ def format_of(where: Where, wanted: Format | None) -> Format:
     return form
 
 
+OF_FRAMES = ("frames", "npz", "npy")
 OF_COLUMNS = ("bounds", "units", "dates", "categories", "booleans", "na")
 OF_TABLES = (
     *("client", "token", "count", "columns", "features", "vocabulary", "heldout", "dtype", "documents", "unit"),
@@ -145,6 +150,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "npz": ("client", "array", "features", "vocabulary", "heldout", "dtype", "image", "prefix", "heldout_prefix"),
     "npy": ("client", "features", "vocabulary", "heldout", "dtype", "image"),
     "text": ("client", "features", "vocabulary", "heldout", "tokeniser", "documents"),
+    "frames": ("features", "array", "dtype", "frames_per_client", "frame_stride"),
 }
 OF_DENSE, OF_SPARSE = ("array", "heldout", "dtype", "image"), ("prefix", "heldout_prefix")  # NPZ holds one or the other
 ANYWHERE = ("format", "kind", "halves", "time", "calendar", "readings")  # the last three are looked at elsewhere
@@ -179,6 +185,8 @@ def source_of(
     vocabulary = None if options.vocabulary is None else read_vocabulary(options.vocabulary)
     if form == "text":
         source = _text(where, options, vocabulary, progress)
+    elif form == "frames":
+        source = _frames(where, options, progress)
     elif form in TABLES:
         tables = table_files(where, form, options, spill)
         heldout = [] if options.heldout is None else table_files(options.heldout, form, options, spill)
@@ -202,6 +210,23 @@ def source_of(
         if isinstance(source, (DenseSource, MatrixSource)):
             source.vocabulary = vocabulary
     return source
+
+
+def _frames(where: Where, options: Options, progress: Progress | None) -> FrameSource:
+    if options.kind not in (None, "rows"):
+        raise IngestError("Frames are dense rows.", "Leave the kind out.")
+    if options.dtype not in (None, "float32"):
+        raise IngestError("Frames are stored as float32, which holds 16 bits exactly.", "Leave the dtype out.")
+    per_client = FRAMES_PER_CLIENT if options.frames_per_client is None else options.frames_per_client
+    stride = 1 if options.frame_stride is None else options.frame_stride
+    for folder in [where] if isinstance(where, (str, Path)) else where:
+        others = [one for one in text_files(Path(folder)) if SUFFIXES.get(one.suffix.lower()) not in OF_FRAMES]
+        if others:
+            raise IngestError(
+                f"{others[0]} is among the frames, and holds none by its name.",
+                "Move it away, or name what is meant, as 'FOLDER/*.png'.",
+            )
+    return FrameSource(files_of(where), per_client, stride, options.array, progress)
 
 
 def _text(where: Where, options: Options, vocabulary: tuple[str, ...] | None, progress: Progress | None) -> TextSource:
@@ -338,7 +363,7 @@ def brings_heldout(source: Source, options: Options) -> bool:
 
 def image_of(source: Source, options: Options) -> tuple[int, int] | None:
     """(height, width) of the picture that a row is, as the options say, or arrays of pictures. Raises IngestError."""
-    given = source.image if isinstance(source, DenseSource) else None
+    given = source.image if isinstance(source, (DenseSource, FrameSource)) else None
     if options.image is None:
         return given
     height, by, width = str(options.image).lower().partition("x")

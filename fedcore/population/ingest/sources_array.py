@@ -124,7 +124,7 @@ class DenseSource:
     """Files of dense rows. NPZ: arrays `array` and `client`; NPY: the rows, and `client` names an NPY file of ids.
 
     heldout: files of the same form. kind "counts": every entry is the count of its column. image: (height, width) of
-    rows that are pictures, in arrays (rows, height, width).
+    rows that are pictures, in arrays (rows, height, width), or (rows, height, width, 1 or 3).
     """
 
     files: Sequence[Path]
@@ -161,7 +161,8 @@ class DenseSource:
             small = all(name in EXACT_IN_FLOAT32 for name in dtypes)
             self.dtype = self.wanted_dtype or ("float32" if small else "float64")
         shape = shapes.pop() if len(shapes) == 1 else ()
-        self.image = (shape[0], shape[1]) if self.kind == "rows" and len(shape) == 2 else None
+        pictures = len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3))
+        self.image = (shape[0], shape[1]) if self.kind == "rows" and pictures else None
 
     def _open(self, file: Path) -> tuple[StoredArray, StoredArray]:
         if file.suffix == ".npy":

@@ -1,0 +1,99 @@
+"""What the model "background" gives to each client, shows to people, and is scored by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+import numpy as np
+
+from fedcore.errors import RunError
+from fedcore.methods.dictionaries.background import exposures, frames_of, predicted, sampled_pixels, shows_the_scene
+from fedcore.methods.dictionaries.state import DictionariesState
+from fedcore.population.blocks import RowsBlock
+from fedcore.rounds import scores as held_rows
+from fedcore.rounds.method import ClientOutputs
+from fedcore.rounds.results import Column, Features, Pictures, Result, Table
+from fedcore.rounds.scores import held_out
+from fedcore.rounds.statistics import Statistics
+
+RUN, PLAIN, FLAT = "background, gain and offset of the frame", "background alone", "one brightness of the frame"
+LINES = (RUN, PLAIN, FLAT)
+CAPTION = "The image that all frames share, at their mean gain; black is 0 and white 1."
+
+
+def check_trained(state: DictionariesState) -> None:
+    """Raises RunError before there is a background that the rounds made."""
+    if state.round < 1:
+        raise RunError("the run stopped before it had a background.", "Resume it first.")
+
+
+def split_frames(state: DictionariesState, block: RowsBlock) -> ClientOutputs:
+    """Of every frame of a leaf; also of clients that took no part in the run: nobody has to remember anything.
+
+    rows_gain, rows_offset, rows_spread: (N,) float64: its exposure, and 1.4826 median |frame - background|
+    rows_shown: (N,) int64: 0 for frames that do not show the scene, whose backgrounds mean nothing
+    rows_global, rows_local: (N, d) float32 background g B + o, and the frame less it; they add up to the frame
+    """
+    check_trained(state)
+    image = state.common[0]
+    pixels = sampled_pixels(state.seed, len(image))
+    count = len(block.x)
+    outputs = {name: np.zeros(count) for name in ("rows_gain", "rows_offset", "rows_spread")}
+    outputs["rows_shown"] = np.zeros(count, np.int64)
+    shared = np.empty((count, len(image)), np.float32)
+    local = np.empty_like(shared)
+    for client in range(block.clients):
+        for first, frames in frames_of(block, client):
+            found = exposures(frames[:, pixels], image[pixels])
+            at = slice(first, first + len(frames))
+            outputs["rows_gain"][at], outputs["rows_offset"][at], outputs["rows_spread"][at] = found
+            outputs["rows_shown"][at] = shows_the_scene(found[0])
+            shared[at] = predicted(image.astype(np.float32), found[0], found[1])
+            np.subtract(frames, shared[at], out=local[at], casting="same_kind")
+    return {**outputs, "rows_global": shared, "rows_local": local}
+
+
+def background_result(state: DictionariesState, features: Features) -> Result:
+    """How bright and how sharp the background is; and the image, where rows are pictures."""
+    if state.round < 1:
+        return Result()
+    image = state.common[0]
+    rows = {
+        "numbers": float(image.size),
+        "mean": float(image.mean()),
+        "least": float(image.min()),
+        "largest": float(image.max()),
+        "median spread of a frame about it": state.spread,
+    }
+    table = Table("background", "Background", (Column("of the image", list(rows)), Column("", list(rows.values()))))
+    if features.image is None:
+        return Result((table,))
+    picture = features.pictures(image[None])
+    return Result((table,), (Pictures("background", "Background", CAPTION, ("background",), picture, brightness=True),))
+
+
+def score_frames(state: DictionariesState, block: RowsBlock) -> Statistics:
+    """Squared errors of held-out frames by the background with their own gain and offset, by it alone, and by the mean
+    of the frame. What moves is in all of them. Raises RunError if there is no background."""
+    held = cast(RowsBlock, held_out(block))
+    check_trained(state)
+    image = state.common[0]
+    pixels = sampled_pixels(state.seed, len(image))
+    losses = {name: np.zeros(block.clients) for name in LINES}
+    for client in range(block.clients):
+        for _, frames in frames_of(held, client):
+            gains, offsets, _ = exposures(frames[:, pixels], image[pixels])
+            estimates = {
+                RUN: predicted(image, gains, offsets),
+                PLAIN: image,
+                FLAT: frames.mean(axis=1, keepdims=True, dtype=np.float64),
+            }
+            for name, estimate in estimates.items():
+                losses[name][client] += ((frames - estimate) ** 2).mean(axis=1).sum()
+    return held_rows.sums(block.leaf, np.diff(held.ptr).astype(np.float64), losses)
+
+
+def background_scores(statistics: Mapping[str, np.ndarray]) -> held_rows.Table:
+    """The table of the finished sums of all leaves. Raises PopulationError if nothing was held out."""
+    return held_rows.table(statistics, LINES, "mse")

@@ -1,0 +1,114 @@
+"""The server's side of the model "background": a range, a mean image, then steps of reweighted least squares.
+
+start    histogram of the pixels: the range that pixels of the mean are cut to
+mean     the first image
+rounds   image += sum v g w r / sum v g^2 w; then gains have mean 1 and offsets mean 0 over the frames that show the
+         scene, which gain and image do not tell apart otherwise. The first round cuts at the range, and fits gains
+         by it; the others at multiples of the median spread of the frames about the image before
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedcore.errors import PopulationError, RunError
+from fedcore.methods.dictionaries.background import BIWEIGHT, BackgroundMessage, quantile
+from fedcore.methods.dictionaries.config import DictionariesConfig
+from fedcore.methods.dictionaries.messages import in_message_precision
+from fedcore.methods.dictionaries.state import DictionariesState
+from fedcore.rounds.method import PublicFacts, RoundInfo
+
+SHARES = (0.3, 0.1, 0.02, 0.0)  # of the pixels below the range's core, and above; the next where a core has no width
+WIDER = 3.0  # widths of the core by which the range goes beyond it
+BIWEIGHT_ROUNDS = 2  # the last ones
+HUBER_ROUNDS = 3  # at least, before them
+LONGER = 1.8  # steps of the Huber rounds: below 2 they descend, as each minimises a quadratic bound of the loss
+FEW = 0.05  # share of the weight that a pixel must keep under the biweight to move
+SMALLEST = 1e-6  # cut, of the range: below it residuals are rounding
+
+
+def init(public: PublicFacts) -> DictionariesState:
+    return DictionariesState("start", 0, public.seed, public.features, public.clients or 0)
+
+
+def message(config: DictionariesConfig, state: DictionariesState) -> BackgroundMessage | None:
+    if state.phase == "done":
+        return None
+    number = state.round + 1
+    last = _is_last(config, number)
+    width = state.high - state.low
+    cut = width if state.spread < 0 else max((BIWEIGHT if last else config.cut) * state.spread, SMALLEST * width)
+    image = in_message_precision(config, state.common[0]) if len(state.common) else np.zeros(0)
+    return BackgroundMessage(state.phase, number, state.seed, image, state.low, state.high, cut, last)
+
+
+def _is_last(config: DictionariesConfig, number: int) -> bool:
+    """Whether this is one of the rounds with the biweight."""
+    return number > config.rounds - BIWEIGHT_ROUNDS and number > HUBER_ROUNDS
+
+
+def server_update(
+    config: DictionariesConfig, state: DictionariesState, result: Mapping[str, Any]
+) -> tuple[DictionariesState, RoundInfo]:
+    """Raises PopulationError if nobody has frames, RunError if no frame shows what the others show."""
+    if state.phase == "start":
+        return _after_start(state, result)
+    if state.phase == "mean":
+        weight, frames = (float(value) for value in np.asarray(result["counts"])[:2])
+        image = np.asarray(result["up"]) / weight
+        sent = 8.0 * image.size * state.clients
+        return replace(state, phase="rounds", common=image[None]), RoundInfo({"rows": frames, "bytes_up": sent})
+    return _after_round(config, state, result)
+
+
+def _after_start(state: DictionariesState, result: Mapping[str, Any]) -> tuple[DictionariesState, RoundInfo]:
+    clients, rows, silent = (float(value) for value in result["counts"])
+    if clients == 0:
+        raise PopulationError("no client of the population has frames.", "Check what was ingested.")
+    pixels = np.asarray(result["pixels"])
+    for share in SHARES:
+        low, high = quantile(pixels, max(share, 1e-12)), quantile(pixels, 1.0 - share)
+        if high > low:
+            break
+    else:
+        raise PopulationError(f"all pixels of all frames are about {low:g}.", "There is no background to be found.")
+    low, high = low - WIDER * (high - low), high + WIDER * (high - low)
+    scalars = {"clients": clients, "rows": rows, "silent": silent, "bytes_up": 8.0 * pixels.size * clients}
+    return replace(state, phase="mean", clients=clients, rows=rows, low=low, high=high), RoundInfo(scalars)
+
+
+def _after_round(
+    config: DictionariesConfig, state: DictionariesState, result: Mapping[str, Any]
+) -> tuple[DictionariesState, RoundInfo]:
+    weight, frames, gains, offsets, strangers, loss, clients = (float(value) for value in result["counts"])
+    if weight == 0:
+        raise RunError(
+            "no frame shows what the mean of the frames shows.",
+            "Frames of one camera that stands still have a background: look at the frames.",
+        )
+    up, down, before = np.asarray(result["up"]), np.asarray(result["down"]), state.common[0]
+    moves = down > FEW * weight
+    step = np.divide(up, down, out=np.zeros_like(up), where=moves)
+    if 1 < state.round + 1 and not _is_last(config, state.round + 1):
+        step *= LONGER
+    image = (gains / weight) * (before + step) + offsets / weight
+    number = state.round + 1
+    if not (np.isfinite(image).all() and np.isfinite(loss)):
+        raise RunError(f"the background of round {number} is not finite.", "Leave out frames whose pixels are huge.")
+    spread = quantile(np.asarray(result["spreads"]), 0.5)
+    sent = 2 * 8.0 * image.size * clients
+    scalars = {
+        "movement": float(np.sqrt(np.mean((image - before) ** 2))),
+        "loss": loss / (max(frames, 1.0) * image.size),
+        "spread": spread,
+        "strangers": strangers,
+        "active_clients": clients,
+        "bytes_up": sent,
+        "bytes_down": clients * np.dtype(config.precision).itemsize * image.size,
+    }
+    phase = "done" if number >= config.rounds else "rounds"
+    return replace(state, round=number, phase=phase, common=image[None], spread=spread), RoundInfo(scalars)

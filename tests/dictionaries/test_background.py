@@ -1,0 +1,130 @@
+"""model = "background": robust sums find the scene behind what moves, whatever single clients hold."""
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from fedcore.errors import PopulationError, RunError
+from fedcore.methods.dictionaries import Dictionaries, DictionariesConfig
+from fedcore.methods.dictionaries.background import exposures, histogram, quantile
+from fedcore.methods.dictionaries.simulation import video
+from fedcore.methods.dictionaries.simulation.errors_against_truth import best_mask_scores, psnr
+from fedcore.randomness import stream
+from fedcore.rounds.results import Features
+from tests.dictionaries.run_in_memory import block_of, facts, run
+
+HIGH, WIDE = 15, 20
+
+
+def clip(seed=3, gain=0.06):
+    return video.surveillance(seed, 18, HIGH, WIDE, gain=gain)
+
+
+def clients(frames, each=3):
+    rows = frames.astype(np.float32).reshape(len(frames), -1)
+    return block_of([rows[at : at + each] for at in range(0, len(rows), each)])
+
+
+def miss(found, truth):
+    """PSNR up to the brightness that nobody can tell from the frames' gains."""
+    image, wanted = np.asarray(found, float).ravel(), truth.ravel()
+    columns = np.stack([image, np.ones_like(image)], 1)
+    return float(psnr(np.mean((columns @ np.linalg.lstsq(columns, wanted, rcond=None)[0] - wanted) ** 2)))
+
+
+@pytest.mark.parametrize("gain", [0.0, 0.06])
+def test_background_and_masks_are_found(gain):
+    made = clip(gain=gain)
+    ran = run(clients(made.frames), model="background")
+    assert miss(ran.state.common, made.background) > 48
+    out = ran.outputs()
+    background = out["rows_global"].reshape(made.frames.shape)
+    assert best_mask_scores(video.difference(made.frames, background), made.masks)[0].f1 > 0.98
+    np.testing.assert_allclose(out["rows_global"] + out["rows_local"], made.frames.reshape(18, -1), atol=1e-6)
+    assert out["rows_shown"].all()
+    assert ran.column("spread")[-1] == pytest.approx(0.0103, rel=0.1)  # noise of .01
+    if gain:
+        median = np.median(made.frames, axis=0)
+        assert miss(ran.state.common, made.background) > 5 + miss(median, made.background)
+
+
+@pytest.mark.parametrize(
+    "kind", ["huge", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("black", "white", "noise", "moved"))]
+)
+def test_two_of_six_clients_cannot_ruin_it(kind):
+    made = clip()
+    frames, bad = made.frames.copy(), [3, 4, 5, 9, 10, 11][: 3 if kind == "huge" else 6]
+    frames[bad] = {
+        "huge": lambda: -1e30,
+        "black": lambda: 0.0,
+        "white": lambda: 1.0,
+        "noise": lambda: stream(1, "noise").random((len(bad), *made.background.shape)),
+        "moved": lambda: np.roll(frames[bad], (7, 9), (1, 2)),
+    }[kind]()
+    ran = run(clients(frames), model="background")
+    assert miss(ran.state.common, made.background) > 44
+    if kind != "moved":
+        assert ran.column("strangers")[-1] == len(bad)
+        assert not ran.outputs()["rows_shown"][bad].any()
+
+
+def test_a_client_moves_a_pixel_by_no_more_than_its_cut():
+    made = clip()
+    answers = []
+    for value in (0.9, 1e6, 1e30):  # of a pixel in frames that show the scene otherwise
+        frames = made.frames.astype(np.float32).reshape(18, -1)
+        frames[3:6, 100] = value
+        method = Dictionaries(DictionariesConfig(model="background"))
+        state = run(clients(made.frames), model="background", rounds=3).state
+        state = type(state)(**{n: getattr(state, n) for n in state.__slots__} | {"phase": "rounds"})
+        message = method.message(state)
+        statistics, memory = method.client_update(message, block_of([frames[3:6]]), None)
+        answers.append(statistics["up"].value())
+        assert memory is None
+    assert np.abs(answers).max() <= 4 * message.cut  # three frames of weight 1/3, of gain up to 4
+    np.testing.assert_allclose(answers[1][100], answers[2][100], rtol=1e-4)
+
+
+def test_exposures_are_those_of_most_pixels():
+    image = stream(2, "image").random(4000)
+    gains, offsets = np.array([0.7, 1.0, 1.6]), np.array([0.1, 0.0, -0.05])
+    frames = gains[:, None] * image + offsets[:, None]
+    frames[:, :800] = 0.95
+    found = exposures(frames, image)
+    np.testing.assert_allclose(found[0], gains, atol=1e-2)
+    np.testing.assert_allclose(found[1], offsets, atol=1e-2)
+    assert not exposures(np.zeros((1, 4000)), image)[0].any()
+    np.testing.assert_array_equal(exposures(frames, np.full(4000, 0.3))[0], 1.0)  # no gain to be told
+
+
+@pytest.mark.parametrize("values", [[-3.0, 0.01, 5.0, 1e5, 1e-7], [-2.0, -1.0, 0.0, 0.0, 4.0]])
+def test_quantiles_of_histograms(values):
+    counts = histogram(np.array(values))
+    assert counts.sum() == pytest.approx(1.0)
+    assert quantile(counts, 0.5) == pytest.approx(np.median(values), rel=0.03)
+    assert quantile(counts, 1.0) == pytest.approx(max(values), rel=0.03)
+
+
+def test_what_it_does_not_take():
+    for wrong in ({"learner": "gradient"}, {"atoms": 3}, {"participation": 0.5}, {"loss": "huber"}):
+        with pytest.raises(ValidationError, match=next(iter(wrong))):
+            DictionariesConfig(model="background", **wrong)
+    assert DictionariesConfig(**DictionariesConfig(model="background", cut=1.5).model_dump()).cut == 1.5
+    frames = clip().frames[:6]
+    frames[4, 2, 3, 1] = np.nan
+    with pytest.raises(PopulationError, match="client number 1 has frames"):
+        run(clients(frames), model="background")
+    with pytest.raises(PopulationError, match="all pixels"):
+        run(clients(np.full((6, 4, 4, 1), 0.5)), model="background")
+    method, block = Dictionaries(DictionariesConfig(model="background")), clients(np.ones((2, 2, 2, 3)))
+    with pytest.raises(RunError, match="before it had a background"):
+        method.personalise(method.init(facts(block)), block, None)
+
+
+def test_the_result_is_the_image_in_colour():
+    made = clip()
+    ran = run(clients(made.frames), model="background", rounds=4)
+    method = Dictionaries(DictionariesConfig(model="background"))
+    shown = method.result(ran.state, Features(HIGH * WIDE * 3, image=(HIGH, WIDE)))
+    assert shown.figures[0].images.shape == (1, HIGH, WIDE, 3) and shown.figures[0].brightness
+    assert Features(12, image=(2, 2)).name(11) == "pixel 1,1 blue"
