@@ -114,7 +114,7 @@ def _of_step(whole: Ready, step: Step) -> Iterator[FedcoreError]:
 def _of_ingest(whole: Ready, step: Ingest) -> Iterator[FedcoreError]:
     population = whole.pipeline.population
     if is_url(population):
-        yield ConfigError(f"the population {population} is behind a URL, where nothing is appended.", "Name a folder.")
+        yield _not_written(population)
         return
     known = set(signature(ingest).parameters) - {"source", "dest"}
     if unknown := sorted(step.options.keys() - known):
@@ -147,7 +147,16 @@ def _check_schema(step: Ingest, population: Population | None) -> None:
         )
 
 
+def _not_written(population: str) -> ConfigError:
+    return ConfigError(
+        f"the population {population} is behind a URL, where nothing is appended or forgotten.",
+        "Let a pipeline of its own ingest and forget in a folder, and copy that: fedcore population copy FOLDER URL.",
+    )
+
+
 def _check_cohorts(whole: Ready) -> None:
+    if is_url(whole.pipeline.population):
+        raise _not_written(whole.pipeline.population)
     population = existing(whole.pipeline.population)
     if population is None and whole.ingest is None:
         raise PopulationNotFound(f"There is no population at {whole.pipeline.population}.", "Ingest it.")

@@ -15,7 +15,7 @@ from fedcore.operations.pipelines.running import run_pipeline
 from fedcore.population.store import Population
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run
-from fedcore.training.budget import begin_cohorts, ledger_of
+from fedcore.training.budget import begin_cohorts, ledger_of, set_budget
 from fedcore.training.session import start_run
 from tests.conftest import small_counts, write_counts
 from tests.pipelines.places import HEAD, INGEST, OPEN, PRIVATE, Place, day, step
@@ -180,6 +180,39 @@ def test_of_calendar_periods_those_that_have_begun_are_declared_whatever_came(tm
     place.arrive("new.csv", content="client,when,token,count\na,2026-01-03,1,1\n")
     assert records(place, 4)["ingest"].status == "done"
     assert [one.period for one in Population.open(place.population).manifest.cohorts] == ["2025-12", "2026-01"]
+
+
+@pytest.mark.slow
+def test_months_of_clients_pay_for_what_a_pipeline_trains_and_old_ones_are_forgotten(tmp_path):
+    """Of three months the newest two are read; a late row goes to its own month, and no file is read twice."""
+    options = 'client = "client", period = "month", time = "when", first = "2025-11", through = "2025-12", features = 5'
+    private = PRIVATE.replace("epsilon = 0.5", "horizon = 2")
+    ingest = INGEST.split("options")[0] + f"newcomers = 12\noptions = {{ {options}, nominal_clients = 12 }}\n"
+    steps = ingest + step("forget", after_days=61) + step("train", deployment="closed")
+    place = Place(tmp_path, private + HEAD + steps)
+
+    def month(name, when, people=12):
+        rows = [f"c{number},{when},{number % 5},2" for number in range(people)]
+        place.arrive(name, content="\n".join(["client,when,token,count", *rows]) + "\n")
+
+    month("november.csv", "2025-11-20")
+    month("december.csv", "2025-12-20")
+    first = records(place, 1)  # makes the population, on the first of January
+    assert first["ingest"].status == "done" and first["train-closed"].status == "refused", "no budget is set yet"
+    population = Population.open(place.population)
+    set_budget(population, ledger_of(population), 8.0, 1e-6, unit="client_period", window=2)
+    month("january.csv", "2026-01-02")
+    month("late.csv", "2025-12-30", people=3)
+    third = records(place, 3)
+    assert status(third) == ["done", "nothing", "done"]
+    assert Run.open(third["train-closed"].links["run"]).info["cohorts"] == [[2, 3]], "December and January"
+    assert status(records(place, 4)) == ["nothing", "nothing", "done"], "no file came, and the schedule trains"
+    last = records(place, 31)
+    assert last["forget"].status == "done" and last["forget"].facts["cohorts_to"] == 1
+    made = Population.open(place.population)
+    assert {number for number, clients in made.manifest.order if number and clients} == {2, 3} and made.verify().ok
+    balance = ledger_of(population).verify(population.id)
+    assert balance.unit == "client_period" and all(one.rho_spent <= balance.budget.rho_max for one in balance.segments)
 
 
 @pytest.mark.slow
