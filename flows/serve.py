@@ -1,9 +1,11 @@
 """Scheduled training runs served from one process (`fedcore serve FILE`)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, cast
 
 import prefect
+from fedcore.flows.form import arrange
 from fedcore.flows.limits import make_limits
 from fedcore.flows.pipeline import pipeline_flow
 from fedcore.flows.train import FLOWS
@@ -15,6 +17,7 @@ from prefect.schedules import Cron, Interval, RRule
 from prefect.schedules import Schedule as PrefectSchedule
 
 from fedcore.errors import ConfigError, FedcoreError
+from fedcore.methods.registry import method_class
 from fedcore.operations import log_lines
 from fedcore.operations.deployment import Deployment, DeploymentFile
 from fedcore.operations.pipelines.law import Ready, ready
@@ -23,8 +26,6 @@ from fedcore.operations.schedule import Schedule, Scheduled
 # A start that comes while a run of the deployment goes on is left out. If it waited, all the starts that were missed
 # while nobody served the deployment would follow one another, and each would spend from the budget.
 ONE_AT_A_TIME = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
-
-OF_TESTS = ("test_noise",)  # parameters that no person is asked for
 
 
 def to_deployment(item: Deployment, pool: str | None = None) -> RunnerDeployment:
@@ -45,7 +46,8 @@ def to_deployment(item: Deployment, pool: str | None = None) -> RunnerDeployment
         **({} if item.share is None else {"share": item.share}),  # hosts of before know no shares
         **({} if item.monitoring is None else {"monitoring": item.monitoring.of_run(item.name).model_dump()}),
     }
-    return _made(f"deployment {item.name!r}", FLOWS[item.method], item.name, item, parameters, [item.method], pool)
+    what, groups = f"deployment {item.name!r}", method_class(item.method).setting_groups
+    return _made(what, FLOWS[item.method], item.name, item, parameters, [item.method], pool, groups)
 
 
 def pipeline_deployment(ready: Ready, pool: str | None = None) -> RunnerDeployment:
@@ -56,9 +58,16 @@ def pipeline_deployment(ready: Ready, pool: str | None = None) -> RunnerDeployme
 
 
 def _made(
-    what: str, flow: Flow, name: str, item: Scheduled, parameters: dict[str, Any], tags: Sequence[str], pool: str | None
+    what: str,
+    flow: Flow,
+    name: str,
+    item: Scheduled,
+    parameters: dict[str, Any],
+    tags: Sequence[str],
+    pool: str | None,
+    groups: Mapping[str, str] = MappingProxyType({}),
 ) -> RunnerDeployment:
-    """what: in errors; item: how it is scheduled"""
+    """what: in errors; item: how it is scheduled; groups: of settings, in the form"""
     try:
         made = flow.to_deployment(
             name=name,
@@ -75,8 +84,7 @@ def _made(
     except ValueError as error:
         raise ConfigError(f"{what}: {error}") from None
     made = cast(RunnerDeployment, made)  # Prefect types the method as one that may also return a coroutine
-    for name in OF_TESTS:  # the form in the UI is for whoever trains
-        made._parameter_openapi_schema.properties.pop(name, None)
+    arrange(made._parameter_openapi_schema, groups)
     return made
 
 

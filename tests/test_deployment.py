@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedcore.errors import ConfigError
-from fedcore.methods.registry import make_method
+from fedcore.methods.registry import make_method, method_class
 from fedcore.operations.deployment import expectations, read_deployments, read_file
 from fedcore.operations.schedule import Compute
 from fedcore.training.request import Series
@@ -142,6 +142,22 @@ def test_the_flow_of_a_deployment_is_told_where_to_start(file):
     assert deployed.parameters["start_from"] == "previous" and deployed.parameters["public_start_because"] is None
     asked_for = set(deployed._parameter_openapi_schema.properties)
     assert set(deployed.parameters) <= asked_for and "test_noise" not in asked_for
+
+
+def test_the_form_has_settings_in_their_order_under_their_own_names_by_group(file):
+    """A server with PostgreSQL keeps no order of names: places are numbers."""
+    from fedcore.flows.serve import to_deployment
+
+    (item,) = read_deployments(file(ENTRY))
+    form = to_deployment(item)._parameter_openapi_schema
+    cls = method_class(item.method)
+    shown = form.definitions[cls.Config.__name__]["properties"]
+    assert sorted(shown, key=lambda name: shown[name]["position"]) == list(cls.Config.model_fields)
+    titles = [shown[name]["title"] for name in cls.Config.model_fields]
+    assert titles[:2] == ["algorithm", "private: budget · epsilon"] and "private: budget · cohorts" in titles
+    assert shown["published_clip"]["title"] == "ifca, published: steps and noise · published_clip"
+    compute = form.definitions["Compute"]["properties"]
+    assert [(one["position"], one["title"]) for one in compute.values()] == list(enumerate(compute))
 
 
 def test_the_flow_of_a_deployment_is_told_which_share_pays(file):

@@ -159,6 +159,8 @@ class Method(ABC, Generic[ConfigT, StateT]):
     free_settings: names of settings of `personalise`, `score_block`, `score_table` and `headline`, which neither the
         clients' answers nor the server's moves depend on, but through what they are asked: what they do is a function
         of what a run has ended with, so that they may be given anew to a run that was made
+    setting_groups: what a form calls the groups of settings, by the first setting of each; a group goes on to the next
+        one in the order of `Config`, and is named after the algorithm whose settings alone it holds
     personalises_all_documents: whether a client's outputs are made of both halves of its documents, where these were
         dealt to halves and are not public for evaluation (`joined`); for methods of counts
     feature_outputs: names of outputs of `personalise` whose last axis are the features of the population
@@ -179,6 +181,7 @@ class Method(ABC, Generic[ConfigT, StateT]):
     outputs_use_memories: ClassVar[bool] = True
     personalises_all_documents: ClassVar[bool] = False
     free_settings: ClassVar[tuple[str, ...]] = ()
+    setting_groups: ClassVar[Mapping[str, str]] = {}
     feature_outputs: ClassVar[tuple[str, ...]] = ()
 
     config: ConfigT
@@ -472,9 +475,9 @@ def check_definition(cls: Any) -> type[AnyMethod]:
         lacking = [name for name in PRIVATE_SETTINGS if name not in config.model_fields and not hasattr(config, name)]
         if lacking:
             raise MethodError(f"Config of {where} lacks the setting {lacking[0]!r} of a private method.")
-    unknown = [name for name in cls.free_settings if name not in config.model_fields]
-    if unknown:
-        raise MethodError(f"{where} calls {unknown[0]!r} a free setting, and its Config has no such setting.")
+    for names, what in ((cls.free_settings, "a free setting"), (cls.setting_groups, "the first of a group")):
+        if unknown := [name for name in names if name not in config.model_fields]:
+            raise MethodError(f"{where} calls {unknown[0]!r} {what}, and its Config has no such setting.")
     if not isinstance(cls.kinds, tuple) or not cls.kinds or not set(cls.kinds) <= {"counts", "rows"}:
         raise MethodError(f"kinds of {where} is {cls.kinds!r}.", 'Name "counts", "rows", or both, in a tuple.')
     return cls

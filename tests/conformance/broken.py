@@ -68,6 +68,12 @@ class UnknownFree(Sound):
     free_settings = ("prior",)
 
 
+class UnknownGroup(Sound):
+    """A group of settings that is named after an algorithm which it has not."""
+
+    setting_groups = {"rounds": "private: sizes"}
+
+
 class DeclaredTwice(Sound):
     """A metric that is declared twice."""
 

@@ -16,6 +16,7 @@ from tests.conformance.broken import Sound, SoundConfig
 PUBLIC = [
     (broken.NotDescribed, "definition", "have no description"),
     (broken.DeclaredTwice, "definition", "declares a metric twice"),
+    (broken.UnknownGroup, "definition", "name algorithms that it has not"),
     (broken.UnknownFree, "definition", "calls 'prior' a free setting, and its Config has no such setting"),
     (broken.NoReason, "definition", "why it is not private"),
     (broken.Endless, "rounds", "the run has no end: total_rounds says 3"),

@@ -44,6 +44,16 @@ class Dictionaries(NonPrivateMethod[DictionariesConfig, DictionariesState]):
     Config = DictionariesConfig
     State = DictionariesState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
+    setting_groups: ClassVar[Mapping[str, str]] = {
+        "atoms": "sizes",
+        "learner": "clients' learner",
+        "start": "start",
+        "matcher": "matching",
+        "aggregate": "aggregation",
+        "split": "learner statistics",
+        "precision": "messages",
+        "participation": "who takes part, end",
+    }
     scores_use_memories: ClassVar[bool] = True
     accepts_warm_start: ClassVar[bool] = True
 

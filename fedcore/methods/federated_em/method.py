@@ -60,6 +60,15 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
     Config = FederatedEMConfig
     State = FederatedEMState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
+    setting_groups: ClassVar[Mapping[str, str]] = {
+        "model": "model",
+        "codec": "messages",
+        "participation": "clients",
+        "rounds": "steps",
+        "start": "start and end",
+        "epsilon": "private: budget",
+        "clip": "private: bounds",
+    }
     accepts_warm_start: ClassVar[bool] = True
     series_arrays: ClassVar[tuple[str, ...]] = given.KNOWN_OF_SERIES
     streams_rows: ClassVar[bool] = True

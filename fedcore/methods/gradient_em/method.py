@@ -59,6 +59,15 @@ class GradientEM(NonPrivateMethod[GradientEMConfig, GradientEMState]):
     Config = GradientEMConfig
     State = GradientEMState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
+    setting_groups: ClassVar[Mapping[str, str]] = {
+        "model": "model",
+        "shrinkage": "fedgrem, mixed-effects: central update",
+        "step": "clients' steps",
+        "participation": "fedgrem: who takes part",
+        "start": "start",
+        "average": "baselines",
+        "rounds": "end",
+    }
     scores_use_memories: ClassVar[bool] = True
     accepts_warm_start: ClassVar[bool] = True
 

@@ -72,6 +72,16 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
     Config = HistogramsConfig
     State = HistogramsState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
+    setting_groups: ClassVar[Mapping[str, str]] = {
+        "epsilon": "private: budget",
+        "clusters": "sizes",
+        "start": "start",
+        "reduction": "reduction",
+        "learning_rate": "ifca, published: steps and noise",
+        "clip": "private: releases",
+        "effective_tokens": "metric",
+        "assignment_smoothing": "personalisation",
+    }
     accepts_warm_start: ClassVar[bool] = True
     series_arrays: ClassVar[tuple[str, ...]] = start.SERIES_NAMES + start.LATER_NAMES
     feature_outputs: ClassVar[tuple[str, ...]] = ("estimate",)

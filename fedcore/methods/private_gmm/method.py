@@ -45,6 +45,12 @@ class PrivateGMM(PrivateMethod[PrivateGMMConfig, PrivateGMMState]):
     Config = PrivateGMMConfig
     State = PrivateGMMState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
+    setting_groups: ClassVar[Mapping[str, str]] = {
+        "components": "mixture",
+        "radius": "public facts",
+        "depth": "search",
+        "epsilon": "budget",
+    }
     streams_rows: ClassVar[bool] = True
     units: ClassVar[tuple[str, ...]] = ("client", "record")
     accepts_warm_start: ClassVar[bool] = True

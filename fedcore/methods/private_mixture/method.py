@@ -43,6 +43,11 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
     Config = PrivateMixtureConfig
     State: type[PrivateMixtureState] = PrivateMixtureState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
+    setting_groups: ClassVar[Mapping[str, str]] = {
+        "components": "mixture",
+        "categories": "columns",
+        "epsilon": "budget",
+    }
     streams_rows: ClassVar[bool] = True
     units: ClassVar[tuple[str, ...]] = ("client", "record")
     accepts_warm_start: ClassVar[bool] = True
