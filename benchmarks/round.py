@@ -2,21 +2,30 @@
 
 Each of the two kinds of sum (float, not private; exact on the grid, private) is held against its own floor, in the
 same run; the flow once with the cache of decoded blocks and once reading every block from the store in every round.
-Secure noise is not part of the round's ratio: see the column `release`.
+Secure noise is not part of the round's ratio: see the column `release`. Before them the clients' part alone: all blocks
+answered in this process, in CPU-seconds and in turns with its floor, which other work on the machine changes less.
 """
 
 import tempfile
+from functools import partial
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 from threadpoolctl import threadpool_limits
 
 from benchmarks import floors, machine
-from benchmarks.measured import Measured, seconds
+from benchmarks.measured import Measured, in_turns, seconds
 from benchmarks.populations import reddit_like
+from fedcore.methods.histograms.config import HistogramsConfig
+from fedcore.methods.histograms.messages import AssignMessage, ReleaseMessage
+from fedcore.methods.histograms.method import Histograms
+from fedcore.methods.histograms.simplex import assignment_logs
 from fedcore.population.synthetic import settings_of, true_centres
+from fedcore.rounds.clients import Source, answer_block
 from fedcore.runs.store import Run
 
+CACHE = 2 * 2**30
 ROUNDS = 14
 FLOOR_REPEATS = 7
 WARM_UP = 3  # rounds that fill caches and size the futures
@@ -31,15 +40,15 @@ def measure(options) -> dict:
             seconds(kind(counts, centres), FLOOR_REPEATS) for kind in (floors.clustering, floors.clustering_by_bincount)
         )
         grid_floor = seconds(floors.grid_sums(counts, centres, centres.mean(axis=0)), FLOOR_REPEATS)
+        rows = clients_alone(population, counts, centres, options.repeats)
     # A stored number and its index are read once; a product with every centre, an addition to one.
     limits, entries = machine.limits(), counts.nnz
     del counts
-    rows = []
     for kind, floor, settings in (
         ("float sums", float_floor, {"algorithm": "algorithm2", "start": "perturbed_mean", "overseed": 10}),
         ("grid sums", grid_floor, {"algorithm": "private", "clusters": 10, "overseed": 10, "epsilon": 15.0}),
     ):
-        for cache, name in ((2 * 2**30, "cached"), (0, "from the store")):
+        for cache, name in ((CACHE, "cached"), (0, "from the store")):
             took = [flow(population, settings, cache, options.workers) for _ in range(options.repeats)]
             whole, clients, release = (Measured(column) for column in zip(*took, strict=True))
             shares = limits.shares(
@@ -61,11 +70,42 @@ def measure(options) -> dict:
     return {"benchmark": "round", "workers": options.workers, "rows": rows + limits.rows()}
 
 
+def clients_alone(population, counts, centres, repeats: int) -> list[dict]:
+    """What the clients of one round take of one core."""
+    logs, mean = assignment_logs(centres, 1e-6), centres.mean(axis=0)
+    turns, rows = {}, []
+    for kind, floor, message, algorithm in (
+        ("float sums", floors.clustering(counts, centres), AssignMessage(logs), "algorithm2"),
+        (
+            "grid sums",
+            floors.grid_sums(counts, centres, mean),
+            ReleaseMessage("clusters_001", len(centres), logs, 1 / np.sqrt(mean), 3.0),
+            "private",
+        ),
+    ):
+        method = Histograms(HistogramsConfig(algorithm=algorithm))
+        turns[kind, "floor"] = floor
+        for cache, name in ((CACHE, "cached"), (0, "from the store")):
+            source = Source(str(population.path), population.version, cache_bytes=cache)
+            turns[kind, name] = partial(answer_everybody, method, source, message, len(population.blocks))
+    taken = in_turns(turns, repeats)
+    for (kind, name), cpu in taken.items():
+        if name != "floor":
+            ratio, of_client = cpu.over(taken[kind, "floor"]), cpu.map(lambda value: value / counts.shape[0] * 1e6)
+            rows.append(
+                {"sums": kind, "blocks": f"{name}, one process", "cpu_us_a_client": of_client, "of_floor_cpu": ratio}
+            )
+    return rows
+
+
+def answer_everybody(method, source: Source, message, blocks: int) -> None:
+    for index in range(blocks):
+        answer_block(method, source, message, index)
+
+
 def flow(population, settings: dict, cache: int, workers: int) -> tuple[float, float, float]:
     """Median seconds of a round without its release, of its client part, and of its release."""
     from fedcore.flows.train import Compute, train_histograms
-
-    from fedcore.methods.histograms.config import HistogramsConfig
 
     with tempfile.TemporaryDirectory() as folder:
         config = HistogramsConfig(rounds=ROUNDS, **settings)
