@@ -1,9 +1,10 @@
 """Zarr v3 arrays of a block: written piece by piece, read whole or by rows, never with silent fill values.
 
 Codecs: counts and pointers blosc lz4 + shuffle, then crc32c; dense rows crc32c alone (random floats do not
-compress). What is read is compared with the digests of its slot on its way from the store to Zarr, so that nothing is
-read twice. Zarr returns fill values for a chunk that is not there; such a store raises instead. In slots without
-digests the files are looked for first; behind a URL the store itself raises, which saves a request for each.
+compress). What is read is compared with the digests of its slot on its way from the store to the decoder, so that
+nothing is read twice. `chunks` decodes arrays of this machine, Zarr those behind a URL and those of slots without
+digests. Zarr returns fill values for a chunk that is not there; such a store raises instead. In slots without digests
+the files are looked for first; behind a URL the store itself raises, which saves a request for each.
 zarr is imported when it is first needed: it would slow down the command line's start.
 """
 
@@ -19,16 +20,13 @@ import numpy as np
 
 from fedcore.errors import PopulationError
 from fedcore.population import layout
+from fedcore.population.chunks import ArrayDamaged, PlainArray, plain_array
 from fedcore.population.slots import Slot, SlotDamaged
 from fedcore.storage import objects as object_storage
 
 CHUNK_BYTES = 8 << 20  # of a chunk of an array that has several
 STREAM_BYTES = 32 << 20  # an array is buffered up to here; beyond, it is written chunk by chunk
 OPEN_ARRAYS = 4096  # handles kept for each process
-
-
-class ArrayDamaged(SlotDamaged):
-    """What is stored is not the array that was expected."""
 
 
 def _create(folder: Path, shape: tuple[int, ...], chunk: int, dtype: np.dtype):
@@ -157,6 +155,10 @@ def _checking_store():
 @lru_cache(maxsize=OPEN_ARRAYS)
 def _open(slot: Slot, name: str):
     """The array. The slot's fingerprint is part of the cache key: two populations may share a path."""
+    if slot.digest is not None and not layout.is_remote(slot.folder):
+        plain = plain_array(slot, name)
+        if plain is not None:
+            return plain
     import zarr
 
     if layout.is_remote(slot.folder):
@@ -212,6 +214,8 @@ def read(
             if not file.is_file():
                 raise ArrayDamaged(f"{name}: the chunk {file.relative_to(folder)} is missing")
     try:
+        if isinstance(array, PlainArray):
+            return array.read(start, stop)
         return array[...] if stop - start == shape[0] else array[start:stop]
     except (PopulationError, SlotDamaged):
         raise

@@ -54,10 +54,11 @@ class Slot:
         """None: there is no list. Raises SlotDamaged, PopulationError."""
         return None if self.digest is None else _digests(str(self.folder), self.digest)
 
-    def has(self, name: str, content: Any) -> bool:
-        """Whether this is the content (bytes, or like them) of the file of this name. Raises what `digests` raises."""
+    def has(self, name: str, *content: Any) -> bool:
+        """Whether this is the content (bytes, or like them; pieces in order) of the file of this name. Raises what
+        `digests` raises."""
         expected = self.digests()
-        return expected is None or (name in expected and expected[name][1] == digests.of_data(content))
+        return expected is None or (name in expected and expected[name][1] == digests.of_data(*content))
 
 
 @lru_cache(maxsize=LISTS)

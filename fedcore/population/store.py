@@ -26,6 +26,8 @@ from fedcore.storage import files
 from fedcore.storage.ranges import Ranges, in_words
 
 TRAIN, HELDOUT = "train", "heldout"
+RANGE_CLIENTS = 512  # whose counts are checked at a time
+PIECE = 1 << 16  # entries
 T = TypeVar("T")
 
 
@@ -483,18 +485,25 @@ class Population:
             return CountsBlock(entry.first, leaf, ptr, indices, data, np.zeros(entry.clients), self.features)
         ptr, slot = self._pointers(entry, name, part), self._slot(entry)
         indices = arrays.read(slot, f"{name}/indices", (part.entries,), "int32")
-        data = arrays.read(slot, f"{name}/counts", (part.entries,), part.dtype)
-        largest = 0
-        if part.entries:
-            if indices.min() < 0 or indices.max() >= self.features:
+        counts = arrays.read(slot, f"{name}/counts", (part.entries,), part.dtype)
+        totals, largest = np.empty(entry.clients), 0
+        for low in range(0, entry.clients, RANGE_CLIENTS):  # that stay in the processor's cache
+            own = ptr[low : low + RANGE_CLIENTS + 1]
+            tokens, held = indices[own[0] : own[-1]], counts[own[0] : own[-1]]
+            if not len(held):
+                totals[low : low + RANGE_CLIENTS] = 0.0
+                continue
+            if tokens.view(np.uint32).max() >= self.features:  # those below 0 are the largest of all
                 raise arrays.ArrayDamaged(f"{name}/indices holds a token outside the vocabulary")
-            if data.min() <= 0:
+            if held.min() <= 0:
                 raise arrays.ArrayDamaged(f"{name}/counts holds a count below one")
-            largest = int(data.max())
-        totals = segment_sums(data, ptr, np.int64).astype(np.float64)  # exact: a client's tokens stay below 2**53
+            most = int(held.max())
+            dtype = np.int32 if most * len(held) < 2**31 else np.int64  # exact: a client's tokens stay below 2**53
+            totals[low : low + RANGE_CLIENTS] = segment_sums(held, own - own[0], dtype)
+            largest = max(largest, most)
         if part.entries <= np.iinfo(np.int32).max:
             ptr = ptr.astype(np.int32)  # SciPy copies the indices when their type differs from that of indptr
-        data = data.astype(np.float32 if largest < FLOAT32_EXACT else np.float64)
+        data = _in_place(counts) if largest < FLOAT32_EXACT else counts.astype(np.float64)
         return CountsBlock(entry.first, leaf, ptr, indices, data, totals, self.features)
 
     def _words_part(self, entry: BlockEntry, name: str, part: PartEntry | None) -> WordsBlock:
@@ -514,6 +523,16 @@ class Population:
         if (counts <= 0).any() or int(counts.sum()) != part.total:
             raise arrays.ArrayDamaged(f"{name}/counts does not add up to the number in the manifest")
         return WordsBlock(entry.first, ptr, indices, counts, words)
+
+
+def _in_place(counts: np.ndarray) -> np.ndarray:
+    """(n,) counts below 2**24 as float32, in the memory of the integers if they have as many bytes."""
+    if counts.dtype.itemsize != 4:
+        return counts.astype(np.float32)
+    data = counts.view(np.float32)
+    for low in range(0, len(counts), PIECE):
+        data[low : low + PIECE] = counts[low : low + PIECE].astype(np.float32)
+    return data
 
 
 def stored_client_ids(slot: Slot, entry: BlockEntry) -> np.ndarray:

@@ -26,9 +26,12 @@ def of_document(content: Buffer) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def of_data(content: Buffer) -> str:
-    """BLAKE3, 256 bits."""
-    return blake3(content).hexdigest()
+def of_data(*content: Buffer) -> str:
+    """BLAKE3, 256 bits, of pieces one after another."""
+    hasher = blake3()
+    for piece in content:
+        hasher.update(piece)
+    return hasher.hexdigest()
 
 
 def of_file(path: Path) -> str:

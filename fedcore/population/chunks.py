@@ -1,0 +1,134 @@
+"""Chunks of Zarr v3 arrays as `fedcore.population.arrays` writes them, decoded straight to where they are wanted.
+
+Zarr reads every array, and takes for each a thread, an event loop and some milliseconds to open it: longer than a chunk
+takes to decode. So arrays of this machine in slots with digests are read here, if their metadata say that they
+are what our writer makes; of any other array Zarr is asked.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcore.population.slots import Slot, SlotDamaged
+from fedcore.storage.files import check_regular
+
+METADATA = "zarr.json"
+TYPES = ("uint8", "int32", "int64", "float32", "float64")
+CHECKSUM = 4  # bytes of CRC32C behind a chunk, which BLAKE3 of the whole file covers
+HEADER = struct.Struct("<4x3I")  # of a Blosc buffer: decoded bytes, block size, stored bytes
+
+
+class ArrayDamaged(SlotDamaged):
+    """What is stored is not the array that was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainArray:
+    """An array whose chunks are regular, little-endian, and compressed by Blosc or not at all, with a CRC32C behind.
+
+    shape, chunks: of the array and of each chunk, which differ along the first axis only
+    """
+
+    slot: Slot
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    chunks: tuple[int, ...]
+    compressed: bool
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """(stop - start, ...) entries; start < stop. Raises SlotDamaged, OSError, ValueError, RuntimeError."""
+        values, rows = np.empty((stop - start, *self.shape[1:]), self.dtype), self.chunks[0]
+        for number in range(start // rows, -(-stop // rows)):
+            low, high = number * rows, (number + 1) * rows
+            if start <= low and high <= stop:
+                self._decode(number, values[low - start : high - start])
+                continue
+            whole = np.empty(self.chunks, self.dtype)
+            self._decode(number, whole)
+            first, last = max(start, low), min(stop, high)
+            values[first - start : last - start] = whole[first - low : last - low]
+        return values
+
+    def _decode(self, number: int, values: np.ndarray) -> None:
+        """Fills values, of one chunk, if the file is the one that the slot's digests name."""
+        key = "/".join(map(str, ("c", number, *(0 for _ in self.shape[1:]))))
+        file = Path(self.slot.folder) / self.name / key
+        check_regular(file)
+        with open(file, "rb", buffering=0) as handle:
+            if self.compressed:
+                content = handle.readall()
+                self._check(key, content)
+                _decompress(memoryview(content)[:-CHECKSUM], values)
+            else:
+                read = handle.readinto(memoryview(values).cast("B"))
+                self._check(key, memoryview(values).cast("B")[:read], handle.readall())
+
+    def _check(self, key: str, *content: Any) -> None:
+        if not self.slot.has(f"{self.name}/{key}", *content):
+            raise ArrayDamaged(f"{self.name}: the chunk {key} is truncated or altered, or that of another block")
+
+
+def _decompress(stored: memoryview, values: np.ndarray) -> None:
+    from numcodecs import blosc
+
+    if len(stored) < 16 or HEADER.unpack_from(stored)[0] != values.nbytes:
+        raise ValueError("another number of bytes")
+    blosc.decompress(stored, values)
+
+
+def plain_array(slot: Slot, name: str) -> PlainArray | None:
+    """The array of this name in a slot of this machine that has digests; None if Zarr must read it.
+
+    Raises SlotDamaged, OSError.
+    """
+    file = Path(slot.folder) / name / METADATA
+    try:
+        check_regular(file)
+        content = file.read_bytes()
+    except FileNotFoundError:
+        raise ArrayDamaged(f"{name}: {METADATA} is missing") from None
+    if not slot.has(f"{name}/{METADATA}", content):
+        raise ArrayDamaged(f"{name}: {METADATA} is truncated or altered, or that of another block")
+    found = json.loads(content)
+    compressed = _compressed(found.get("codecs"), found.get("data_type"))
+    shape, chunks = found.get("shape"), _regular(found.get("chunk_grid"))
+    if (
+        compressed is None
+        or chunks is None
+        or not shape
+        or list(shape[1:]) != list(chunks[1:])
+        or (found.get("zarr_format"), found.get("node_type")) != (3, "array")
+        or found.get("chunk_key_encoding") != {"name": "default", "configuration": {"separator": "/"}}
+        or found.get("storage_transformers")
+        or sys.byteorder != "little"
+    ):
+        return None
+    return PlainArray(slot, name, tuple(shape), np.dtype(found["data_type"]), tuple(chunks), compressed)
+
+
+def _regular(grid: Any) -> Sequence[int] | None:
+    if not isinstance(grid, dict) or grid.get("name") != "regular":
+        return None
+    shape: list[int] = grid["configuration"]["chunk_shape"]
+    return shape if shape and min(shape) > 0 else None
+
+
+def _compressed(codecs: Any, data_type: Any) -> bool | None:
+    """Whether Blosc is between the bytes and their checksum; None for codecs that are not the writer's."""
+    if data_type not in TYPES or not isinstance(codecs, list):
+        return None
+    names = [codec.get("name") for codec in codecs]
+    if names not in (["bytes", "crc32c"], ["bytes", "blosc", "crc32c"]):
+        return None
+    if codecs[0].get("configuration", {"endian": "little"}).get("endian", "little") != "little":
+        return None
+    return len(names) == 3

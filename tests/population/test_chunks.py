@@ -1,0 +1,94 @@
+"""Arrays that are decoded without Zarr: the same values, whatever part is asked for; Zarr reads all others."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import zarr
+
+from fedcore.errors import ChunkError
+from fedcore.population import arrays, layout
+from fedcore.population.chunks import PlainArray
+from fedcore.population.slots import Slot
+from fedcore.population.store import Population
+from fedcore.population.writer import PopulationWriter
+
+from .conftest import names, sealed_again
+
+
+def test_every_array_of_the_writer_is_decoded_as_zarr_would(tmp_path, monkeypatch, counts_population):
+    monkeypatch.setattr(arrays, "CHUNK_BYTES", 400)  # several chunks, the last of which is padded
+    x = np.random.default_rng(0).normal(size=(33, 5))
+    with PopulationWriter(tmp_path / "rows", "rows", 5, dtype="float64") as writer:
+        writer.write(["a", "b"], (np.array([0, 30, 33]), x))
+        rows = writer.commit()
+    seen = 0
+    for population in (rows, counts_population):
+        for entry in population.blocks:
+            slot = Slot.of(population.path, entry)
+            for file in slot.folder.rglob("zarr.json"):
+                theirs = zarr.open(file.parent, mode="r")
+                if isinstance(theirs, zarr.Group):
+                    continue
+                name = file.parent.relative_to(slot.folder).as_posix()
+                ours = arrays.open_array(slot, name, theirs.shape, str(theirs.dtype))
+                assert isinstance(ours, PlainArray) and ours.compressed == (theirs.dtype.kind != "f")
+                n = theirs.shape[0]
+                for low, high in ((0, n), (0, 1), (n // 3, n - n // 4), (n - 1, n)):
+                    found = arrays.read(slot, name, theirs.shape, str(theirs.dtype), low, high)
+                    np.testing.assert_array_equal(found, theirs[low:high])
+                    assert found.dtype == theirs.dtype
+                seen += 1
+    assert seen == 4 + 3 * 8
+
+
+def test_arrays_of_other_writers_are_left_to_zarr(counts_population):
+    """The same counts, stored with a codec that the writer never takes."""
+    kept = [counts_population.read(index).data for index in range(3)]
+    for entry in counts_population.blocks:
+        folder = layout.block_folder(counts_population.path, entry.slot) / "train" / "counts"
+        values = zarr.open_array(folder, mode="r")[...]
+        codec = zarr.codecs.ZstdCodec()
+        made = zarr.create_array(
+            str(folder), shape=values.shape, dtype=values.dtype, chunks=(3,), compressors=[codec], overwrite=True
+        )
+        made[...] = values
+    population = sealed_again(counts_population)
+    slot = Slot.of(population.path, population.blocks[0])
+    shape = (population.blocks[0].train.entries,)
+    assert not isinstance(arrays.open_array(slot, "train/counts", shape, "int32"), PlainArray)
+    for index, values in enumerate(kept):
+        np.testing.assert_array_equal(population.read(index).data, values)
+
+
+def test_a_chunk_of_another_size_is_refused_before_it_is_decoded(counts_population):
+    """A faulty writer, whose digests are right."""
+    entry = counts_population.blocks[1]
+    file = layout.block_folder(counts_population.path, entry.slot) / "train" / "counts" / "c" / "0"
+    content = bytearray(file.read_bytes())
+    content[4:8] = struct.pack("<I", 4 * entry.train.entries + 4)
+    file.write_bytes(content)
+    with pytest.raises(ChunkError, match="Block 1.*train/counts: a chunk is truncated or altered"):
+        sealed_again(counts_population).read(1)
+
+
+def test_metadata_of_another_kind_of_array_are_an_error(counts_population):
+    entry = counts_population.blocks[0]
+    file = layout.block_folder(counts_population.path, entry.slot) / "train" / "counts" / "zarr.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "codecs": 3}))
+    with pytest.raises(ChunkError, match="train/counts cannot be opened"):
+        sealed_again(counts_population).read(0)
+
+
+@pytest.mark.parametrize("largest", [2**24 - 1, 2**24, 2**31 - 1, 2**40])
+def test_large_counts_keep_their_value(tmp_path, largest):
+    """float32 up to 2**24, then float64; totals are exact where sums of int32 would overflow."""
+    counts = np.array([[1, 0, largest], [0, 0, 0], [largest, largest, 2]], np.int64)
+    with PopulationWriter(tmp_path / "p", "counts", 3) as writer:
+        writer.write(names(0, 3), sp.csr_matrix(counts))
+        writer.commit()
+    block = Population.open(tmp_path / "p").read(0)
+    assert block.data.dtype == (np.float32 if largest < 2**24 else np.float64)
+    assert np.array_equal(block.csr.toarray(), counts) and block.totals.tolist() == counts.sum(axis=1).tolist()
