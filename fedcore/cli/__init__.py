@@ -7,13 +7,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
 from fedcore.cli.budgets import budget_app
 from fedcore.cli.experiments import demo_app, reproduce
+from fedcore.cli.help_text import WIDEST, Commands
 from fedcore.cli.ledgers import ledger_app
 from fedcore.cli.methods import methods
 from fedcore.cli.pipelines import pipeline_app
@@ -26,11 +26,20 @@ from fedcore.cli.training import resume, train
 from fedcore.cli.verifying import verify, verify_statement
 from fedcore.errors import ConfigError, FedcoreError
 
-app = typer.Typer(name="fedcore", no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(
+    name="fedcore",
+    cls=Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"max_content_width": WIDEST},
+)
 
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         print(f"fedcore {version('fedcore')}")
         raise typer.Exit()
 

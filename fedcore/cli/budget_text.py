@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedcore.privacy.ledger.shares import in_words, shares_of
-
 DIGITS, IN_TABLES = 6, 5
 OF_THRESHOLDS = ("delta_spent", "delta_reserved", "delta_left")  # 0 without a budget for thresholding steps
 
@@ -86,7 +84,11 @@ def whole_history(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _share(record: Mapping[str, Any]) -> str | None:
     """The share of the budget that a record is about, or all of them where it divides the budget."""
-    return in_words(shares_of(record["shares"])) if "shares" in record else record.get("share")
+    if "shares" not in record:
+        return record.get("share")
+    from fedcore.privacy.ledger.shares import in_words, shares_of
+
+    return in_words(shares_of(record["shares"]))
 
 
 def _as_shown(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

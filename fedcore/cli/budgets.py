@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from fedcore.cli.budget_text import short_balance, short_history, short_rows, whole_history
+from fedcore.cli.help_text import Commands
 from fedcore.cli.options import Json, Ledger, PopulationArgument, Runs, Settings, Share, open_population, use_ledger
 from fedcore.cli.terminal import read_settings, say, table
 from fedcore.errors import ConfigError
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from fedcore.privacy.ledger.chain import Balance
     from fedcore.privacy.plan import Relation, Unit
 
-budget_app = typer.Typer(no_args_is_help=True, help="The privacy budget of a population.")
+budget_app = typer.Typer(cls=Commands, no_args_is_help=True, help="The privacy budget of a population.")
 
 Epsilon = Annotated[float, typer.Option("--epsilon", help="Total epsilon of everything ever released.")]
 Delta = Annotated[float, typer.Option("--delta", help="Total delta; well below 1 / number of clients.")]

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from fedcore.cli.demo_series import series
+from fedcore.cli.help_text import Commands
 from fedcore.cli.options import Cache, Dask, Json, Local, Workers, use_ledger
 from fedcore.cli.runs import evaluate
 from fedcore.cli.terminal import bar, parse_bytes, say, table
@@ -82,7 +83,7 @@ def reproduce_here(found, options, folder: Path, workers: int | None, dask: str 
             return run(found, options, Place(folder, cluster.DaskBackend(client), cache), tell)
 
 
-demo_app = typer.Typer(help="See the platform at work, with nothing to prepare.")
+demo_app = typer.Typer(cls=Commands, help="See the platform at work, with nothing to prepare.")
 demo_app.command("series")(series)
 
 

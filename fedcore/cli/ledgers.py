@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedcore.cli.help_text import Commands
 from fedcore.cli.options import Json, Ledger, use_ledger
 from fedcore.cli.terminal import say, table
 
 if TYPE_CHECKING:
     from fedcore.operations.ledger_drill import Drill
 
-ledger_app = typer.Typer(no_args_is_help=True, help="Copies of the privacy ledger.")
+ledger_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Copies of the privacy ledger.")
 
 EXITS = {"whole": 0, "damaged": 2, "older": 3}
 VERDICTS = {

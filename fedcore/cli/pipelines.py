@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedcore.cli.help_text import Commands
 from fedcore.cli.options import Json, Local
 from fedcore.cli.terminal import importing, say, table, warn
 from fedcore.errors import ConfigError, StepsFailed
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from fedcore.operations.pipelines.journal import RunRecord
     from fedcore.operations.pipelines.law import Ready
 
-pipeline_app = typer.Typer(no_args_is_help=True, help="Run pipelines of deployment files by hand.")
+pipeline_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Run pipelines of deployment files by hand.")
 
 File = Annotated[Path, typer.Argument(help="TOML file with the pipeline.")]
 At = Annotated[

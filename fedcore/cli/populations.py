@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from fedcore.cli.announcing import announce
+from fedcore.cli.help_text import Commands
 from fedcore.cli.options import Json, Ledger, PopulationArgument, Settings, open_population, stamp
 from fedcore.cli.table_options import column_options
 from fedcore.cli.terminal import bar, format_options, parse_bytes, read_settings, say, table
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from fedcore.population.periods import PeriodUnit
     from fedcore.population.store import Population
 
-population_app = typer.Typer(no_args_is_help=True, help="Make and inspect populations of clients.")
+population_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Make and inspect populations of clients.")
 
 
 @population_app.command("ingest")

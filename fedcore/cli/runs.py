@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedcore.cli.announcing import announce
+from fedcore.cli.help_text import Commands
 from fedcore.cli.options import (
     Dask,
     FreeSettings,
@@ -30,7 +31,7 @@ from fedcore.cli.training import show_run
 if TYPE_CHECKING:
     from fedcore.population.store import Population
 
-runs_app = typer.Typer(no_args_is_help=True, help="List, show, promote, prune and give up runs.")
+runs_app = typer.Typer(cls=Commands, no_args_is_help=True, help="List, show, promote, prune and give up runs.")
 
 
 @runs_app.command("list")

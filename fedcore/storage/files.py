@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 from urllib.parse import unquote
 
-import psutil
-
 from fedcore.errors import ConfigError
 from fedcore.storage import objects as object_storage
 
@@ -221,9 +219,11 @@ def seal(folder: Path) -> None:
 
 def sweep_partials(path: Path) -> None:
     """Remove, as far as possible, what processes of this host that died left of a file or folder of this name."""
+    from psutil import pid_exists  # late: every command loads this module, and hardly any needs that
+
     for partial in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
         process = partial.name.removeprefix(f".{path.name}.").split(".")[0]
-        if process.isdigit() and not psutil.pid_exists(int(process)):
+        if process.isdigit() and not pid_exists(int(process)):
             with suppress(OSError):
                 remove(partial)
 
