@@ -37,6 +37,7 @@ FAST = [
     "private_gmm/diag",
     "dictionaries/recommended",
     "dictionaries/gradient",
+    "dictionaries/default",
     "dictionaries/statistics-omp",
 ]
 SLOW = [

@@ -25,7 +25,15 @@ from tests.conftest import edit_record
 from tests.dictionaries.run_in_memory import block_of
 from tests.dictionaries.test_rounds import task
 
-FAST = {"atoms": 6, "global_atoms": 3, "rounds": 4, "starts": 2, "start_steps": 60, "first_threshold": 0.3}
+FAST = {
+    "profile": "recommended",
+    "atoms": 6,
+    "global_atoms": 3,
+    "rounds": 4,
+    "starts": 2,
+    "start_steps": 60,
+    "first_threshold": 0.3,
+}
 SIZES = np.array([120, 0, 80, 45, 3, 90, 200, 160, 75, 50, 60, 60])
 
 

@@ -311,7 +311,7 @@ private_mixture("series", given="private_mixture/clients")
 
 
 def dictionaries(name: str, population: str = "atoms", given: str | None = None, **settings) -> None:
-    settings = {"rounds": 4, "start_steps": 5, "sparsity": 2, **settings}
+    settings = {"rounds": 4, "start_steps": 5, "sparsity": 2, "profile": "recommended", **settings}
     if given is not None:
         settings["start"] = "given"
     CASES[f"dictionaries/{name}"] = Case("dictionaries", population, settings, given)
@@ -347,6 +347,10 @@ dictionaries("gradient", **GRADIENT)
 dictionaries("gradient-top-k", **GRADIENT, code="top_k", step_size=0.05)
 dictionaries("gradient-omp", **GRADIENT, code="omp", atoms=10, local_steps=2)
 dictionaries("gradient-lasso", **GRADIENT, code="lasso", alpha=0.05, restarts=1)
+DEFAULT = {"profile": "statistics", "atoms": 12, "sparsity": None}
+
+dictionaries("default", **DEFAULT)
+dictionaries("default-given", given="dictionaries/default", **DEFAULT, participation=0.6)
 dictionaries("statistics-omp", **STATISTICS, code="omp", atoms=10)
 dictionaries("statistics-lasso", **STATISTICS, code="lasso", alpha=0.05)
 dictionaries("statistics-joint", **STATISTICS, code="omp", split="joint", sweeps=2)

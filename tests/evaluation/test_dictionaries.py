@@ -19,7 +19,7 @@ from fedcore.rounds.statistics import values
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, start_run
 
-CONFIG = DictionariesConfig(atoms=3, global_atoms=1, code="top_k", sparsity=1)
+CONFIG = DictionariesConfig(profile="recommended", atoms=3, global_atoms=1, code="top_k", sparsity=1)
 
 
 def block(training, heldout) -> RowsBlock:

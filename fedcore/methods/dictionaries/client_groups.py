@@ -8,7 +8,7 @@ rows are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -63,6 +63,16 @@ class Group:
         self._kept = self._stacked()
         self._check(self._kept)
         yield self._kept
+
+    def rows_of(self, i: int) -> Callable[[], Iterator[np.ndarray]]:
+        """The samples of client i of the group, (m, d) tile by tile, without the padding of the stack."""
+        size = int(self.sizes[i])
+
+        def tiles() -> Iterator[np.ndarray]:
+            for tile in self.tiles():  # more than one only if the client is alone in its group, which has no padding
+                yield tile[i, : min(size, tile.shape[1])]
+
+        return tiles
 
     def _stacked(self) -> np.ndarray:
         shape = (len(self.clients), self.rows, self.block.x.shape[1])

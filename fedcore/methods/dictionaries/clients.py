@@ -15,15 +15,26 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedcore.methods.dictionaries import statistics_clients
 from fedcore.methods.dictionaries.alignment import align, divide
 from fedcore.methods.dictionaries.client_groups import Group, groups
 from fedcore.methods.dictionaries.config import DictionariesConfig
 from fedcore.methods.dictionaries.distances import ZERO_DISTANCE
 from fedcore.methods.dictionaries.initialisation import initial_dictionaries, restarted
 from fedcore.methods.dictionaries.learners import descend, pass_over, refine, step
-from fedcore.methods.dictionaries.messages import Counts, InitialMessage, RoundMessage, in_message_precision
+from fedcore.methods.dictionaries.messages import (
+    Counts,
+    FirstSumsMessage,
+    InitialMessage,
+    LocalAtomsMessage,
+    Message,
+    RoundMessage,
+    SumsMessage,
+    in_message_precision,
+)
 from fedcore.methods.dictionaries.operators import normalise
 from fedcore.methods.dictionaries.robust import robust_round
+from fedcore.methods.dictionaries.sizes import atoms_of
 from fedcore.methods.dictionaries.sparse_coding import Coder, coder_of
 from fedcore.population.blocks import RowsBlock
 from fedcore.randomness import client_uniforms
@@ -35,15 +46,22 @@ PARTICIPATION = "dictionaries/participation"
 
 
 def client_update(
-    config: DictionariesConfig, message: InitialMessage | RoundMessage, block: RowsBlock, memory: Memory | None
+    config: DictionariesConfig, message: Message, block: RowsBlock, memory: Memory | None
 ) -> tuple[Statistics, Memory]:
     """The answer of one leaf of clients. Raises PopulationError for values that are not finite."""
     if isinstance(message, InitialMessage):
         return initial_round(config, message, block)
+    if isinstance(message, FirstSumsMessage):
+        return statistics_clients.first_sums(message, block)
     assert memory is not None
+    if isinstance(message, SumsMessage | LocalAtomsMessage):
+        memory = statistics_clients.memory_of(memory)
+        if isinstance(message, SumsMessage):
+            return statistics_clients.shared_round(config, message, block, memory)
+        return statistics_clients.local_round(config, message, block, memory)
     memory = {name: np.array(value) for name, value in with_local_atoms(message, block, memory).items()}
     if config.learner == "statistics":
-        return statistics_round(config, message, block, memory)
+        return joint_round(config, message, block, memory)
     return local_round(config, message, block, memory)
 
 
@@ -53,7 +71,7 @@ def client_update(
 def initial_round(config: DictionariesConfig, message: InitialMessage, block: RowsBlock) -> tuple[Statistics, Memory]:
     """Every client learns its own dictionary; the clients that are sampled for the matching send it."""
     sizes = np.diff(block.ptr)
-    r, d = config.atoms, block.features
+    r, d = atoms_of(config, block.features), block.features
     ranks = np.where(sizes > 0, r, 0)
     if config.ragged:
         ranks = np.where(sizes > 0, np.maximum(np.minimum(r, sizes // 2), max(message.fewest_atoms, 1)), 0)
@@ -90,6 +108,9 @@ def with_local_atoms(message: RoundMessage, block: RowsBlock, memory: Memory) ->
     without those that a linear assignment gives to the global ones."""
     if "local" in memory:
         return memory
+    if "atoms" not in memory:  # the learner statistics has no local atoms before its last pass
+        ranks = np.where(memory["rank"] > 0, len(message.common), 0)
+        return {**memory, "rank": ranks, "local": np.zeros((block.clients, 0, block.features))}
     common, ranks, atoms = message.global_atoms, memory["rank"], memory["atoms"]
     wanted = len(common)
     local = np.zeros((block.clients, atoms.shape[1] - wanted, block.features))
@@ -123,7 +144,7 @@ def local_round(
     config: DictionariesConfig, message: RoundMessage, block: RowsBlock, memory: Memory
 ) -> tuple[Statistics, Memory]:
     """Steps from [G | L_i], then the alignment to the global atoms (Algorithms 1, 3 and, if configured, 6)."""
-    common, coder = message.global_atoms, coder_of(config)
+    common, coder = message.global_atoms, coder_of(config, block.features)
     wanted, d = common.shape
     taking = participating(message, block, memory["rank"])
     sent = np.full((block.clients, wanted, d), np.nan)
@@ -220,52 +241,34 @@ def with_unused_replaced(atoms: np.ndarray, dead: np.ndarray, wanted: int, group
     return atoms
 
 
-# --- rounds of the learner "statistics" -------------------------------------------------------------------------------
+# --- rounds of the learner "statistics" with split = "joint" ----------------------------------------------------------
 
 
-def statistics_round(
+def joint_round(
     config: DictionariesConfig, message: RoundMessage, block: RowsBlock, memory: Memory
 ) -> tuple[Statistics, Memory]:
-    """Sums of codes and samples for the global atoms; every client moves its own local atoms by its own sums.
-
-    The sums of all clients are those of the pooled samples: with split = "nested" the global dictionary is the one that
-    a learner of the pooled samples would have, and local atoms learn what [G | L_i] leaves to them.
-    """
-    common, coder = message.global_atoms, coder_of(config)
+    """Sums of codes and samples for the global atoms, all atoms of a client coding its samples together; every client
+    moves its own local atoms by its own sums."""
+    common, coder = message.global_atoms, coder_of(config, block.features)
     wanted, d = common.shape
     taking = participating(message, block, memory["rank"])
     xx, xy, counts = np.zeros((wanted, wanted)), np.zeros((wanted, d)), Counts()
     for group in groups(block, memory["rank"], taking):
         mine, local_atoms = group.clients, group.rank - wanted
-        loss = np.zeros(len(mine))
-        if config.split == "nested":
-            for tile in group.tiles():
-                flat = tile.reshape(-1, d)
-                x = coder(flat, common)
-                xx += x.T @ x
-                xy += x.T @ flat
-                loss += ((flat - x @ common) ** 2).sum(1).reshape(tile.shape[:2]).sum(1)
-                counts.nonzero += np.count_nonzero(x)
-        if local_atoms and (message.learn_local or config.split == "joint"):
-            local = memory["local"][mine, :local_atoms]
-            atoms = np.concatenate([np.broadcast_to(common, (len(mine), wanted, d)), local], axis=1)
-            sums = pass_over(group.tiles, atoms[:, None], coder, second=True)
-            both, samples = sums.xx[:, 0], sums.xy[:, 0]
-            if config.split == "joint":
-                xx += both[:, :wanted, :wanted].sum(0)
-                xy += (samples[:, :wanted] - both[:, :wanted, wanted:] @ local).sum(0)
-                counts.nonzero += float(sums.nonzero.sum())
-            loss = sums.loss[:, 0]
+        local = memory["local"][mine, :local_atoms]
+        atoms = np.concatenate([np.broadcast_to(common, (len(mine), wanted, d)), local], axis=1)
+        sums = pass_over(group.tiles, atoms[:, None], coder, second=True)
+        both, samples = sums.xx[:, 0], sums.xy[:, 0]
+        xx += both[:, :wanted, :wanted].sum(0)
+        xy += (samples[:, :wanted] - both[:, :wanted, wanted:] @ local).sum(0)
+        counts.nonzero += float(sums.nonzero.sum())
+        memory["loss"][mine] = sums.loss[:, 0] / group.sizes
+        if local_atoms:
             rest = samples[:, wanted:] - both[:, wanted:, :wanted] @ common
             local = np.stack([descend(*each) for each in zip(local, both[:, wanted:, wanted:], rest, strict=True)])
             dead = unused(sums.used[:, 0])
             counts.unused_atoms += float(dead[:, wanted:].sum())
             atoms[:, wanted:] = local
             memory["local"][mine, :local_atoms] = with_unused_replaced(atoms, dead, wanted, group, coder)[:, wanted:]
-        elif config.split == "joint":
-            atoms = np.broadcast_to(common, (len(mine), 1, wanted, d))
-            sums = pass_over(group.tiles, atoms, coder, second=True)
-            xx, xy, loss = xx + sums.xx.sum((0, 1)), xy + sums.xy.sum((0, 1)), sums.loss[:, 0]
-        memory["loss"][mine] = loss / group.sizes
     statistics = _round_statistics(block, memory, taking, counts)
     return {**statistics, "xx": FloatSum.at(block.leaf, xx), "xy": FloatSum.at(block.leaf, xy)}, memory

@@ -6,11 +6,46 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+PERMA: dict[str, Any] = {  # what its profiles have in common; the sizes are those of the paper's synthetic task
+    "learner": "orthogonal",
+    "code": "threshold",
+    "start": "local",
+    "atoms": 6,
+    "global_atoms": 3,
+    "sparsity": 20,
+    "rounds": 60,
+}
 PROFILES: dict[str, dict[str, Any]] = {
-    "recommended": {"matcher": "star", "aggregate": "median", "norm": "unit", "align": "lsa", "starts": 5, "far": 0.7},
-    "paper": {"matcher": "path", "aggregate": "mean", "norm": "none", "align": "greedy", "starts": 1, "far": None},
-    "scripts": {"matcher": "path", "aggregate": "mean", "norm": "polar", "align": "seq", "starts": 1, "far": None},
+    "statistics": {},
+    "recommended": {
+        **PERMA,
+        "matcher": "star",
+        "aggregate": "median",
+        "norm": "unit",
+        "align": "lsa",
+        "starts": 5,
+        "far": 0.7,
+    },
+    "paper": {
+        **PERMA,
+        "matcher": "path",
+        "aggregate": "mean",
+        "norm": "none",
+        "align": "greedy",
+        "starts": 1,
+        "far": None,
+    },
+    "scripts": {
+        **PERMA,
+        "matcher": "path",
+        "aggregate": "mean",
+        "norm": "polar",
+        "align": "seq",
+        "starts": 1,
+        "far": None,
+    },
     "robust": {
+        **PERMA,
         "matcher": "star",
         "aggregate": "median",
         "norm": "polar",
@@ -34,17 +69,19 @@ OF_BACKGROUND = ("model", "rounds", "cut", "weights", "weight_cap", "precision")
 class DictionariesConfig(BaseModel):
     """Settings of personalised dictionary learning. Ranges stand beside the fields.
 
-    A profile sets matcher, aggregate, norm, align, starts and far where these are left out; "robust" also sets loss,
-    code, first, start_steps, local_rounds and refine_steps.
+    Defaults are those of the profile "statistics". The others are PerMA's, and set learner, code, start, sizes, rounds,
+    matcher, aggregate, norm, align, starts and far where these are left out; "robust" also loss, first, start_steps,
+    local_rounds and refine_steps.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    profile: Literal["recommended", "paper", "scripts", "robust"] = Field(
-        "recommended",
-        description="recommended: star, median, unit, lsa, 5 starts; paper: path, mean, none, greedy, 1 "
-        "start; scripts (the authors' programs): path, mean, polar, seq, 1 start; robust: star, median, polar, loss "
-        "huber, from singular vectors",
+    profile: Literal["statistics", "recommended", "paper", "scripts", "robust"] = Field(
+        "statistics",
+        description="statistics: global atoms from sums over all clients, local ones where they pay. PerMA, which asks "
+        "what clients have in common, with 3 of 6 atoms: recommended: star, median, unit, lsa, 5 starts; paper: path, "
+        "mean, none, greedy, 1 start; scripts (the authors' programs): path, mean, polar, seq, 1 start; robust: star, "
+        "median, polar, loss huber, from singular vectors",
     )
 
     model: Literal["dictionary", "background"] = Field(
@@ -55,10 +92,13 @@ class DictionariesConfig(BaseModel):
     )
 
     # sizes
-    atoms: int = Field(6, ge=1, le=100_000, description="atoms r of every client's dictionary")
-    global_atoms: int | Literal["null", "jump"] = Field(
-        3,
-        description="how many of them are global; null: as many as match better than half of what clients without "
+    atoms: int | None = Field(
+        None, ge=1, le=100_000, description="atoms r of every client's dictionary; None: a fifth more than global ones"
+    )
+    global_atoms: int | Literal["auto", "null", "jump"] = Field(
+        "auto",
+        description="how many of them are global; auto: 100, at most twice the features, and five sixths of the atoms "
+        "where their number is given; null: as many as match better than half of what clients without "
         "anything in common would; jump: up to the largest jump of path lengths, never 0 or all",
     )
     ragged: bool = Field(
@@ -67,17 +107,26 @@ class DictionariesConfig(BaseModel):
 
     # local learner
     learner: Literal["orthogonal", "gradient", "statistics"] = Field(
-        "orthogonal",
-        description="orthogonal: polar factors (Algorithm 4); gradient: any atoms of norm 1, by gradient "
-        "steps (Algorithm 5); statistics: any atoms, global ones learnt from all clients' sums of codes and samples",
+        "statistics",
+        description="statistics: any atoms of norm 1, global ones learnt from all clients' sums of codes and samples; "
+        "orthogonal: polar factors (Algorithm 4); gradient: any atoms of norm 1, by gradient steps (Algorithm 5)",
     )
     code: Literal["threshold", "top_k", "omp", "lasso"] = Field(
-        "threshold",
+        "omp",
         description="sparse codes: correlations above a threshold; the k largest; orthogonal matching "
         "pursuit; lasso (scikit-learn)",
     )
     threshold: float = Field(0.15, gt=0, le=1e12, description="zeta of code = threshold, in the units of the data")
-    sparsity: int = Field(20, ge=1, le=100_000, description="k of code = top_k or omp")
+    sparsity: int | None = Field(
+        None, ge=1, le=100_000, description="k of code = top_k or omp; None: 20, at most a quarter of the features"
+    )
+    least_sparsity: int | None = Field(
+        None,
+        ge=1,
+        le=100_000,
+        description="statistics, split = nested, omp: while it learns, every sample has a k of its own, from this "
+        "up to sparsity, so that one dictionary serves all of them; None: a quarter of sparsity",
+    )
     alpha: float = Field(1.0, gt=0, le=1e12, description="l1 weight of code = lasso, in the units of the data")
     loss: Literal["squared", "huber"] = Field(
         "squared",
@@ -111,8 +160,10 @@ class DictionariesConfig(BaseModel):
     )
 
     # start
-    start: Literal["local", "given"] = Field(
-        "local", description="local: clients' own dictionaries, matched; given: a global dictionary from a warm start"
+    start: Literal["sums", "local", "given"] = Field(
+        "sums",
+        description="sums: the learner statistics, from sums over all clients alone; local: clients' own "
+        "dictionaries, matched; given: a global dictionary from a warm start",
     )
     starts: int = Field(5, ge=1, le=100, description="starts of a client's own dictionary, of which the best is kept")
     first: Literal["auto", "unit", "singular", "samples", "random"] = Field(
@@ -169,7 +220,8 @@ class DictionariesConfig(BaseModel):
         10,
         ge=1,
         le=1_000_000,
-        description="split = nested, or loss = huber: number of last rounds in which local atoms are learnt",
+        description="split = nested: steps in which a client learns its local atoms, after the rounds; loss = huber: "
+        "number of last rounds in which local atoms are learnt",
     )
     sweeps: int = Field(1, ge=1, le=100, description="statistics: passes over the global atoms in a round")
 
@@ -195,8 +247,8 @@ class DictionariesConfig(BaseModel):
     def _fill_in(cls, settings: Any) -> Any:
         if isinstance(settings, dict) and settings.get("model") == "background":
             return BACKGROUND | settings
-        if isinstance(settings, dict) and settings.get("profile", "recommended") in PROFILES:
-            return PROFILES[settings.get("profile", "recommended")] | settings
+        if isinstance(settings, dict) and settings.get("profile", "statistics") in PROFILES:
+            return PROFILES[settings.get("profile", "statistics")] | settings
         return settings
 
     @property
@@ -216,7 +268,13 @@ class DictionariesConfig(BaseModel):
 
     @property
     def automatic(self) -> bool:
-        return isinstance(self.global_atoms, str)
+        """Whether the number of global atoms is found by matching."""
+        return self.global_atoms in ("null", "jump")
+
+    @property
+    def nested(self) -> bool:
+        """Whether global atoms are those that a learner of all samples in one place would have."""
+        return self.model == "dictionary" and self.learner == "statistics" and self.split == "nested"
 
     @property
     def is_background(self) -> bool:
@@ -233,17 +291,21 @@ class DictionariesConfig(BaseModel):
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:
-        count, fixed = self.global_atoms, isinstance(self.global_atoms, int)
+        count = self.global_atoms
         for wrong, text in (
             (
-                isinstance(count, int) and not 0 <= count <= self.atoms,
+                isinstance(count, int) and (count < 0 or self.atoms is not None and count > self.atoms),
                 f"global_atoms must be 0 to atoms = {self.atoms}",
             ),
-            (not fixed and self.start == "given", "the number of global atoms is that of the given ones"),
-            (not fixed and self.ragged, "ragged needs a number of global atoms"),
+            (self.automatic and self.start == "given", "the number of global atoms is that of the given ones"),
+            (not isinstance(count, int) and self.ragged, "ragged needs a number of global atoms"),
+            (
+                None not in (self.sparsity, self.least_sparsity) and (self.least_sparsity or 0) > (self.sparsity or 0),
+                "least_sparsity must be at most sparsity",
+            ),
             (
                 self.learner == "orthogonal" and self.code in ("omp", "lasso"),
-                "the orthogonal learner codes by threshold or top_k",
+                "the orthogonal learner codes by threshold or top_k, as the profile recommended does",
             ),
             (
                 self.learner == "statistics" and self.code in ("threshold", "top_k"),
@@ -262,6 +324,9 @@ class DictionariesConfig(BaseModel):
                 "restarts are for Algorithms 4 and 5 with squared loss",
             ),
             (self.learner == "statistics" and self.local_steps > 1, "local_steps is for Algorithms 4 and 5"),
+            (self.automatic and self.start == "sums", f"global_atoms = {count} needs a matching: start = local"),
+            (self.start == "sums" and not self.nested and not self.is_background, "start = sums goes with learner = statistics, split = nested"),
+            (self.start == "sums" and count == 0, "start = sums learns global atoms: at least 1"),
         ):
             if wrong:
                 raise ValueError(text)

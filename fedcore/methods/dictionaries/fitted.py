@@ -6,6 +6,7 @@ import numpy as np
 
 from fedcore.errors import RunError
 from fedcore.methods.dictionaries.config import DictionariesConfig
+from fedcore.methods.dictionaries.sizes import sparsity_of
 from fedcore.methods.dictionaries.state import DictionariesState
 from fedcore.rounds.fitted import FittedDictionary
 
@@ -29,4 +30,4 @@ def fitted_model_of(config: DictionariesConfig, state: DictionariesState) -> Fit
         return FittedDictionary(atoms, "lasso_cd", None, config.alpha, state.round)
     norms = np.linalg.norm(atoms, axis=1, keepdims=True)
     unit = atoms / np.where(norms > 0, norms, 1.0)
-    return FittedDictionary(unit, "omp", min(config.sparsity, *unit.shape), None, state.round)
+    return FittedDictionary(unit, "omp", min(sparsity_of(config, unit.shape[1]), *unit.shape), None, state.round)

@@ -44,7 +44,7 @@ def initial_dictionaries(config: DictionariesConfig, seed: int, group: Group) ->
     starts = starting_dictionaries(group.rank, d, config.starts, seed, numbers, _first(config, seed, group))
     schedule = Schedule(config.first_threshold, config.threshold_decay, config.steps_of_start, config.density)
     return best_of_starts(
-        config.learner, group.tiles, group.sizes, starts, coder_of(config), schedule, config.step_size
+        config.learner, group.tiles, group.sizes, starts, coder_of(config, d), schedule, config.step_size
     )
 
 
@@ -92,7 +92,7 @@ def restarted(
     numbers = group.block.first + group.clients
     starts = starting_dictionaries(local.shape[1], d, config.restarts, seed, numbers, purpose="dictionaries/restart")
     schedule = Schedule(config.first_threshold, config.threshold_decay, config.steps_of_start)
-    coder = coder_of(config)
+    coder = coder_of(config, d)
     new, _ = best_of_starts(config.learner, orthogonal_part, group.sizes, starts, coder, schedule, config.step_size)
     both = np.stack([local, new], axis=1)
     shared = np.broadcast_to(common, (*both.shape[:2], wanted, d))

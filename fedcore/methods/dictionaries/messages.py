@@ -14,6 +14,12 @@ def in_message_precision(config: DictionariesConfig, atoms: np.ndarray) -> np.nd
     return atoms.astype(config.precision, copy=False)
 
 
+def to_compute_with(common: np.ndarray) -> np.ndarray:
+    """The atoms of a message in float64: a copy, because what came over a wire may lie at any address, and products of
+    matrices that are not aligned take another path, with other last bits."""
+    return np.array(common, np.float64, order="C")
+
+
 @dataclass(frozen=True, slots=True)
 class InitialMessage:
     """Asks every client to learn a dictionary alone, and some to send it.
@@ -52,9 +58,58 @@ class RoundMessage:
 
     @property
     def global_atoms(self) -> np.ndarray:
-        """(rg, d) float64, to compute with: a copy, because what came over a wire may lie at any address, and products
-        of matrices that are not aligned take another path, with other last bits."""
-        return np.array(self.common, np.float64, order="C")
+        """(rg, d) float64, to compute with."""
+        return to_compute_with(self.common)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstSumsMessage:
+    """Asks every client for what the first atoms are made of (`shared_statistics`).
+
+    seed: of the streams of simulation randomness; atoms: rg; sums: "moments", "signed", or "" where atoms are given
+    """
+
+    seed: int
+    atoms: int
+    sums: str
+
+
+@dataclass(frozen=True, slots=True)
+class SumsMessage:
+    """Asks the clients that take part for their sums of codes and samples.
+
+    number, seed, common, threshold: as in `RoundMessage`
+    least, most: atoms of the codes of this round
+    cap:         norm to which larger samples are scaled down; 0 for none
+    seen:        clients before this one are known from an earlier run, and do not answer
+    """
+
+    number: int
+    seed: int
+    common: np.ndarray
+    threshold: float
+    least: int
+    most: int
+    cap: float
+    seen: int
+
+    @property
+    def global_atoms(self) -> np.ndarray:
+        """(rg, d) float64, to compute with."""
+        return to_compute_with(self.common)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalAtomsMessage:
+    """Asks every client to learn local atoms, and to keep them where they pay. seed, common: as in `RoundMessage`."""
+
+    seed: int
+    common: np.ndarray
+
+    @property
+    def global_atoms(self) -> np.ndarray:
+        """(rg, d) float64, to compute with."""
+        return to_compute_with(self.common)
 
 
 @dataclass(slots=True)
@@ -83,3 +138,6 @@ class Counts:
 
     def to_array(self) -> np.ndarray:
         return np.array(astuple(self), np.float64)
+
+
+Message = InitialMessage | RoundMessage | FirstSumsMessage | SumsMessage | LocalAtomsMessage

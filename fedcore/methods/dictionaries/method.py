@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.methods.dictionaries import background_outputs, background_server, clients, scores, server, start
+from fedcore.methods.dictionaries import background_outputs, background_server, clients, scores, server, start, statistics_server
 from fedcore.methods.dictionaries.background import background_update
 from fedcore.methods.dictionaries.config import DictionariesConfig
 from fedcore.methods.dictionaries.fitted import fitted_model_of
@@ -39,7 +39,7 @@ class Dictionaries(NonPrivateMethod[DictionariesConfig, DictionariesState]):
 
     name: ClassVar[str] = "dictionaries"
     kinds: ClassVar[tuple[Kind, ...]] = ("rows",)
-    arithmetic_version: ClassVar[str] = "dictionaries-2"
+    arithmetic_version: ClassVar[str] = "dictionaries-3"
     streams_rows: ClassVar[bool] = True
     Config = DictionariesConfig
     State = DictionariesState
@@ -69,7 +69,9 @@ class Dictionaries(NonPrivateMethod[DictionariesConfig, DictionariesState]):
         return background_server.init(public) if self.config.is_background else server.init(self.config, public)
 
     def total_rounds(self, state: DictionariesState) -> int:
-        return (2 if self.config.is_background else 1) + self.config.rounds
+        if self.config.is_background:
+            return 2 + self.config.rounds
+        return 1 + self.config.rounds + (self.config.nested and statistics_server.has_local_pass(self.config, state))
 
     def message(self, state: DictionariesState) -> Message | None:
         module = background_server if self.config.is_background else server

@@ -46,7 +46,7 @@ def personalise(
     }
     sizes = np.diff(block.ptr)
     outputs["loss"][(sizes > 0) & (memory["rank"] == 0)] = 0.0
-    coder, wanted = coder_of(config), len(state.common)
+    coder, wanted = coder_of(config, block.features), len(state.common)
     for group in groups(block, memory["rank"]):
         done = np.zeros(len(group.clients), np.int64)
         loss = np.zeros(len(group.clients))

@@ -109,7 +109,7 @@ def robust_round(
     adds to `counts`. In the last rounds local atoms move."""
     common, local_atoms = message.global_atoms, group.rank - len(message.common)
     for i, client in enumerate(group.clients.tolist()):
-        rows = _rows_of(group, i)
+        rows = group.rows_of(i)
         sent[client], loss = global_atoms(rows, common, coder_to_learn(config), config.local_steps)
         memory["loss"][client] = loss / group.sizes[i]
         counts.nonzero += group.sizes[i] * len(common)
@@ -122,17 +122,6 @@ def robust_round(
             counts.unused_atoms += float((used == 0).sum())
     distances = matched_distances(sent[group.clients], common)
     memory["distance"][group.clients] = distances.mean(-1) if len(common) else 0.0
-
-
-def _rows_of(group: Group, i: int) -> Rows:
-    """The samples of client i of the group, (m, d) tile by tile, without the padding of the stack."""
-    size = int(group.sizes[i])
-
-    def tiles() -> Iterator[np.ndarray]:
-        for tile in group.tiles():  # more than one only if the client is alone in its group, which has no padding
-            yield tile[i, : min(size, tile.shape[1])]
-
-    return tiles
 
 
 def global_atoms(rows: Rows, common: np.ndarray, coder: RobustCoder, steps: int = 1) -> tuple[np.ndarray, float]:

@@ -31,6 +31,7 @@ METRICS = (
     Metric("global_atoms", caption="Number of global atoms."),
     Metric("least_norm", caption="Smallest norm of a global atom before scaling."),
     Metric("left_out", caption="Matched atoms, later clients, that are left out of the aggregate."),
+    Metric("local_atoms", caption="Local atoms of a client that keeps some, mean."),
     Metric("matched", caption="Clients whose dictionaries were matched."),
     Metric("not_shared", caption="Global atoms on whose direction the clients do not agree."),
     Metric("objective", caption="Of the clients' own dictionaries, for each sample.", follows_data=True),
@@ -46,5 +47,6 @@ METRICS = (
     ),
     Metric("strangers", caption="Frames that do not show the scene, by their gain; model background."),
     Metric("unused_atoms", caption="Atoms that no sample of their client uses."),
+    Metric("with_local_atoms", caption="Clients that keep local atoms, because held-out samples are coded better."),
     Metric("worst_loss", caption="Largest loss of a client.", follows_data=True),
 )

@@ -2,6 +2,8 @@
 
 start    one pass: every client's own dictionary; those of some are matched, and their aggregate is G
 rounds   Algorithm 1; or, with the learner "statistics", G moved atom after atom by the sums of all clients
+
+What the learner "statistics" does with split = "nested" is in `statistics_server`.
 """
 
 from __future__ import annotations
@@ -13,24 +15,26 @@ from typing import Any
 import numpy as np
 
 from fedcore.errors import ConfigError, PopulationError, RunError
+from fedcore.methods.dictionaries import statistics_server
 from fedcore.methods.dictionaries.aggregation import Aggregate, aggregate, with_norm
 from fedcore.methods.dictionaries.clients import MATCHED
 from fedcore.methods.dictionaries.config import DictionariesConfig
 from fedcore.methods.dictionaries.distances import d12
-from fedcore.methods.dictionaries.learners import UNUSED, descend
+from fedcore.methods.dictionaries.learners import descend
 from fedcore.methods.dictionaries.matching import Matching, matched_atoms, path, star
-from fedcore.methods.dictionaries.messages import Counts, InitialMessage, RoundMessage, in_message_precision
+from fedcore.methods.dictionaries.messages import Counts, InitialMessage, Message, RoundMessage, in_message_precision
 from fedcore.methods.dictionaries.number_of_global_atoms import number_by_rule
-from fedcore.methods.dictionaries.operators import normalise, polar
+from fedcore.methods.dictionaries.operators import polar
+from fedcore.methods.dictionaries.sizes import atoms_of, global_atoms_of
 from fedcore.methods.dictionaries.start import first_global_dictionary
 from fedcore.methods.dictionaries.state import DictionariesState
+from fedcore.methods.dictionaries.unused_atoms import without_unused
 from fedcore.randomness import client_uniforms, stream
 from fedcore.rounds.method import PublicFacts, RoundInfo
 
 STAR_CLIENTS = 3  # with fewer, medians over clients say nothing, and the path is taken
 SUM_BYTES = 8  # of a number of a sum in a message
 MANY = 0.25  # share of clients; if so many are far, it is not they who are at fault
-SPLIT = 0.01  # by how much the two halves of a doubled atom differ
 SCORES_IN_NOTE = 50
 
 
@@ -40,20 +44,28 @@ SCORES_IN_NOTE = 50
 def init(config: DictionariesConfig, public: PublicFacts) -> DictionariesState:
     """Raises ConfigError if the settings do not fit the features, or a start is missing or of another shape."""
     d = public.features
-    if config.learner == "orthogonal" and config.atoms > d:
+    if config.learner == "orthogonal" and atoms_of(config, d) > d:
         raise ConfigError(
-            f"{config.atoms} orthonormal atoms do not fit into {d} features.",
+            f"{atoms_of(config, d)} orthonormal atoms do not fit into {d} features.",
             "Ask for fewer atoms, or take the learner gradient or statistics.",
         )
     common = first_global_dictionary(config, public)
-    return DictionariesState("start", 0, public.seed, d, public.clients or 0, common=common)
+    return DictionariesState(
+        "start", 0, public.seed, d, public.clients or 0, common=common, warm=bool(len(common)) and config.nested
+    )
 
 
-def message(config: DictionariesConfig, state: DictionariesState) -> InitialMessage | RoundMessage | None:
+def message(config: DictionariesConfig, state: DictionariesState) -> Message | None:
     if state.phase == "done":
         return None
+    if config.nested and (state.phase != "start" or config.start != "local"):
+        return (
+            statistics_server.first_message(config, state)
+            if state.phase == "start"
+            else statistics_server.message(config, state)
+        )
     if state.phase == "start":
-        fewest = config.global_atoms if isinstance(config.global_atoms, int) else 1
+        fewest = global_atoms_of(config, state.features) or 1
         return InitialMessage(state.seed, _matching_threshold(config, state), fewest)
     number = state.round + 1
     return RoundMessage(
@@ -87,8 +99,14 @@ def server_update(
     config: DictionariesConfig, state: DictionariesState, result: Mapping[str, Any]
 ) -> tuple[DictionariesState, RoundInfo]:
     """Raises PopulationError if nobody has samples, RunError if the global dictionary is not finite."""
+    if config.nested and "votes" in result:
+        return statistics_server.after_first_sums(config, state, result)
     if state.phase == "start":
         return _after_start(config, state, result)
+    if state.phase == "local":
+        return statistics_server.after_local_atoms(config, state, result)
+    if config.nested:
+        return statistics_server.after_round(config, state, result)
     return _after_round(config, state, result)
 
 
@@ -121,10 +139,11 @@ def _after_start(
             )
         numbers, ranks = senders.astype(np.int64).T
         dictionaries = [atoms[:rank] for atoms, rank in zip(sent, ranks, strict=True)]
-        if isinstance(config.global_atoms, int):
-            count = config.global_atoms
+        wanted = global_atoms_of(config, state.features)
+        if wanted is not None:
+            count = wanted
         else:
-            count, scores = number_by_rule(config.global_atoms, dictionaries, state.seed)
+            count, scores = number_by_rule(str(config.global_atoms), dictionaries, state.seed)
             note = f"{count} global atoms; scores " + " ".join(f"{value:.3f}" for value in scores[:SCORES_IN_NOTE])
         matching = match(config, dictionaries, count, state.seed)
         together = _first_aggregate(config, matched_atoms(dictionaries, matching))
@@ -243,29 +262,10 @@ def _moved_by_sums(
     return replace(state, common=common, xx=xx, xy=xy), scalars
 
 
-def without_unused(common: np.ndarray, energy: np.ndarray, generator: np.random.Generator) -> tuple[np.ndarray, int]:
-    """(dictionary, number of replaced atoms): an atom that nobody uses becomes a slightly moved copy of the most used
-    one that has not been copied yet; the next codes tell them apart. No sample is needed for that.
-
-    common: (rg, d); energy: (rg,) sum of squared codes of each atom.
-    """
-    dead = np.flatnonzero(energy <= UNUSED * max(float(energy.mean()), np.finfo(float).tiny))
-    if not len(dead) or len(dead) == len(energy):
-        return common, 0
-    common = common.copy()
-    alive = np.setdiff1d(np.argsort(-energy, kind="stable"), dead, assume_unique=True)
-    order = alive[np.argsort(-energy[alive], kind="stable")]
-    for at, source in zip(dead, np.resize(order, len(dead)), strict=True):
-        noise = generator.standard_normal(common.shape[1]) / np.sqrt(common.shape[1])
-        common[at] = normalise(common[source] + SPLIT * noise)[0]
-    return common, len(dead)
-
-
 def _is_last(config: DictionariesConfig, number: int, movement: float) -> bool:
     """Whether the run ends with this round. All rounds are made if clients are sampled, if local atoms are learnt in
     the last rounds only, and until local atoms were restarted."""
     if number >= config.rounds:
         return True
-    local_at_last = config.robust or (config.learner == "statistics" and config.split == "nested")
-    may_end = config.participation == 1 and not local_at_last and number >= (config.restart_round or 0)
+    may_end = config.participation == 1 and not config.robust and number >= (config.restart_round or 0)
     return may_end and movement < config.tolerance

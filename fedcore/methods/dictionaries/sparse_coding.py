@@ -14,6 +14,7 @@ from fedcore.errors import ConfigError
 from fedcore.methods.dictionaries.config import DictionariesConfig
 from fedcore.methods.dictionaries.matching_pursuit import omp
 from fedcore.methods.dictionaries.operators import hard_threshold, top_k
+from fedcore.methods.dictionaries.sizes import sparsity_of
 
 Code = Literal["threshold", "top_k", "omp", "lasso"]
 
@@ -39,14 +40,20 @@ class Coder:
         y = np.broadcast_to(samples, (*lead, *samples.shape[-2:]))
         a = np.broadcast_to(atoms, (*lead, *atoms.shape[-2:]))
         out = np.empty((*lead, samples.shape[-2], atoms.shape[-2]))
+        if self.code == "omp" and sparsity is not None:
+            for at in np.ndindex(*lead):
+                for k in np.unique(sparsity[at]):
+                    mine = sparsity[at] == k
+                    out[at][mine] = omp(y[at][mine], a[at], int(k))
+            return out
         for at in np.ndindex(*lead):
             out[at] = lasso(y[at], a[at], self.alpha)
         return out
 
 
-def coder_of(config: DictionariesConfig) -> Coder:
-    """The coder that the settings ask for."""
-    return Coder(config.code, config.threshold, config.sparsity, config.alpha)
+def coder_of(config: DictionariesConfig, features: int) -> Coder:
+    """The coder that the settings ask for, of samples of so many features."""
+    return Coder(config.code, config.threshold, sparsity_of(config, features), config.alpha)
 
 
 def lasso(samples: np.ndarray, atoms: np.ndarray, alpha: float) -> np.ndarray:

@@ -9,6 +9,7 @@ import numpy as np
 from fedcore.errors import ConfigError
 from fedcore.methods.dictionaries.config import DictionariesConfig
 from fedcore.methods.dictionaries.operators import polar
+from fedcore.methods.dictionaries.sizes import global_atoms_of
 from fedcore.methods.dictionaries.state import DictionariesState
 from fedcore.rounds.method import PublicFacts
 
@@ -29,9 +30,7 @@ def checked_warm_start(
         raise ConfigError(f"{what} has no array 'global' of finite numbers.")
     if config.automatic:
         raise ConfigError("a run from a given global dictionary needs global_atoms as a number.")
-    shape = (config.global_atoms, features)
-    if common.shape != shape:
-        raise ConfigError(f"'global' of {what} has shape {common.shape}, and the run needs {shape}.")
+    _check_shape(config, common, what, features)
     common = np.asarray(common, np.float64)
     norms = np.linalg.norm(common, axis=1)
     if not (norms > 0).all():
@@ -40,8 +39,11 @@ def checked_warm_start(
 
 
 def first_global_dictionary(config: DictionariesConfig, public: PublicFacts) -> np.ndarray:
-    """(rg, d) from the warm start; (0, d) if the settings ask for none. Raises ConfigError if none fits."""
-    if config.start != "given":
+    """(rg, d) from the warm start; (0, d) if the settings ask for none. Raises ConfigError if none fits.
+
+    start = "sums" takes one where there is one, so that the first run of a series and the later ones are asked alike.
+    """
+    if config.start == "local" or config.start == "sums" and public.warm_start is None:
         return np.zeros((0, public.features))
     if public.warm_start is None or "global" not in public.warm_start:
         raise ConfigError(
@@ -49,7 +51,13 @@ def first_global_dictionary(config: DictionariesConfig, public: PublicFacts) -> 
             "Name a start: an earlier run, or a file with an array 'global'.",
         )
     common = np.asarray(public.warm_start["global"], np.float64)
-    wanted = (config.global_atoms, public.features)
-    if common.shape != wanted:
-        raise ConfigError(f"'global' of the start has shape {common.shape}, and the run needs {wanted}.")
+    _check_shape(config, common, "the start", public.features)
     return polar(common) if config.robust else common
+
+
+def _check_shape(config: DictionariesConfig, common: np.ndarray, what: str, features: int) -> None:
+    """Raises ConfigError unless it is (rg, d); with global_atoms = "auto" any rg is as good."""
+    open_number = config.global_atoms == "auto" and common.ndim == 2 and len(common)
+    shape = (len(common) if open_number else global_atoms_of(config, features), features)
+    if common.shape != shape:
+        raise ConfigError(f"'global' of {what} has shape {common.shape}, and the run needs {shape}.")

@@ -15,9 +15,9 @@ def _no_numbers() -> np.ndarray:
 class DictionariesState:
     """State after a round. r: atoms of a client; rg: global ones; d: features.
 
-    phase:      "start" until the matching, then "rounds", then "done"; model "background": "start", "mean", "rounds",
-                "done"
-    round:      number of rounds after the matching
+    phase:      "start" until the matching or the first sums, then "rounds", then perhaps "local", then "done";
+                model "background": "start", "mean", "rounds", "done"
+    round:      number of rounds after it
     seed:       of the streams of simulation randomness
     features:   d
     population: clients of the population; clients, rows: those with samples, and their samples
@@ -29,6 +29,8 @@ class DictionariesState:
                 the last round, -1 before there is any. `common` is then (1, d) the image
     xx, xy:     (rg, rg), (rg, d) sums of codes and samples, fading over rounds if clients are sampled; learner
                 "statistics" only, else (0, 0)
+    cap:        norm to which larger samples are scaled down, 0 for none; learner "statistics", split "nested"
+    warm:       whether that learner started from given atoms
     """
 
     phase: str
@@ -47,3 +49,5 @@ class DictionariesState:
     low: float = 0.0
     high: float = 0.0
     spread: float = -1.0
+    cap: float = 0.0
+    warm: bool = False

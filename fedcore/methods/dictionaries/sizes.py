@@ -1,0 +1,42 @@
+"""How many atoms a dictionary has, and how many of them code a sample, where the settings leave it to the features."""
+
+from __future__ import annotations
+
+from fedcore.methods.dictionaries.config import DictionariesConfig
+
+GLOBAL_ATOMS = 100
+OVERCOMPLETE = 2  # global atoms at most, for each feature
+LOCAL_SHARE = 5  # global atoms for each local one
+SPARSITY = 20
+FEATURES_PER_CODE = 4  # a code of more atoms than this share of the features compresses nothing
+WIDEST = 4  # ratio of the largest and the least number of atoms of a code while learning
+
+
+def global_atoms_of(config: DictionariesConfig, features: int) -> int | None:
+    """Global atoms rg, from settings and public facts alone; None where matching finds their number."""
+    if config.automatic:
+        return None
+    if isinstance(config.global_atoms, int):
+        return config.global_atoms
+    if config.atoms is not None:
+        return config.atoms - config.atoms // (LOCAL_SHARE + 1)
+    return min(GLOBAL_ATOMS, OVERCOMPLETE * features)
+
+
+def atoms_of(config: DictionariesConfig, features: int) -> int:
+    """Atoms r of a client's dictionary at most: global and local ones."""
+    if config.atoms is not None:
+        return config.atoms
+    count = global_atoms_of(config, features) or GLOBAL_ATOMS
+    return count + -(-count // LOCAL_SHARE)
+
+
+def sparsity_of(config: DictionariesConfig, features: int) -> int:
+    """Atoms k of a sample's code."""
+    return config.sparsity or max(min(SPARSITY, features // FEATURES_PER_CODE), 1)
+
+
+def least_sparsity_of(config: DictionariesConfig, features: int) -> int:
+    """Least k of a sample while global atoms are learnt, at most `sparsity_of`."""
+    k = sparsity_of(config, features)
+    return min(config.least_sparsity or max(k // WIDEST, 1), k)

@@ -1,0 +1,165 @@
+"""The clients' side of the learner "statistics" with split = "nested": sums for the global atoms, a leaf at a time.
+
+What a client remembers, first axis = clients of the leaf:
+
+    rank      (C,) int64 atoms of its dictionary; 0 for a client without samples, or with nothing but zeros
+    loss      (C,) float64 mean squared residual of a sample in its last round, before the move
+    distance  (C,) float64 zeros: no client has a version of the global atoms
+    local     (C, l, d) its local atoms, after the last pass (`local_atoms`); zeros beyond its rank
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from fedcore.methods.dictionaries.client_groups import Group, groups
+from fedcore.methods.dictionaries.config import DictionariesConfig
+from fedcore.methods.dictionaries.local_atoms import local_atoms
+from fedcore.methods.dictionaries.messages import Counts, FirstSumsMessage, LocalAtomsMessage, SumsMessage
+from fedcore.methods.dictionaries.shared_statistics import (
+    BINS,
+    SharedSums,
+    capped,
+    drawn_sparsity,
+    moments,
+    numbers_of_rows,
+    signed_sums,
+    vote,
+)
+from fedcore.methods.dictionaries.sizes import atoms_of, least_sparsity_of
+from fedcore.methods.dictionaries.sparse_coding import coder_of
+from fedcore.population.blocks import RowsBlock
+from fedcore.randomness import client_uniforms, stream
+from fedcore.rounds.method import Memory
+from fedcore.rounds.statistics import ArgMax, FloatSum, Statistic, Statistics
+
+PARTICIPATION = "dictionaries/participation"
+SPARSITY = "dictionaries/sparsity"
+SIGNS = "dictionaries/signs"
+
+
+def placed_tiles(group: Group) -> Iterator[tuple[int, np.ndarray]]:
+    """(place in the client of the first sample of each, tile (c, m, d)) of a group, in order."""
+    done = 0
+    for tile in group.tiles():
+        yield done, tile
+        done += tile.shape[1]
+
+
+def memory_of(memory: Memory) -> Memory:
+    """What clients remember between rounds, as arrays of its own; also after a start in which they learnt alone."""
+    clients = len(memory["rank"])
+    kept = {"rank": np.array(memory["rank"])}
+    for name in ("loss", "distance"):
+        kept[name] = np.array(memory[name]) if name in memory else np.zeros(clients)
+    return kept
+
+
+def first_sums(message: FirstSumsMessage, block: RowsBlock) -> tuple[Statistics, Memory]:
+    """Sums of all samples for the start, which samples there are, and how large they are."""
+    sizes, d = np.diff(block.ptr), block.features
+    sums, votes = np.zeros(shape_of_first_sums(message, d)), np.zeros(BINS)
+    ranks = np.where(sizes > 0, max(message.atoms, 1), 0)
+    for group in groups(block, ranks):
+        energy, nonzero = np.zeros(len(group.clients)), np.zeros(len(group.clients))
+        signs = [stream(message.seed, SIGNS, 0, block.first + int(client)) for client in group.clients]
+        for tile in group.tiles():
+            norms = np.einsum("cmd,cmd->cm", tile, tile)
+            energy += norms.sum(1)
+            nonzero += np.count_nonzero(norms, axis=1)
+            if message.sums == "moments":
+                sums += moments(tile.reshape(-1, d))
+            elif message.sums == "signed":
+                for i, generator in enumerate(signs):
+                    rows = tile[i, : min(int(group.sizes[i]), tile.shape[1])]
+                    sums += signed_sums(rows, generator.integers(0, 2, (len(rows), message.atoms)) * 2.0 - 1.0)
+        heard = nonzero > 0
+        ranks[group.clients[~heard]] = 0
+        np.add.at(votes, vote(np.sqrt(energy[heard] / nonzero[heard])), 1.0)
+    there = ranks > 0
+    few = there & (sizes < message.atoms)
+    counts = [there.sum(), sizes.sum(), (~there).sum(), few.sum()]
+    statistics: dict[str, Statistic] = {
+        "sizes": FloatSum.at(block.leaf, counts),
+        "sums": FloatSum.at(block.leaf, sums),
+        "votes": FloatSum.at(block.leaf, votes),
+    }
+    return statistics, {"rank": ranks, "loss": np.zeros(block.clients), "distance": np.zeros(block.clients)}
+
+
+def shape_of_first_sums(message: FirstSumsMessage, features: int) -> tuple[int, int]:
+    return {"moments": (features, features), "signed": (message.atoms, features), "": (0, 0)}[message.sums]
+
+
+def shared_round(
+    config: DictionariesConfig, message: SumsMessage, block: RowsBlock, memory: Memory
+) -> tuple[Statistics, Memory]:
+    """Sums of codes and samples of the clients that take part."""
+    common = message.global_atoms
+    coder = coder_of(config, block.features)
+    taking = (memory["rank"] > 0) & (block.first + np.arange(block.clients) >= message.seen)
+    if message.threshold < 1:
+        uniforms = client_uniforms(message.seed, PARTICIPATION, message.number, block.first, block.clients)[:, 0]
+        taking &= uniforms <= message.threshold
+    sums = SharedSums.none(*common.shape)
+    for group in groups(block, memory["rank"], taking):
+        loss = np.zeros(len(group.clients))
+        for place, tile in placed_tiles(group):
+            rows = place + np.arange(tile.shape[1])
+            numbers = numbers_of_rows(message.seed, SPARSITY, message.number, block.first, group.clients, rows)
+            sparsity = drawn_sparsity(numbers, message.least, message.most).ravel()
+            flat = capped(tile.reshape(-1, block.features), message.cap)
+            loss += sums.add(flat, common, coder, sparsity).reshape(tile.shape[:2]).sum(1)
+        memory["loss"][group.clients] = loss / group.sizes
+    sizes = np.diff(block.ptr)
+    counts = Counts(float(taking.sum()), float(sizes[taking].sum()), float((memory["loss"] * sizes)[taking].sum()))
+    counts.nonzero = sums.nonzero
+    statistics: dict[str, Statistic] = {
+        "counts": FloatSum.at(block.leaf, counts.to_array()),
+        "worst": _worst(block, memory, taking),
+        "xx": FloatSum.at(block.leaf, sums.xx),
+        "xy": FloatSum.at(block.leaf, sums.xy),
+    }
+    return statistics, memory
+
+
+def local_round(
+    config: DictionariesConfig, message: LocalAtomsMessage, block: RowsBlock, memory: Memory
+) -> tuple[Statistics, Memory]:
+    """Every client learns local atoms, and keeps them where its held-out samples say so."""
+    common, d = message.global_atoms, block.features
+    wanted, most = len(common), atoms_of(config, d) - len(common)
+    coder = coder_of(config, d)
+    active = memory["rank"] > 0
+    local, ranks = np.zeros((block.clients, most, d)), np.where(active, wanted, 0)
+    counts = Counts(float(active.sum()))
+    for group in groups(block, memory["rank"], active):
+        for i, client in enumerate(group.clients.tolist()):
+            number = block.first + client
+            found = local_atoms(
+                group.rows_of(i),
+                int(group.sizes[i]),
+                common,
+                most,
+                coder,
+                least_sparsity_of(config, d),
+                config.local_rounds,
+                message.seed,
+                number,
+            )
+            local[client, : len(found)] = found
+            ranks[client] = wanted + len(found)
+    counts.restarted = float((ranks > wanted).sum())
+    statistics: dict[str, Statistic] = {
+        "counts": FloatSum.at(block.leaf, counts.to_array()),
+        "local": FloatSum.at(block.leaf, [(ranks - wanted)[active].sum(), (ranks > wanted).sum()]),
+    }
+    return statistics, {**memory, "rank": ranks, "local": local}
+
+
+def _worst(block: RowsBlock, memory: Memory, taking: np.ndarray) -> ArgMax:
+    values = np.where(taking, memory["loss"], -1.0)
+    largest = int(values.argmax())
+    return ArgMax(float(values[largest]), block.first + largest, {})
