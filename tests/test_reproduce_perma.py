@@ -201,9 +201,9 @@ def small_digits(tmp_path, monkeypatch):
     x = (strokes[y] * generator.integers(100, 255, (len(y), 28, 28))).astype(np.uint8)
     np.savez(folder / "mnist.npz", x_train=x, y_train=y, x_test=x[:200], y_test=y[:200])
     monkeypatch.setenv("FEDCORE_DATA", str(tmp_path / "data"))
-    perma_mnist._stored.cache_clear()
+    perma_mnist.stored.cache_clear()
     yield
-    perma_mnist._stored.cache_clear()
+    perma_mnist.stored.cache_clear()
 
 
 @pytest.mark.slow

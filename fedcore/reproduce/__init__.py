@@ -24,6 +24,8 @@ EXPERIMENTS = {
     "perma-mnist": "fedcore.reproduce.perma_mnist:PermaMnist",
     "perma-video": "fedcore.reproduce.perma_video:PermaVideo",
     "perma-rg": "fedcore.reproduce.perma_rg:PermaRg",
+    "dictionary-mnist": "fedcore.reproduce.dictionary_learners:DictionaryMnist",
+    "dictionary-femnist": "fedcore.reproduce.dictionary_learners:DictionaryFemnist",
     "private-gmm": "fedcore.reproduce.private_gmm:PrivateGMMTables",
     "private-mixture": "fedcore.reproduce.private_mixture:PrivateMixtureTables",
 }

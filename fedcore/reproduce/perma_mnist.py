@@ -232,7 +232,7 @@ def seeds(options: Options) -> range:
 
 
 @cache
-def _stored() -> tuple[np.ndarray, ...]:
+def stored() -> tuple[np.ndarray, ...]:
     with np.load(needed_data(*SOURCE), allow_pickle=False) as stored:
         return tuple(stored[name] for name in ("x_train", "y_train", "x_test", "y_test"))
 
@@ -242,7 +242,7 @@ def data(seed: int, size: Size) -> tuple[list[np.ndarray], np.ndarray, np.ndarra
 
     Client i has images of digit i + 1, the last one of digit 0, drawn without repetition from the training images.
     """
-    x, y, x_test, y_test = _stored()
+    x, y, x_test, y_test = stored()
     generator = stream(seed, "perma-mnist/clients")
     order = generator.permutation(len(y))
     free = np.ones(len(y), bool)

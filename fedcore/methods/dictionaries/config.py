@@ -225,6 +225,14 @@ class DictionariesConfig(BaseModel):
     )
     sweeps: int = Field(1, ge=1, le=100, description="statistics: passes over the global atoms in a round")
 
+    forgetting: float = Field(
+        0.95,
+        ge=0,
+        le=1,
+        description="split = nested, started from a run on this population whose clients are as they were: weight of "
+        "its sums beside those of the clients that came since, who alone answer in the rounds; 0: everybody answers",
+    )
+
     # messages
     precision: Literal["float64", "float32"] = Field(
         "float64",

@@ -67,11 +67,13 @@ class FirstSumsMessage:
     """Asks every client for what the first atoms are made of (`shared_statistics`).
 
     seed: of the streams of simulation randomness; atoms: rg; sums: "moments", "signed", or "" where atoms are given
+    seen: clients before this one are known from an earlier run
     """
 
     seed: int
     atoms: int
     sums: str
+    seen: int
 
 
 @dataclass(frozen=True, slots=True)

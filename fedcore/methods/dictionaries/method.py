@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.methods.dictionaries import background_outputs, background_server, clients, scores, server, start, statistics_server
+from fedcore.methods.dictionaries import background_outputs, background_server, clients, scores, series, server, start, statistics_server
 from fedcore.methods.dictionaries.background import background_update
 from fedcore.methods.dictionaries.config import DictionariesConfig
 from fedcore.methods.dictionaries.fitted import fitted_model_of
@@ -56,6 +56,7 @@ class Dictionaries(NonPrivateMethod[DictionariesConfig, DictionariesState]):
     }
     scores_use_memories: ClassVar[bool] = True
     accepts_warm_start: ClassVar[bool] = True
+    series_arrays: ClassVar[tuple[str, ...]] = series.SERIES_NAMES
 
     @property
     def not_private_because(self) -> str:

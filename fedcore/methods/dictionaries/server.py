@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedcore.errors import ConfigError, PopulationError, RunError
-from fedcore.methods.dictionaries import statistics_server
+from fedcore.methods.dictionaries import series, statistics_server
 from fedcore.methods.dictionaries.aggregation import Aggregate, aggregate, with_norm
 from fedcore.methods.dictionaries.clients import MATCHED
 from fedcore.methods.dictionaries.config import DictionariesConfig
@@ -50,9 +50,9 @@ def init(config: DictionariesConfig, public: PublicFacts) -> DictionariesState:
             "Ask for fewer atoms, or take the learner gradient or statistics.",
         )
     common = first_global_dictionary(config, public)
-    return DictionariesState(
-        "start", 0, public.seed, d, public.clients or 0, common=common, warm=bool(len(common)) and config.nested
-    )
+    warm = config.nested and len(common) > 0
+    state = DictionariesState("start", 0, public.seed, d, public.clients or 0, common=common, warm=warm)
+    return series.begun(state, public.warm_start or {}, config.forgetting) if warm else state
 
 
 def message(config: DictionariesConfig, state: DictionariesState) -> Message | None:

@@ -40,12 +40,6 @@ class Coder:
         y = np.broadcast_to(samples, (*lead, *samples.shape[-2:]))
         a = np.broadcast_to(atoms, (*lead, *atoms.shape[-2:]))
         out = np.empty((*lead, samples.shape[-2], atoms.shape[-2]))
-        if self.code == "omp" and sparsity is not None:
-            for at in np.ndindex(*lead):
-                for k in np.unique(sparsity[at]):
-                    mine = sparsity[at] == k
-                    out[at][mine] = omp(y[at][mine], a[at], int(k))
-            return out
         for at in np.ndindex(*lead):
             out[at] = lasso(y[at], a[at], self.alpha)
         return out

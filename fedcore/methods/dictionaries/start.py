@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedcore.errors import ConfigError
+from fedcore.methods.dictionaries import series
 from fedcore.methods.dictionaries.config import DictionariesConfig
 from fedcore.methods.dictionaries.operators import polar
 from fedcore.methods.dictionaries.sizes import global_atoms_of
@@ -15,16 +16,18 @@ from fedcore.rounds.method import PublicFacts
 
 
 def warm_start_of(state: DictionariesState) -> dict[str, np.ndarray]:
-    """global: (rg, d) the global dictionary. Raises ConfigError before the matching."""
+    """global: (rg, d) the global dictionary; and the sums that `series` names, of the learner that has any. Raises
+    ConfigError before the first round."""
     if state.phase == "start":
         raise ConfigError("stopped before it had a global dictionary.", "Name a run that has.")
-    return {"global": state.common}
+    return {"global": state.common} | (series.arrays_of(state) if state.cap > 0 else {})
 
 
 def checked_warm_start(
     config: DictionariesConfig, arrays: Mapping[str, np.ndarray], what: str, features: int
 ) -> dict[str, np.ndarray]:
-    """The array 'global' as float64 (rg, d), atoms scaled to norm 1. Raises ConfigError, naming `what`."""
+    """The array 'global' as float64 (rg, d), atoms scaled to norm 1, and those of `series`. Raises ConfigError, naming
+    `what`."""
     common = arrays.get("global")
     if common is None or common.dtype.kind not in "iuf" or not np.isfinite(common).all():
         raise ConfigError(f"{what} has no array 'global' of finite numbers.")
@@ -35,7 +38,8 @@ def checked_warm_start(
     norms = np.linalg.norm(common, axis=1)
     if not (norms > 0).all():
         raise ConfigError(f"'global' of {what} has an atom of norm 0.")
-    return {"global": common / norms[:, None]}
+    kept = series.checked(arrays, what, (len(common), features)) if config.nested else {}
+    return {"global": common / norms[:, None]} | kept
 
 
 def first_global_dictionary(config: DictionariesConfig, public: PublicFacts) -> np.ndarray:

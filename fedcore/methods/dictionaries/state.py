@@ -31,6 +31,8 @@ class DictionariesState:
                 "statistics" only, else (0, 0)
     cap:        norm to which larger samples are scaled down, 0 for none; learner "statistics", split "nested"
     warm:       whether that learner started from given atoms
+    old_xx, old_xy: sums of earlier runs of a series, forgotten as far as they are; (0, 0) if there are none
+    seen, seen_rows: clients and samples that are in them; 0 if there are none
     """
 
     phase: str
@@ -51,3 +53,12 @@ class DictionariesState:
     spread: float = -1.0
     cap: float = 0.0
     warm: bool = False
+    old_xx: np.ndarray = field(default_factory=_no_numbers)
+    old_xy: np.ndarray = field(default_factory=_no_numbers)
+    seen: int = 0
+    seen_rows: int = 0
+
+    @property
+    def remembers(self) -> bool:
+        """Whether sums of earlier runs stand for the clients that were there then."""
+        return len(self.old_xx) > 0

@@ -80,7 +80,8 @@ def first_sums(message: FirstSumsMessage, block: RowsBlock) -> tuple[Statistics,
         np.add.at(votes, vote(np.sqrt(energy[heard] / nonzero[heard])), 1.0)
     there = ranks > 0
     few = there & (sizes < message.atoms)
-    counts = [there.sum(), sizes.sum(), (~there).sum(), few.sum()]
+    seen = sizes[: max(message.seen - block.first, 0)].sum()
+    counts = [there.sum(), sizes.sum(), (~there).sum(), few.sum(), seen]
     statistics: dict[str, Statistic] = {
         "sizes": FloatSum.at(block.leaf, counts),
         "sums": FloatSum.at(block.leaf, sums),

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedcore.errors import PopulationError, RunError
+from fedcore.methods.dictionaries import series
 from fedcore.methods.dictionaries.config import DictionariesConfig
 from fedcore.methods.dictionaries.distances import d12
 from fedcore.methods.dictionaries.learners import descend
@@ -48,9 +49,9 @@ def has_local_pass(config: DictionariesConfig, state: DictionariesState) -> bool
 
 def first_message(config: DictionariesConfig, state: DictionariesState) -> FirstSumsMessage:
     if given := len(state.common):
-        return FirstSumsMessage(state.seed, given, "")
+        return FirstSumsMessage(state.seed, given, "", state.seen)
     sums = "moments" if state.features <= WIDE else "signed"
-    return FirstSumsMessage(state.seed, global_atoms_of(config, state.features) or 0, sums)
+    return FirstSumsMessage(state.seed, global_atoms_of(config, state.features) or 0, sums, 0)
 
 
 def message(config: DictionariesConfig, state: DictionariesState) -> SumsMessage | LocalAtomsMessage:
@@ -61,14 +62,14 @@ def message(config: DictionariesConfig, state: DictionariesState) -> SumsMessage
     least, most = least_sparsity_of(config, d), sparsity_of(config, d)
     if not state.warm:
         least, most = sparsity_in(number, least, most)
-    return SumsMessage(number, state.seed, common, config.participation, least, most, state.cap, 0)
+    return SumsMessage(number, state.seed, common, config.participation, least, most, state.cap, state.seen)
 
 
 def after_first_sums(
     config: DictionariesConfig, state: DictionariesState, result: Mapping[str, Any]
 ) -> tuple[DictionariesState, RoundInfo]:
     """Raises PopulationError if nobody has samples."""
-    clients, rows, silent, few = (float(value) for value in result["sizes"])
+    clients, rows, silent, few, seen = (float(value) for value in result["sizes"])
     if clients == 0:
         raise PopulationError("no client of the population has samples other than zero.", "Check what was ingested.")
     cap = NORMS * median_of_votes(np.asarray(result["votes"]))
@@ -88,7 +89,9 @@ def after_first_sums(
     }
     xx, xy = np.zeros((count, count)), np.zeros((count, state.features))
     state = replace(state, phase="rounds", clients=clients, rows=rows, common=common, cap=cap, xx=xx, xy=xy)
-    return state, RoundInfo(scalars)
+    state = series.after_count(state, seen)
+    words = f"sums of {state.seen} clients are remembered, and the others answer" if state.remembers else ""
+    return state, RoundInfo(scalars, words)
 
 
 def after_round(
@@ -101,7 +104,8 @@ def after_round(
         # About as many samples as those of all clients: the last rounds', older ones fading
         xx, xy = (1 - config.participation) * state.xx + xx, (1 - config.participation) * state.xy + xy
     generator = stream(state.seed, "dictionaries/split", number)
-    common, replaced = without_unused(descend(before, xx, xy, config.sweeps), np.diagonal(xx), generator)
+    all_xx, all_xy = (state.old_xx + xx, state.old_xy + xy) if state.remembers else (xx, xy)
+    common, replaced = without_unused(descend(before, all_xx, all_xy, config.sweeps), np.diagonal(all_xx), generator)
     if not np.isfinite(common).all():
         raise RunError(f"the global dictionary of round {number} is not finite.", "Scale the data.")
     movement = d12(common, before)

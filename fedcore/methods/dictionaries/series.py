@@ -1,0 +1,61 @@
+"""Runs of a series: what a later run on the same population keeps of an earlier one's sums.
+
+Where clients have come since, and those that were there are as they were, the new clients alone answer; for the others
+stand the sums of the run before, with the weight `forgetting`, coded by the atoms of that time (Mairal, Bach, Ponce,
+Sapiro 2010 do so from sample to sample). Where anybody's samples have changed in number, where somebody has left or
+nobody has come, everybody answers, from the atoms of the run before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from fedcore.errors import ConfigError
+from fedcore.methods.dictionaries.state import DictionariesState
+
+SERIES_NAMES = ("sums_codes", "sums_samples", "known")
+
+
+def arrays_of(state: DictionariesState) -> dict[str, np.ndarray]:
+    """As arrays of a warm start: sums of codes (rg, rg), of codes and samples (rg, d), and (2,) how many clients and
+    samples they are of; none before there are any."""
+    if not len(state.xx) or not state.population or not state.rows:
+        return {}
+    xx, xy = state.xx, state.xy
+    if state.remembers:
+        xx, xy = state.old_xx + xx, state.old_xy + xy
+    return dict(zip(SERIES_NAMES, (xx, xy, np.array([state.population, state.rows], np.float64)), strict=True))
+
+
+def checked(arrays: Mapping[str, np.ndarray], what: str, shape: tuple[int, int]) -> dict[str, np.ndarray]:
+    """The arrays of a series as float64; empty if there are none. shape: (rg, d). Raises ConfigError, naming `what`."""
+    if not any(name in arrays for name in SERIES_NAMES):
+        return {}
+    shapes = dict(zip(SERIES_NAMES, ((shape[0], shape[0]), shape, (2,)), strict=True))
+    for name, expected in shapes.items():
+        array = arrays.get(name)
+        if array is None or array.dtype.kind not in "iuf" or array.shape != expected or not np.isfinite(array).all():
+            raise ConfigError(f"{what} has no array {name!r} of finite numbers of shape {expected}.")
+    return {name: np.asarray(arrays[name], np.float64) for name in SERIES_NAMES}
+
+
+def begun(state: DictionariesState, arrays: Mapping[str, np.ndarray], forgetting: float) -> DictionariesState:
+    """The first state of a run with what is remembered of the series, if clients have come since."""
+    if not forgetting or not all(name in arrays for name in SERIES_NAMES):
+        return state
+    xx, xy, known = (np.asarray(arrays[name], np.float64) for name in SERIES_NAMES)
+    clients, rows = (int(number) for number in known)
+    if not 0 < clients < state.population or len(xx) != len(state.common):
+        return state
+    return replace(state, old_xx=forgetting * xx, old_xy=forgetting * xy, seen=clients, seen_rows=rows)
+
+
+def after_count(state: DictionariesState, rows: float) -> DictionariesState:
+    """The state once it is known how many samples the clients of earlier runs have now: sums of others are dropped."""
+    if not state.remembers or int(rows) == state.seen_rows:
+        return state
+    none = np.zeros((0, 0))
+    return replace(state, old_xx=none, old_xy=none, seen=0, seen_rows=0)
