@@ -259,8 +259,8 @@ def notes(options: Options, results: Mapping[str, dict]) -> list[str]:
     cell = results[f"statistics-{seeds(options)[0]}"]
     found = [
         f"Seeds {len(seeds(options))}; {cell['clients']} clients with {cell['sizes'][0]} to {cell['sizes'][-1]} "
-        f"images, {sum(cell['sizes'])} in all (first seed); pixels of [0, 1]. Errors are means over held-out images of all "
-        "clients, rebuilt by matching pursuit.",
+        f"images, {sum(cell['sizes'])} in all (first seed); pixels of [0, 1]. Errors are means over held-out images of "
+        "all clients, rebuilt by matching pursuit.",
         "scikit-learn: MiniBatchDictionaryLearning, 5 passes, its best alpha by each k. PerMA: codes of the 20 largest "
         "correlations, 30 steps of start and 30 rounds. The default has no settings.",
     ]

@@ -333,7 +333,10 @@ class DictionariesConfig(BaseModel):
             ),
             (self.learner == "statistics" and self.local_steps > 1, "local_steps is for Algorithms 4 and 5"),
             (self.automatic and self.start == "sums", f"global_atoms = {count} needs a matching: start = local"),
-            (self.start == "sums" and not self.nested and not self.is_background, "start = sums goes with learner = statistics, split = nested"),
+            (
+                self.start == "sums" and not self.nested and not self.is_background,
+                "start = sums goes with learner = statistics, split = nested",
+            ),
             (self.start == "sums" and count == 0, "start = sums learns global atoms: at least 1"),
         ):
             if wrong:

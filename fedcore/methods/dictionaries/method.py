@@ -8,7 +8,16 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.methods.dictionaries import background_outputs, background_server, clients, scores, series, server, start, statistics_server
+from fedcore.methods.dictionaries import (
+    background_outputs,
+    background_server,
+    clients,
+    scores,
+    series,
+    server,
+    start,
+    statistics_server,
+)
 from fedcore.methods.dictionaries.background import background_update
 from fedcore.methods.dictionaries.config import DictionariesConfig
 from fedcore.methods.dictionaries.fitted import fitted_model_of

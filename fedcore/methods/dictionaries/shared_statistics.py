@@ -30,6 +30,8 @@ RANK = 1e-10  # share of the largest, below which an eigenvalue is rounding
 WIDE = 2048  # features, beyond which products of all pairs are too many numbers
 BINS = 2 * OCTAVES * VOTES_IN_OCTAVE
 FIRST_ROUNDS = ((4, 1, 1), (7, 2, 3))  # rounds up to which codes have so few atoms
+SETTLING_ROUNDS = 3  # after them, before moves are lengthened
+AHEAD = 0.8  # of the last move
 
 
 # --- samples --------------------------------------------------------------------------------------------------------
@@ -124,6 +126,16 @@ def sparsity_in(number: int, least: int, most: int) -> tuple[int, int]:
         if number <= rounds:
             return min(low, most), min(high, most)
     return least, most
+
+
+def ahead(common: np.ndarray, previous: np.ndarray, number: int) -> np.ndarray:
+    """(rg, d) unit atoms at which samples are coded in round `number`: those that a further part of the last move leads
+    to, once codes are of their final length. Rounds of codes and moves in turn go a long way in small steps.
+    """
+    if number <= FIRST_ROUNDS[-1][0] + SETTLING_ROUNDS or previous.shape != common.shape:
+        return common
+    atoms, norms = normalise(common + AHEAD * (common - previous))
+    return np.where(norms[:, None] > 0, atoms, common)
 
 
 def singular_atoms(moments: np.ndarray, count: int, generator: np.random.Generator) -> np.ndarray:

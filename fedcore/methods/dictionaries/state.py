@@ -29,6 +29,7 @@ class DictionariesState:
                 the last round, -1 before there is any. `common` is then (1, d) the image
     xx, xy:     (rg, rg), (rg, d) sums of codes and samples, fading over rounds if clients are sampled; learner
                 "statistics" only, else (0, 0)
+    previous:   (rg, d) the global dictionary of the round before, split "nested"; (0, 0) if there was none
     cap:        norm to which larger samples are scaled down, 0 for none; learner "statistics", split "nested"
     warm:       whether that learner started from given atoms
     old_xx, old_xy: sums of earlier runs of a series, forgotten as far as they are; (0, 0) if there are none
@@ -51,6 +52,7 @@ class DictionariesState:
     low: float = 0.0
     high: float = 0.0
     spread: float = -1.0
+    previous: np.ndarray = field(default_factory=_no_numbers)
     cap: float = 0.0
     warm: bool = False
     old_xx: np.ndarray = field(default_factory=_no_numbers)

@@ -24,9 +24,11 @@ from fedcore.methods.dictionaries.messages import (
     LocalAtomsMessage,
     SumsMessage,
     in_message_precision,
+    to_compute_with,
 )
 from fedcore.methods.dictionaries.shared_statistics import (
     WIDE,
+    ahead,
     median_of_votes,
     orthonormal_atoms,
     singular_atoms,
@@ -55,14 +57,19 @@ def first_message(config: DictionariesConfig, state: DictionariesState) -> First
 
 
 def message(config: DictionariesConfig, state: DictionariesState) -> SumsMessage | LocalAtomsMessage:
-    common = in_message_precision(config, state.common)
     if state.phase == "local":
-        return LocalAtomsMessage(state.seed, common)
+        return LocalAtomsMessage(state.seed, in_message_precision(config, state.common))
     number, d = state.round + 1, state.features
+    common = in_message_precision(config, coded_at(config, state))
     least, most = least_sparsity_of(config, d), sparsity_of(config, d)
     if not state.warm:
         least, most = sparsity_in(number, least, most)
     return SumsMessage(number, state.seed, common, config.participation, least, most, state.cap, state.seen)
+
+
+def coded_at(config: DictionariesConfig, state: DictionariesState) -> np.ndarray:
+    """(rg, d) atoms that code in the next round. Where clients are sampled, moves are too uncertain to lengthen."""
+    return state.common if config.participation < 1 else ahead(state.common, state.previous, state.round + 1)
 
 
 def after_first_sums(
@@ -99,13 +106,14 @@ def after_round(
 ) -> tuple[DictionariesState, RoundInfo]:
     """Raises RunError if the global dictionary is not finite."""
     counts, number, before = Counts.from_array(result["counts"]), state.round + 1, state.common
+    coded = to_compute_with(in_message_precision(config, coded_at(config, state)))
     xx, xy = np.asarray(result["xx"]), np.asarray(result["xy"])
     if config.participation < 1:
         # About as many samples as those of all clients: the last rounds', older ones fading
         xx, xy = (1 - config.participation) * state.xx + xx, (1 - config.participation) * state.xy + xy
     generator = stream(state.seed, "dictionaries/split", number)
     all_xx, all_xy = (state.old_xx + xx, state.old_xy + xy) if state.remembers else (xx, xy)
-    common, replaced = without_unused(descend(before, all_xx, all_xy, config.sweeps), np.diagonal(all_xx), generator)
+    common, replaced = without_unused(descend(coded, all_xx, all_xy, config.sweeps), np.diagonal(all_xx), generator)
     if not np.isfinite(common).all():
         raise RunError(f"the global dictionary of round {number} is not finite.", "Scale the data.")
     movement = d12(common, before)
@@ -122,7 +130,7 @@ def after_round(
     }
     last = number >= config.rounds or (config.participation == 1 and movement < config.tolerance)
     phase = state.phase if not last else "local" if has_local_pass(config, state) else "done"
-    return replace(state, round=number, common=common, xx=xx, xy=xy, phase=phase), RoundInfo(scalars)
+    return replace(state, round=number, common=common, previous=before, xx=xx, xy=xy, phase=phase), RoundInfo(scalars)
 
 
 def after_local_atoms(
