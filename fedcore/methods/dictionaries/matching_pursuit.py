@@ -11,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 from scipy import sparse
 
-TILE_NUMBERS = 2**18  # float64 numbers in an array of the samples worked on at a time; more fall out of the cache
+TILE_NUMBERS = 2**18  # float64 numbers in the correlations of the samples worked on at a time
+FACTOR_NUMBERS = 2**20  # in their factors
 NEXT = 1e-12  # share by which an atom's correlation has to exceed that of the atom before it to be the larger one
 LEFT = 1e-14  # correlations below this share of the sample's norm are rounding
 INDEPENDENT = 1e-10  # squared distance of an atom from the span of those chosen, below which it is in it
@@ -38,7 +39,7 @@ def omp(samples: np.ndarray, atoms: np.ndarray, k: int | np.ndarray) -> np.ndarr
     a = np.broadcast_to(atoms, (*lead, r, d)).reshape(-1, r, d)
     wanted = None if np.ndim(k) == 0 else np.minimum(np.broadcast_to(k, (*lead, n)), most).reshape(-1, n)
     flat = codes.reshape(-1, n, r)
-    rows = max(TILE_NUMBERS // max(r, most**2), 16)
+    rows = max(min(TILE_NUMBERS // r, FACTOR_NUMBERS // most**2), 16)
     together = max(min(rows // n, TILE_NUMBERS // r**2), 1)
     for first in range(0, len(a), together):
         some = slice(first, first + together)
@@ -73,31 +74,41 @@ def _code(samples: np.ndarray, of: _Dictionaries, k: np.ndarray | None, most: in
     """Writes into codes (b, m, r), zeros before, those of samples (b, m, d). k: (b * m,), at most `most`; None: all
     have `most`. State of the samples is kept with these along the last axis, so that every step is vectorised."""
     b, m, r = codes.shape
-    correlations = (samples @ of.scaled).reshape(b * m, r)
+    count, atoms = b * m, len(of.gram)
+    # Correlations with what is left: those of the sample less codes times the Gram matrix. As one product of a sparse
+    # matrix with both, they are made in a single pass.
+    both = np.empty((atoms + count, r))
+    both[:atoms] = of.gram
+    np.matmul(samples, of.scaled, out=both[atoms:].reshape(b, m, r))
     rounding = LEFT * np.sqrt(np.einsum("bmd,bmd->bm", samples, samples)).ravel()
-    place = np.arange(b * m)
+    place = np.arange(count)
     if k is not None:
         # Those of most atoms first, so that the ones that go on are always the first ones.
         place = np.argsort(-k, kind="stable")
-        k, correlations, rounding = k[place], correlations[place], rounding[place]
+        k, rounding = k[place], rounding[place]
     shift = place // m * r  # of the sample's dictionary in the stack
-    chosen = np.tile(shift.astype(np.int32), (most, 1))  # rows of the stack of Gram matrices
-    inverse = np.zeros((most, most, b * m))  # inverses of the Cholesky factors
-    values = np.zeros((most, b * m))
-    going = np.ones(b * m, bool)
-    left, size = correlations, np.empty_like(correlations)
-    active = b * m
+    rows = np.tile(shift.astype(np.int32), (most + 1, 1))  # of `both`: the sample, then the atoms chosen
+    rows[0] = atoms + place
+    terms = np.zeros((most + 1, count))  # 1 for the sample, then its codes times -1
+    terms[0] = 1.0
+    chosen, values = rows[1:], terms[1:]
+    inverse = np.zeros((most, most, count))  # of the Cholesky factors
+    going = np.ones(count, bool)
+    active = count
     for t in range(most):
         if k is not None:
             active = int(np.count_nonzero(k > t))
-        if t:
-            weights, atoms = values[:t, :active].T.ravel(), chosen[:t, :active].T.ravel()
-            ends = np.arange(0, t * active + 1, t)
-            found = sparse.csr_array((weights, atoms, ends), shape=(active, len(of.gram))) @ of.gram
-            left = np.subtract(correlations[:active], found, out=found)
-        j = np.abs(left[:active], out=size[:active]).argmax(1)
+        if t == 0:
+            left = both[atoms:] if k is None else both[rows[0, :active]]
+        else:
+            ends = np.arange(0, (t + 1) * active + 1, t + 1)
+            weights, places = terms[: t + 1, :active].T.ravel(), rows[: t + 1, :active].T.ravel()
+            left = sparse.csr_array((weights, places, ends), shape=(active, len(both))) @ both
+        at = np.arange(active)
+        high, low = left.argmax(1), left.argmin(1)  # less than a copy of absolute values and its argmax
+        j = np.where(left[at, high] >= -left[at, low], high, low)
         weight = of.weight[j]
-        correlation = left[np.arange(active), j] / weight
+        correlation = left[at, j] / weight
         going = going[:active] & (np.abs(correlation) > rounding[:active])
         known = inverse[:t, :t, :active]
         direction = np.einsum("sum,um->sm", known, of.gram[chosen[:t, :active], j] / weight)
@@ -109,8 +120,8 @@ def _code(samples: np.ndarray, of: _Dictionaries, k: np.ndarray | None, most: in
         np.einsum("sum,sm->um", known, -length * direction, out=inverse[t, :t, :active])
         inverse[t, t, :active] = length
         chosen[t, :active] = shift[:active] + j
-        values[: t + 1, :active] += (correlation * length) * inverse[t, : t + 1, :active]
+        values[: t + 1, :active] -= (correlation * length) * inverse[t, : t + 1, :active]
     out = codes.reshape(-1)
-    values *= of.inverse[chosen]
-    for atoms, found in zip(chosen, values, strict=True):
-        out[place * r + (atoms - shift)] += found  # an atom of value 0 may be there twice
+    values *= -of.inverse[chosen]
+    for atom, found in zip(chosen, values, strict=True):
+        out[place * r + (atom - shift)] += found  # an atom of value 0 may be there twice
