@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.methods.dictionaries.matching_pursuit import omp
+from fedcore.methods.dictionaries.matching_pursuit import omp, omp_with_errors
 from fedcore.methods.dictionaries.operators import normalise, random_atoms, top_k
 from fedcore.methods.dictionaries.sparse_coding import Coder, lasso
 from fedcore.randomness import stream
@@ -47,6 +47,8 @@ def test_omp_with_a_number_of_atoms_for_each_sample():
         np.testing.assert_allclose(codes[k == count], omp(y, atoms, count)[k == count], atol=1e-10)
     np.testing.assert_array_equal(np.count_nonzero(codes, axis=2), np.minimum(k, 9))
     np.testing.assert_array_equal(Coder("omp", sparsity=1)(y, atoms, k), codes)
+    errors = omp_with_errors(y, atoms, k)[1]
+    np.testing.assert_allclose(errors, ((y - codes @ atoms) ** 2).sum(2), atol=1e-12)
 
 
 def test_omp_takes_the_lowest_of_equal_atoms():
@@ -64,6 +66,7 @@ def test_omp_codes_are_least_squares_of_atoms_that_are_nearly_alike():
     atoms = normalise(np.ones(30) + 0.01 * generator.standard_normal((12, 30)))[0]
     y = generator.standard_normal((20, 12)) @ atoms
     codes = omp(y, atoms, 6)
+    np.testing.assert_allclose(omp_with_errors(y, atoms, 6)[1], ((y - codes @ atoms) ** 2).sum(1), rtol=1e-8, atol=1e-9)
     for sample, code in zip(y, codes, strict=True):
         support = np.flatnonzero(code)
         best = np.linalg.lstsq(atoms[support].T, sample)[0]

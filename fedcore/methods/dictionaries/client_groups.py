@@ -103,15 +103,18 @@ def tile_rows(features: int) -> int:
     return max(TILE_NUMBERS // max(features, 1), 1)
 
 
-def groups(block: RowsBlock, ranks: np.ndarray, chosen: np.ndarray | None = None) -> Iterator[Group]:
-    """All clients of the leaf with rank > 0 and samples, each once. ranks: (C,) int. chosen: (C,) bool, only these."""
+def groups(
+    block: RowsBlock, ranks: np.ndarray, chosen: np.ndarray | None = None, numbers: int = STACK_NUMBERS
+) -> Iterator[Group]:
+    """All clients of the leaf with rank > 0 and samples, each once. ranks: (C,) int. chosen: (C,) bool, only these.
+    numbers: float64 numbers in the samples of a stack of several, about."""
     sizes, d = np.diff(block.ptr), block.x.shape[1]
-    limit = min(STACK_NUMBERS, TILE_NUMBERS)  # a stack of several is never read in tiles
+    limit = min(numbers, TILE_NUMBERS)  # a stack of several is never read in tiles
     wanted = (sizes > 0) & (ranks > 0)
     if chosen is not None:
         wanted &= chosen
-    numbers = np.flatnonzero(wanted)
-    order = numbers[np.lexsort((numbers, sizes[numbers], ranks[numbers]))]
+    places = np.flatnonzero(wanted)
+    order = places[np.lexsort((places, sizes[places], ranks[places]))]
     start = 0
     while start < len(order):
         rank, stop, rows, total = int(ranks[order[start]]), start, 0, 0

@@ -44,8 +44,8 @@ def local_atoms(
     local = _learnt(part, common, local, steps, held=False)
     gain, squares, held = 0.0, 0.0, 0
     for y, sparsity in part.tiles(held=True):
-        without = _errors(y, common, coder, sparsity)
-        gains = without - _errors(y, np.concatenate([common, local]), coder, sparsity)
+        without = coder.with_errors(y, common, sparsity)[1]
+        gains = without - coder.with_errors(y, np.concatenate([common, local]), sparsity)[1]
         gain, squares, held = gain + float(gains.sum()), squares + float((gains**2).sum()), held + len(y)
     if held < FEWEST_HELD or gain <= np.sqrt(max(squares - gain**2 / held, 0.0) * held / (held - 1)):
         return local[:0]
@@ -72,10 +72,6 @@ class _Part:
             out = numbers_of_rows(self.seed, HELD, 0, self.client, me, at)[0] < HELD_OUT
             mine = out if held else ~out
             yield tile[mine], sparsity[mine]
-
-
-def _errors(y: np.ndarray, atoms: np.ndarray, coder: Coder, sparsity: np.ndarray) -> np.ndarray:
-    return ((y - coder(y, atoms, sparsity) @ atoms) ** 2).sum(1)
 
 
 def _first(part: _Part, common: np.ndarray, count: int) -> np.ndarray:

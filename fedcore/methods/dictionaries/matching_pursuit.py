@@ -28,17 +28,23 @@ def omp(samples: np.ndarray, atoms: np.ndarray, k: int | np.ndarray) -> np.ndarr
     are never chosen. Of correlations that are equal to rounding the lowest atom's is the largest. A sample ends before
     k when what is left of it is orthogonal to all atoms, or the next atom lies in the span of those chosen.
     """
+    return omp_with_errors(samples, atoms, k)[0]
+
+
+def omp_with_errors(samples: np.ndarray, atoms: np.ndarray, k: int | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """As `omp`, and the squared residual of every sample, (..., n), for nothing: its squared norm less what each atom
+    takes of it, so that rounding is a share of the squared norm."""
     n, d = samples.shape[-2:]
     r = atoms.shape[-2]
     lead = np.broadcast_shapes(samples.shape[:-2], atoms.shape[:-2])
-    codes = np.zeros((*lead, n, r))
+    codes, errors = np.zeros((*lead, n, r)), np.broadcast_to(_squares(samples), (*lead, n)).copy()
     most = min(int(np.max(k, initial=0)), r, d)
     if most <= 0 or not codes.size:
-        return codes
+        return codes, errors
     y = np.broadcast_to(samples, (*lead, n, d)).reshape(-1, n, d)
     a = np.broadcast_to(atoms, (*lead, r, d)).reshape(-1, r, d)
     wanted = None if np.ndim(k) == 0 else np.minimum(np.broadcast_to(k, (*lead, n)), most).reshape(-1, n)
-    flat = codes.reshape(-1, n, r)
+    flat, left = codes.reshape(-1, n, r), errors.reshape(-1, n)
     rows = max(min(TILE_NUMBERS // r, FACTOR_NUMBERS // most**2), 16)
     together = max(min(rows // n, TILE_NUMBERS // r**2), 1)
     for first in range(0, len(a), together):
@@ -47,8 +53,8 @@ def omp(samples: np.ndarray, atoms: np.ndarray, k: int | np.ndarray) -> np.ndarr
         for low in range(0, n, rows):
             part = slice(low, low + rows)
             each = None if wanted is None else wanted[some, part].ravel()
-            _code(np.asarray(y[some, part], np.float64), dictionaries, each, most, flat[some, part])
-    return codes
+            _code(np.asarray(y[some, part], np.float64), dictionaries, each, most, flat[some, part], left[some, part])
+    return codes, errors
 
 
 class _Dictionaries:
@@ -70,9 +76,18 @@ class _Dictionaries:
         self.inverse = inverse.ravel()
 
 
-def _code(samples: np.ndarray, of: _Dictionaries, k: np.ndarray | None, most: int, codes: np.ndarray) -> None:
-    """Writes into codes (b, m, r), zeros before, those of samples (b, m, d). k: (b * m,), at most `most`; None: all
-    have `most`. State of the samples is kept with these along the last axis, so that every step is vectorised."""
+def _squares(samples: np.ndarray) -> np.ndarray:
+    """(..., n) squared norms."""
+    samples = np.asarray(samples, np.float64)
+    return np.einsum("...d,...d->...", samples, samples)
+
+
+def _code(
+    samples: np.ndarray, of: _Dictionaries, k: np.ndarray | None, most: int, codes: np.ndarray, errors: np.ndarray
+) -> None:
+    """Writes into codes (b, m, r), zeros before, those of samples (b, m, d), and takes what they explain from errors
+    (b, m). k: (b * m,), at most `most`; None: all have `most`. State of the samples is kept with these along the last
+    axis, so that every step is vectorised."""
     b, m, r = codes.shape
     count, atoms = b * m, len(of.gram)
     # Correlations with what is left: those of the sample less codes times the Gram matrix. As one product of a sparse
@@ -80,7 +95,7 @@ def _code(samples: np.ndarray, of: _Dictionaries, k: np.ndarray | None, most: in
     both = np.empty((atoms + count, r))
     both[:atoms] = of.gram
     np.matmul(samples, of.scaled, out=both[atoms:].reshape(b, m, r))
-    rounding = LEFT * np.sqrt(np.einsum("bmd,bmd->bm", samples, samples)).ravel()
+    rounding = LEFT * np.sqrt(errors.ravel())
     place = np.arange(count)
     if k is not None:
         # Those of most atoms first, so that the ones that go on are always the first ones.
@@ -93,6 +108,7 @@ def _code(samples: np.ndarray, of: _Dictionaries, k: np.ndarray | None, most: in
     terms[0] = 1.0
     chosen, values = rows[1:], terms[1:]
     inverse = np.zeros((most, most, count))  # of the Cholesky factors
+    explained = np.zeros(count)
     going = np.ones(count, bool)
     active = count
     for t in range(most):
@@ -120,8 +136,12 @@ def _code(samples: np.ndarray, of: _Dictionaries, k: np.ndarray | None, most: in
         np.einsum("sum,sm->um", known, -length * direction, out=inverse[t, :t, :active])
         inverse[t, t, :active] = length
         chosen[t, :active] = shift[:active] + j
-        values[: t + 1, :active] -= (correlation * length) * inverse[t, : t + 1, :active]
+        gain = correlation * length  # in the direction of the new atom that is orthogonal to those before it
+        values[: t + 1, :active] -= gain * inverse[t, : t + 1, :active]
+        explained[:active] += gain**2
     out = codes.reshape(-1)
     values *= -of.inverse[chosen]
     for atom, found in zip(chosen, values, strict=True):
         out[place * r + (atom - shift)] += found  # an atom of value 0 may be there twice
+    errors.reshape(-1)[place] -= explained
+    np.maximum(errors, 0.0, out=errors)

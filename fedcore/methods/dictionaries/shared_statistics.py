@@ -98,12 +98,11 @@ class SharedSums:
 
     def add(self, samples: np.ndarray, common: np.ndarray, coder: Coder, sparsity: np.ndarray) -> np.ndarray:
         """Adds samples (n, d), coded by atoms (rg, d) so many of them each, (n,). Returns squared residuals (n,)."""
-        x = coder(samples, common, sparsity)
+        x, errors = coder.with_errors(samples, common, sparsity)
         self.xx += x.T @ x
         self.xy += x.T @ samples
         self.nonzero += float(np.count_nonzero(x))
-        rest = samples - x @ common
-        return np.einsum("nd,nd->n", rest, rest)
+        return errors
 
 
 def moments(samples: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedcore.errors import ConfigError
 from fedcore.methods.dictionaries.config import DictionariesConfig
-from fedcore.methods.dictionaries.matching_pursuit import omp
+from fedcore.methods.dictionaries.matching_pursuit import omp, omp_with_errors
 from fedcore.methods.dictionaries.operators import hard_threshold, top_k
 from fedcore.methods.dictionaries.sizes import sparsity_of
 
@@ -43,6 +43,16 @@ class Coder:
         for at in np.ndindex(*lead):
             out[at] = lasso(y[at], a[at], self.alpha)
         return out
+
+    def with_errors(
+        self, samples: np.ndarray, atoms: np.ndarray, sparsity: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(codes (n, r), squared residuals (n,)) of samples (n, d) with atoms (r, d). sparsity: as above, (n,)."""
+        if self.code == "omp":
+            return omp_with_errors(samples, atoms, self.sparsity if sparsity is None else sparsity)
+        codes = self(samples, atoms)
+        rest = samples - codes @ atoms
+        return codes, np.einsum("nd,nd->n", rest, rest)
 
 
 def coder_of(config: DictionariesConfig, features: int) -> Coder:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedcore.methods.dictionaries.client_groups import Group, groups
+from fedcore.methods.dictionaries.client_groups import TILE_NUMBERS, Group, groups
 from fedcore.methods.dictionaries.config import DictionariesConfig
 from fedcore.methods.dictionaries.local_atoms import local_atoms
 from fedcore.methods.dictionaries.messages import Counts, FirstSumsMessage, LocalAtomsMessage, SumsMessage
@@ -105,7 +105,8 @@ def shared_round(
         uniforms = client_uniforms(message.seed, PARTICIPATION, message.number, block.first, block.clients)[:, 0]
         taking &= uniforms <= message.threshold
     sums = SharedSums.none(*common.shape)
-    for group in groups(block, memory["rank"], taking):
+    # All have the same atoms: long stacks, so that matching pursuit has many samples at a time
+    for group in groups(block, memory["rank"], taking, TILE_NUMBERS):
         loss = np.zeros(len(group.clients))
         for place, tile in placed_tiles(group):
             rows = place + np.arange(tile.shape[1])
