@@ -52,6 +52,7 @@ METHOD_ROOM = {
     "fedcore.rounds.cohort_settings",
     "fedcore.rounds.fitted",
     "fedcore.rounds.method",
+    "fedcore.rounds.pictures",
     "fedcore.rounds.results",
     "fedcore.rounds.scores",
     "fedcore.rounds.statistics",

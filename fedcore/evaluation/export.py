@@ -4,6 +4,7 @@
     NAME.csv, .parquet    one table: the only one, or the one that is named; standard errors in columns of their own
     NAME.json             all tables, the outcome and the privacy statement, as result.json in the folder of the run
     NAME.npz, .zarr       the arrays of the state, and those of the model in the units of the data under `model_...`
+    NAME.png              what was learnt as pictures, where rows are such: one alone pixel by pixel, several on one sheet
     NAME.joblib, .pkl     a fitted estimator of scikit-learn, where the method has a counterpart there
 
 Everything is made of what is committed; in a private run, of published values. Arrays of other runs may hold what
@@ -26,12 +27,13 @@ from typing import Any
 import numpy as np
 
 from fedcore.errors import ConfigError, RunError
+from fedcore.evaluation.pictures import pictures_figure
 from fedcore.evaluation.result_file import RESULT, json_value, result_document
 from fedcore.evaluation.run_summary import features_of, result_of
 from fedcore.evaluation.scikit_learn import estimator_of
 from fedcore.rounds.fitted import Fitted
 from fedcore.rounds.method import AnyMethod, State
-from fedcore.rounds.results import Column, Result, Table
+from fedcore.rounds.results import Column, Pictures, Result, Table
 from fedcore.runs.store import Run
 from fedcore.storage.arrays import state_values
 from fedcore.storage.files import (
@@ -312,6 +314,28 @@ def _zarr(source: _Source, path: Place) -> dict[str, Any]:
 
     _whole_folder(Path(str(path)), fill, private=not source.private)
     return {"holds": sorted(arrays)}
+
+
+# --- pictures -------------------------------------------------------------------------------------------------------
+
+
+def _png(source: _Source, path: Place) -> dict[str, Any]:
+    """Raises ConfigError if the run has no pictures."""
+    from PIL import Image
+
+    found = next((figure for figure in source.result.figures if isinstance(figure, Pictures)), None)
+    if found is None:
+        raise ConfigError(
+            f"run {source.run.id!r} has no pictures.", "Say what rows show when you ingest them (--option image=28x28)."
+        )
+    if found.brightness and len(found.images) == 1:
+        sink = io.BytesIO()
+        Image.fromarray(np.rint(np.clip(found.images[0], 0.0, 1.0) * 255).astype(np.uint8)).save(sink, "png")
+        written = sink.getvalue()
+    else:
+        written = pictures_figure(found)
+    write_whole(path, written, private=not source.private)
+    return {"holds": [found.name]}
 
 
 def _whole_folder(path: Path, fill: Callable[[Path], None], private: bool) -> None:

@@ -18,6 +18,7 @@ from fedcore.methods.dictionaries.simulation import video
 from fedcore.reproduce.dictionaries_runs import train
 from fedcore.reproduce.experiment import Cell, Options, Place, ResultTable
 from fedcore.reproduce.fedem_runs import rows_population
+from fedcore.rounds.pictures import difference, own_threshold
 
 SHOWN = 4
 FEATURES = 576  # numbers of a sample that blocks of a clip are chosen for, as in the paper
@@ -130,8 +131,8 @@ def compute(place: Place, cell: Cell, options: Options, rounds: int) -> dict:
     else:
         background = (pooled.frame_median if name == "median" else pooled.frame_mean)(frames)
     seconds = time.perf_counter() - began
-    difference = video.difference(frames, background)
-    masks = difference > video.own_threshold(difference)
+    change = difference(frames, background)
+    masks = change > own_threshold(change)
     at, step = shown_frames(len(frames)), -(-frames.shape[2] // WIDE)
     small = (slice(None, None, step),) * 2
     pictures = {"frames": frames, "backgrounds": np.broadcast_to(background, frames.shape), "masks": masks}

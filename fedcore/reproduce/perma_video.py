@@ -31,6 +31,7 @@ from fedcore.reproduce import perma_clip
 from fedcore.reproduce.experiment import Cell, Options, Place, ResultTable
 from fedcore.reproduce.fedem_runs import data_file, needed_data, verdict
 from fedcore.reproduce.perma_clip import SHOWN, images_from, masks_from, parts, shown_frames, spread_left, to_text
+from fedcore.rounds import pictures
 
 SEEDS, ATOMS, KEPT = 3, 100, 50
 BLOCKS = {"polyphase": (10, 10), "tiles": (12, 16)}  # both give 100 samples of 576 numbers
@@ -242,8 +243,8 @@ def seeds(options: Options) -> range:
 
 def scores(clip: video.Clip, background: np.ndarray) -> dict:
     """JSON. spread: 1.4826 median |frame - background|, which needs no truth."""
-    difference = video.difference(clip.frames, background)
-    own = mask_scores(difference > video.own_threshold(difference), clip.masks)
+    difference = pictures.difference(clip.frames, background)
+    own = mask_scores(difference > pictures.own_threshold(difference), clip.masks)
     best, _ = best_mask_scores(difference, clip.masks)
     return {
         "f1": own.f1,
@@ -257,11 +258,11 @@ def scores(clip: video.Clip, background: np.ndarray) -> dict:
 
 def images_of(clip: video.Clip, background: np.ndarray) -> dict:
     """JSON of the images in the figure: backgrounds, and masks at the threshold without truth."""
-    difference = video.difference(clip.frames, background)
+    difference = pictures.difference(clip.frames, background)
     at = shown_frames(len(clip.frames))
     return {
         "backgrounds": to_text(np.broadcast_to(background, clip.frames.shape)[at]),
-        "masks": to_text(difference[at] > video.own_threshold(difference)),
+        "masks": to_text(difference[at] > pictures.own_threshold(difference)),
     }
 
 
@@ -278,7 +279,7 @@ def tree(place: Place, key: str, size: Size) -> dict:
     seconds = time.perf_counter() - began
     shape = frames.shape[1:]
     hand = -(-HAND // size.tree)
-    change = video.difference(frames[hand:], np.median(frames[:hand], axis=0))
+    change = pictures.difference(frames[hand:], np.median(frames[:hand], axis=0))
     region = gaussian_filter(change, (0, BLUR, BLUR)) > CHANGED
 
     def inside(estimate: np.ndarray) -> float:

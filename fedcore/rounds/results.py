@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from fedcore.rounds.pictures import COLOURS, picture_shape
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:
@@ -29,14 +31,6 @@ class Metric:
     unit: str = ""
     caption: str = ""
     follows_data: bool = False
-
-
-COLOURS = ("red", "green", "blue")
-
-
-def picture_shape(image: tuple[int, int], count: int) -> tuple[int, ...]:
-    """(height, width) of pictures whose rows have `count` numbers, or (height, width, 3)."""
-    return image if image[0] * image[1] == count else (*image, 3)
 
 
 @dataclass(frozen=True, slots=True)

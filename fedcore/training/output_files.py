@@ -4,6 +4,8 @@
     NAME.parquet      a line for each client: its id, and a column for each output, lists where it has several numbers
     NAME.csv          the same with a column for each number: OUTPUT_0, OUTPUT_1 ..., or OUTPUT:FEATURE
 
+Where rows are pictures there are also NAME.npz and NAME.pngs (`fedcore.training.output_pictures`).
+
 Outputs of rows are beside them: in the same group, with client i owning the rows ptr[i] .. ptr[i + 1] - 1, or in a
 second file NAME.rows.parquet or NAME.rows.csv with a line for each row: its client, its number among the client's rows
 from 0. A file NAME.csv.about.json says what is in NAME.csv (so of Parquet); the attributes of a group, and the metadata
@@ -25,29 +27,18 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from fedcore.errors import ConfigError, PopulationError
+from fedcore.errors import PopulationError
 from fedcore.population.store import Population
 from fedcore.rounds.method import ROWS, ClientOutputs
-from fedcore.storage.files import (
-    Place,
-    flush,
-    is_remote,
-    json_bytes,
-    make_folder,
-    opened,
-    place,
-    seal,
-    sweep_partials,
-    write_whole,
-)
+from fedcore.storage.files import flush, json_bytes, make_folder, opened, seal, sweep_partials, write_whole
 from fedcore.storage.parsing import parse_json
-from fedcore.training.output_parts import sweep
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import zarr
 
 ROWS_PER_CHUNK = 16_384
+CHUNK_BYTES = 2**26  # of rows as wide as a picture
 GROUP_BYTES = 2**24  # of a row group of Parquet, before compression
 LINE_NUMBERS = 2**20  # of lines of CSV that are made at once
 
@@ -64,37 +55,6 @@ class Leaf:
     clients: int
     first_row: int = 0
     ptr: np.ndarray | None = None
-
-
-def output_files(dest: str | Path, population: Population, features: Sequence[str]) -> OutputFiles:
-    """What writes the outputs of the clients of a population to `dest`. features: names of outputs whose last axis are
-    the features of the population.
-
-    Raises ConfigError if `dest` is a URL, or its ending none of those above; PopulationError if there is something.
-    """
-    path = _local(dest)
-    sweep(path)
-    kind = KINDS.get(path.suffix.lower())
-    if kind is None:
-        raise ConfigError(
-            f"personalised outputs cannot be written as {path.suffix!r}, which is how {str(dest)!r} ends.",
-            "End the name in .parquet or .csv for a file, in .zarr or nothing for a folder of arrays.",
-        )
-    if kind is not ZarrFolder and str(dest).endswith(("/", os.sep)):
-        raise ConfigError(
-            f"{str(dest)!r} is the name of a folder that ends like a file.",
-            f"Leave the last slash out, or the ending {path.suffix!r}.",
-        )
-    return kind(path, population, features)
-
-
-def _local(dest: str | Path) -> Path:
-    path: Place = place(dest)
-    if is_remote(path):
-        raise ConfigError(
-            f"Personalised outputs are not written to {path}.", "They hold clients' own data: name a local folder."
-        )
-    return Path(str(path))
 
 
 class OutputFiles(ABC):
@@ -185,7 +145,7 @@ class ZarrFolder(OutputFiles):
                 name,
                 shape=(length, *values.shape[1:]),
                 dtype=values.dtype,
-                chunks=(chunk, *values.shape[1:]),
+                chunks=(max(1, min(chunk, CHUNK_BYTES // max(values[:1].nbytes, 1))), *values.shape[1:]),
                 config={"write_empty_chunks": True},
             )
         array = cast("zarr.Array[Any]", self.group[name])
@@ -419,11 +379,3 @@ class CsvFiles(TableFiles):
     """Arrays are columns."""
 
     Lines = CsvFile
-
-
-KINDS: Mapping[str, type[OutputFiles]] = {
-    "": ZarrFolder,
-    ".zarr": ZarrFolder,
-    ".parquet": ParquetFiles,
-    ".csv": CsvFiles,
-}

@@ -24,7 +24,8 @@ from fedcore.rounds.statistics import IntegerSum, Statistics
 from fedcore.runs.store import Run
 from fedcore.storage.files import Place
 from fedcore.training.columns import other_columns
-from fedcore.training.output_files import Leaf, OutputFiles, output_files
+from fedcore.training.output_files import Leaf, OutputFiles
+from fedcore.training.output_kinds import output_files
 from fedcore.training.output_parts import Parts, write_part
 from fedcore.training.spec import recorded_request
 
@@ -43,7 +44,8 @@ def personalise(
     backend: Backend | None = None,
     at_once: int = 1,
 ) -> dict[str, Any]:
-    """Write `dest`, a Zarr folder, or a Parquet or CSV file by its ending: `fedcore.training.output_files`.
+    """Write `dest`, a Zarr folder, a Parquet or CSV file, arrays or pictures by its ending:
+    `fedcore.training.output_files`, `fedcore.training.output_pictures`.
 
     An output whose name begins with "rows_" has a row for each row of the population, in the order in which it stores
     them, instead of one for each client.

@@ -10,6 +10,7 @@ from fedcore.methods.dictionaries.background import exposures, histogram, quanti
 from fedcore.methods.dictionaries.simulation import video
 from fedcore.methods.dictionaries.simulation.errors_against_truth import best_mask_scores, psnr
 from fedcore.randomness import stream
+from fedcore.rounds import pictures
 from fedcore.rounds.results import Features
 from tests.dictionaries.run_in_memory import block_of, facts, run
 
@@ -39,7 +40,7 @@ def test_background_and_masks_are_found(gain):
     assert miss(ran.state.common, made.background) > 48
     out = ran.outputs()
     background = out["rows_global"].reshape(made.frames.shape)
-    assert best_mask_scores(video.difference(made.frames, background), made.masks)[0].f1 > 0.98
+    assert best_mask_scores(pictures.difference(made.frames, background), made.masks)[0].f1 > 0.98
     np.testing.assert_allclose(out["rows_global"] + out["rows_local"], made.frames.reshape(18, -1), atol=1e-6)
     assert out["rows_shown"].all()
     assert ran.column("spread")[-1] == pytest.approx(0.0103, rel=0.1)  # noise of .01

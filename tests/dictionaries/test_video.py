@@ -11,6 +11,7 @@ from fedcore.methods.dictionaries.operators import random_atoms
 from fedcore.methods.dictionaries.robust import RobustCoder
 from fedcore.methods.dictionaries.simulation import video
 from fedcore.methods.dictionaries.simulation.errors_against_truth import energy_inside, mask_scores
+from fedcore.rounds import pictures
 from tests.dictionaries.robust_loop import TO_KEEP, client_atoms, learn_background, separate
 
 # --- layouts --------------------------------------------------------------------------------------------------------
@@ -108,9 +109,9 @@ def test_bad_clips_are_refused(tmp_path, make):
 
 
 def test_threshold_by_hand():
-    assert video.own_threshold(np.array([1.0, 2.0, 3.0, 4.0, 100.0])) == 3.0 + 6.0 * 1.0
+    assert pictures.own_threshold(np.array([1.0, 2.0, 3.0, 4.0, 100.0])) == 3.0 + 6.0 * 1.0
     frames, background = np.zeros((1, 1, 1, 3)), np.array([[[0.1, -0.4, 0.2]]])
-    assert video.difference(frames, background)[0, 0, 0] == 0.4
+    assert pictures.difference(frames, background)[0, 0, 0] == 0.4
 
 
 # --- separation -----------------------------------------------------------------------------------------------------
@@ -183,8 +184,8 @@ def test_a_small_clip():
         atoms = learn_background(list(rows), start, 6, coder)
         parts = [separate(own, atoms, 10, 5, 3, TO_KEEP if name == "robust" else coder) for own in rows]
         background = np.stack([video.to_frame(part.background, clip.frames.shape[1:], (10, 10)) for part in parts])
-        difference = video.difference(clip.frames, background)
-        scores[name] = mask_scores(difference > video.own_threshold(difference), clip.masks).f1
+        difference = pictures.difference(clip.frames, background)
+        scores[name] = mask_scores(difference > pictures.own_threshold(difference), clip.masks).f1
     assert scores["robust"] > 0.9 and scores["robust"] > scores["plain"], scores
     foreground = video.to_frame(parts[0].foreground, clip.frames.shape[1:], (10, 10))[None]
     assert energy_inside(foreground, clip.masks[:1]) > 3 * clip.masks[0].mean()

@@ -62,7 +62,7 @@ PROFILES: dict[str, dict[str, Any]] = {
 }
 
 
-BACKGROUND: dict[str, Any] = {"model": "background", "rounds": 10, "global_atoms": 1, "atoms": 1, "aggregate": "mean"}
+BACKGROUND: dict[str, Any] = {"model": "background", "rounds": 10}
 OF_BACKGROUND = ("model", "rounds", "cut", "weights", "weight_cap", "precision")
 
 
@@ -289,16 +289,9 @@ class DictionariesConfig(BaseModel):
         return self.model == "background"
 
     @model_validator(mode="after")
-    def _background_takes_few(self) -> Self:
-        if self.is_background:
-            usual = {name: field.default for name, field in type(self).model_fields.items()} | BACKGROUND
-            others = [name for name in usual if name not in OF_BACKGROUND and getattr(self, name) != usual[name]]
-            if others:
-                raise ValueError(f"model = background has no use for {', '.join(others)}")
-        return self
-
-    @model_validator(mode="after")
     def _settings_agree(self) -> Self:
+        if self.is_background:
+            return self._without_others()
         count = self.global_atoms
         for wrong, text in (
             (
@@ -341,4 +334,14 @@ class DictionariesConfig(BaseModel):
         ):
             if wrong:
                 raise ValueError(text)
+        return self
+
+    def _without_others(self) -> Self:
+        """Itself. Raises ValueError for a setting that a background has no use for."""
+        usual = {name: field.default for name, field in type(self).model_fields.items()} | BACKGROUND
+        others = [name for name in usual if name not in OF_BACKGROUND and getattr(self, name) != usual[name]]
+        if others:
+            raise ValueError(f"model = background has no use for {', '.join(others)}")
+        if self.weight_cap is not None and self.weights != "samples":
+            raise ValueError("weight_cap goes with weights = samples")
         return self

@@ -182,17 +182,3 @@ def _scaled(frames: np.ndarray, name: str) -> np.ndarray:
             raise IngestError(f"{name!r} has pixels that are not finite.", "Replace them.")
         return frames.astype(np.float64)
     return frames / np.float64(np.iinfo(frames.dtype).max)
-
-
-# --- masks ----------------------------------------------------------------------------------------------------------
-
-
-def difference(frames: np.ndarray, background: np.ndarray) -> np.ndarray:
-    """(F, H, W) largest over the channels of |frame - background|; background broadcasts over the frames."""
-    return np.abs(frames - background).max(axis=-1)
-
-
-def own_threshold(values: np.ndarray, deviations: float = 6.0) -> float:
-    """median + deviations * MAD of all values; needs no truth. MAD: median distance from the median, unscaled."""
-    middle = np.median(values)
-    return float(middle + deviations * np.median(np.abs(values - middle)))

@@ -1,0 +1,215 @@
+"""Personalised outputs of rows that are pictures, as arrays of pictures or as picture files, by the name's ending.
+
+    NAME.npz    every output as an array, of rows `ptr` and of clients `clients`; outputs as wide as a picture are
+                (rows, height, width), or (rows, height, width, 3), and `mask` (rows, height, width) says what moves
+    NAME.pngs   a folder: CLIENT/NUMBER-background.png and CLIENT/NUMBER-mask.png of every row, by its number among the
+                client's rows from 0; frames.csv, a line for each with its outputs that are one number; contact.png,
+                some rows with four pictures each: the row, its background, what is left, and the mask; about.json
+
+The background of a row is its output `rows_global`, and what is left `rows_local`. A mask is where the largest of it
+over the colours is beyond median + 6 MAD of that picture. PNG knows black, 0, to white, 1, in 256 steps: what is beyond
+is cut, and other units are refused.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import quote
+
+import numpy as np
+
+from fedcore.errors import ConfigError
+from fedcore.population.store import Population
+from fedcore.rounds.method import ROWS, ClientOutputs
+from fedcore.rounds.pictures import own_threshold, picture_shape
+from fedcore.storage.files import flush, json_bytes, opened, seal, write_whole
+from fedcore.training.output_files import Leaf, OutputFiles
+
+BACKGROUND, LEFT, MASK = "rows_global", "rows_local", "mask"
+LONGEST = 200  # bytes of the name of a client's folder
+SHOWN = 8  # rows on the contact sheet
+LONGEST_SIDE = 240  # pixels of a picture on it
+GAP = 4  # pixels between them
+BEYOND = 0.5  # of [0, 1]: so far outside pixels are not those of a camera
+
+
+def mask_of(left: np.ndarray) -> np.ndarray:
+    """(n, H, W) bool: what moves, of what a background leaves of pictures (n, H, W[, 3]), each by its own threshold."""
+    size = np.abs(left)
+    size = size.max(axis=-1) if size.ndim == 4 else size
+    return np.stack([one > own_threshold(one) for one in size]) if len(size) else size.astype(bool)
+
+
+class _Pictures(OutputFiles):
+    def __init__(self, path: Path, population: Population, features: Sequence[str]):
+        super().__init__(path, population, features)
+        image = population.manifest.image
+        self.width = population.features
+        self.shape = None if image is None else picture_shape(image, self.width)
+        self.about: dict[str, Any] = {}
+
+    def begin(self, about: Mapping[str, Any]) -> None:
+        self.about = dict(about)
+
+    def pictures(self, outputs: ClientOutputs) -> dict[str, np.ndarray]:
+        """The outputs of rows that are as wide as a picture, as pictures, by name."""
+        return {
+            name: values.reshape(len(values), *self.shape)
+            for name, values in outputs.items()
+            if self.shape is not None and name.startswith(ROWS) and values.shape[1:] == (self.width,)
+        }
+
+
+class ArrayFile(_Pictures):
+    """Arrays grow in files of their own, one after the other in the archive at the end."""
+
+    def __init__(self, path: Path, population: Population, features: Sequence[str]):
+        super().__init__(path, population, features)
+        self.arrays: dict[str, tuple[IO[bytes], np.dtype, tuple[int, ...], int]] = {}
+        self.ids: list[str] = []
+        self.ptr = [np.zeros(1, np.int64)]
+
+    def add(self, leaf: Leaf, ids: Sequence[str], outputs: ClientOutputs) -> None:
+        self.clients += leaf.clients
+        self.ids += ids
+        if leaf.ptr is not None:
+            self.ptr.append(leaf.ptr[1:] + leaf.first_row)
+        pictures = self.pictures(outputs)
+        if LEFT in pictures:
+            pictures[MASK] = mask_of(pictures[LEFT])
+        for name, values in {**outputs, **pictures}.items():
+            self._append(name, np.ascontiguousarray(values))
+
+    def _append(self, name: str, values: np.ndarray) -> None:
+        if name not in self.arrays:
+            sink = opened(self.partial / name, "wb", private=True)
+            self.arrays[name] = sink, values.dtype, values.shape[1:], 0
+        sink, dtype, tail, length = self.arrays[name]
+        sink.write(values.data)
+        self.arrays[name] = sink, dtype, tail, length + len(values)
+
+    def commit(self) -> None:
+        self.close()
+        whole = self.partial / "whole"
+        with opened(whole, "wb", private=True) as sink, zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
+            known = {"clients": np.array(self.ids, np.str_), "ptr": np.concatenate(self.ptr)}
+            if len(self.ptr) == 1:
+                del known["ptr"]
+            for name, array in (known | {"about": np.array(json_bytes(self.about).decode())}).items():
+                with archive.open(f"{name}.npy", "w") as file:
+                    np.lib.format.write_array(file, array, allow_pickle=False)
+            for name, (_, dtype, tail, length) in self.arrays.items():
+                header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                    np.lib.format.write_array_header_2_0(file, header | {"shape": (length, *tail)})
+                    with open(self.partial / name, "rb") as source:
+                        shutil.copyfileobj(source, file, 1 << 20)
+                (self.partial / name).unlink()
+        flush(whole)
+        os.replace(whole, self.path)
+        flush(self.path.parent)
+
+    def close(self) -> None:
+        for sink, *_ in self.arrays.values():
+            sink.close()
+
+
+class PictureFolder(_Pictures):
+    """Files of pictures. Raises ConfigError, when it is asked for, if rows are no pictures."""
+
+    def __init__(self, path: Path, population: Population, features: Sequence[str]):
+        super().__init__(path, population, features)
+        if self.shape is None:
+            raise ConfigError(
+                f"population {population.path.name!r} holds rows that are no pictures.",
+                "Say their height and width when you ingest them (--option image=28x28), or end the name otherwise.",
+            )
+        self.lines: IO[str] | None = None
+        self.columns: list[str] = []
+        self.sheet: list[np.ndarray] = []
+        self.shown = set(np.linspace(0, population.n_rows - 1, SHOWN).round().astype(int).tolist())
+
+    def add(self, leaf: Leaf, ids: Sequence[str], outputs: ClientOutputs) -> None:
+        pictures = self.pictures(outputs)
+        if not {BACKGROUND, LEFT} <= pictures.keys() or leaf.ptr is None:
+            raise ConfigError(
+                "runs of this method split no pictures.", "End the name in .zarr, .npz, .parquet or .csv instead."
+            )
+        background, left = pictures[BACKGROUND], pictures[LEFT]
+        if len(background) and not -BEYOND <= background.min() <= background.max() <= 1 + BEYOND:
+            raise ConfigError(
+                f"pixels of the background go from {background.min():g} to {background.max():g}, and those of a PNG "
+                "from 0 to 1.",
+                "End the name in .npz, or ingest pictures scaled to [0, 1], as --format frames does.",
+            )
+        masks = mask_of(left)
+        numbers = {name: v for name, v in outputs.items() if name.startswith(ROWS) and v.ndim == 1}
+        writer = self._writer(numbers)
+        here = ~self.population.are_holes(leaf.first, leaf.clients)
+        self.clients += int(here.sum())
+        for client in np.flatnonzero(here):
+            folder = self.partial / folder_name(ids[client])
+            folder.mkdir(mode=0o700, exist_ok=True)
+            for number, row in enumerate(range(int(leaf.ptr[client]), int(leaf.ptr[client + 1]))):
+                _save(folder / f"{number:04d}-background.png", background[row])
+                _save(folder / f"{number:04d}-mask.png", masks[row])
+                writer.writerow([ids[client], number, *(values[row] for values in numbers.values())])
+                if leaf.first_row + row in self.shown:
+                    self.sheet.append(_column(background[row], left[row], masks[row]))
+
+    def _writer(self, numbers: Mapping[str, np.ndarray]) -> Any:
+        if self.lines is None:
+            self.lines = open(self.partial / "frames.csv", "w", newline="")
+            csv.writer(self.lines).writerow(["client", "row", *(name.removeprefix(ROWS) for name in numbers)])
+        return csv.writer(self.lines)
+
+    def commit(self) -> None:
+        self.close()
+        if self.sheet:
+            gap = np.full((len(self.sheet[0]), GAP, *self.sheet[0].shape[2:]), 1.0, np.float32)
+            columns = [part for column in self.sheet for part in (column, gap)][:-1]
+            _save(self.partial / "contact.png", np.concatenate(columns, axis=1))
+        write_whole(self.partial / "about.json", json_bytes({**self.about, "clients": self.clients}), private=True)
+        seal(self.partial)
+        self.partial.rename(self.path)
+        flush(self.path.parent)
+
+    def close(self) -> None:
+        if self.lines is not None:
+            self.lines.close()
+
+
+def folder_name(client: str) -> str:
+    """The name of a client's folder: its id, with % and a number for what cannot be in one. Raises ConfigError."""
+    name = quote(client, safe=" :+@,()=")
+    if not name.strip("."):
+        name = name.replace(".", "%2E")
+    if len(name) > LONGEST:
+        raise ConfigError(f"the id {client[:40]!r}... is too long for the name of a folder.", "End the name in .npz.")
+    return name
+
+
+def _column(background: np.ndarray, left: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """The four pictures of a row one below the other, made small."""
+    step = -(-max(mask.shape) // LONGEST_SIDE)
+    mask = mask.astype(np.float32)
+    mask = mask if left.ndim == 2 else np.repeat(mask[..., None], 3, axis=2)
+    parts = [part[::step, ::step] for part in (background + left, background, np.abs(left), mask)]
+    gap = np.full((GAP, *parts[0].shape[1:]), 1.0, np.float32)
+    return np.concatenate([piece for part in parts for piece in (part, gap)][:-1])
+
+
+def _save(file: Path, picture: np.ndarray) -> None:
+    """A picture (H, W[, 3]) of [0, 1], or a mask, as PNG."""
+    from PIL import Image
+
+    if picture.dtype != bool:
+        picture = np.rint(np.clip(picture, 0.0, 1.0) * 255).astype(np.uint8)
+    with opened(file, "wb", private=True) as sink:
+        Image.fromarray(picture).save(sink, "png", compress_level=1)
