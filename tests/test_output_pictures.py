@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from fedcore.errors import ConfigError
+from fedcore.evaluation.export import export_run
 from fedcore.methods.dictionaries.simulation import video
 from fedcore.methods.dictionaries.simulation.errors_against_truth import mask_scores
 from fedcore.population.ingest.ingest import ingest
@@ -50,6 +51,9 @@ def test_arrays_of_pictures(trained):
     assert np.asarray(Image.open(place / "out.pngs" / "contact.png")).shape == (4 * 15 + 3 * 4, 8 * 20 + 7 * 4, 3)
     assert stat.S_IMODE((place / "out.pngs").stat().st_mode) == 0o700
     assert not list(place.glob(".*"))
+    export_run(run, place / "background.png")
+    image = run.read_state()["common"].reshape(15, 20, 3)
+    np.testing.assert_array_equal(np.asarray(Image.open(place / "background.png")), np.rint(np.clip(image, 0, 1) * 255))
 
 
 @pytest.mark.slow

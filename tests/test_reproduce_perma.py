@@ -136,6 +136,11 @@ def test_clip_table(tmp_path, monkeypatch):
     rows = {row["background"]: row for row in table.rows}
     robust = rows["PerMA, robust, polyphase, 30 global"]
     assert float(robust["F1, own threshold"]) > float(rows["mean of the frames"]["F1, own threshold"])
+    image = rows["background: image, gains, offsets; brightness 6 %"]
+    assert float(image["PSNR, exposure fitted"]) > 40
+    assert float(image["F1, best threshold"]) > 0.02 + float(
+        rows["median of the frames; brightness 6 %"]["F1, best threshold"]
+    )
     printed, tiles = (rows[f"PerMA as printed, {layout}, 10 global"] for layout in ("polyphase", "tiles"))
     assert float(printed["F1, best threshold"]) > float(tiles["F1, best threshold"])
     for row in table.rows:
@@ -151,8 +156,9 @@ def test_a_clip_of_ones_own(tmp_path):
     table = finished(tmp_path, "perma-video", Options(quick=True, population=str(tmp_path / "clip.npz")))
     rows = {row["background"]: row for row in table.rows}
     moving = {name: float(row["pixels that move"]) for name, row in rows.items()}
-    assert abs(moving["PerMA, robust"] - clip.masks.mean()) < 0.02 and len(rows) == 3
+    assert abs(moving["PerMA, robust"] - clip.masks.mean()) < 0.02 and len(rows) == 4
     assert float(rows["PerMA, robust"]["spread left"]) < float(rows["mean of the frames"]["spread left"])
+    assert abs(moving[perma_clip.BACKGROUNDS["background"]] - clip.masks.mean()) < 0.01
     image = pytest.importorskip("PIL.Image")
     (tmp_path / "folder").mkdir()
     for at, frame in enumerate(clip.frames[:3]):

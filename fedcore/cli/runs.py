@@ -236,7 +236,8 @@ def export(
         typer.Argument(
             metavar="NAME",
             help="What to make: a folder of all tables as CSV; NAME.csv or NAME.parquet, one table; NAME.json, tables "
-            "and statement; NAME.npz or NAME.zarr, arrays; NAME.joblib or NAME.pkl, a fitted scikit-learn estimator.",
+            "and statement; NAME.npz or NAME.zarr, arrays; NAME.png, pictures; NAME.joblib or NAME.pkl, a fitted "
+            "scikit-learn estimator.",
         ),
     ],
     table_name: Annotated[

@@ -64,13 +64,15 @@ def train(
     )
     seconds = time.perf_counter() - began
     assert isinstance(method, Dictionaries) and isinstance(state, DictionariesState)
-    last = max((place.folder / "runs" / key / "memory").iterdir())  # of the last round: names are numbers
+    memories = place.folder / "runs" / key / "memory"
+    last = max(memories.iterdir()) if memories.is_dir() else None  # of the last round: names are numbers
     parts: list[ClientOutputs] = []
     for index in range(len(population.blocks)):
-        block, kept = population.read(index), read_values(last / f"{index:06d}.zip")
+        block, kept = population.read(index), None if last is None else read_values(last / f"{index:06d}.zip")
         for leaf in leaves(block, population.clients_per_leaf):
             first = leaf.first - block.first
-            mine = {name: value[first : first + leaf.clients] for name, value in kept.items()}
+            at = slice(first, first + leaf.clients)
+            mine = None if kept is None else {name: value[at] for name, value in kept.items()}
             parts.append(method.personalise(state, leaf, mine))
     outputs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return Trained(method, state, outputs, tuple(infos), seconds)

@@ -1,20 +1,23 @@
 """A clip of one's own, separated into background and what moves; and what all clips of experiments share.
 
-The clip is an NPZ or NPY of frames or a folder of images (`dictionaries.simulation.video.read_clip`) from a camera that
-stands still. Its truth is unknown, so a background is judged by the standard deviation of what it leaves and by the
-share of the pixels beyond a threshold that needs no truth.
+The clip is a video file, an NPZ or NPY of frames or a folder of images (`dictionaries.simulation.video.read_clip`) from
+a camera that stands still. Its truth is unknown, so a background is judged by the standard deviation of what it leaves
+and by the share of the pixels beyond a threshold that needs no truth.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
 
 import numpy as np
 
 from fedcore.methods.dictionaries.baselines import pooled
 from fedcore.methods.dictionaries.robust import TO_STANDARD_DEVIATION
 from fedcore.methods.dictionaries.simulation import video
+from fedcore.population.ingest.sources_frames import VIDEOS, video_frames
 from fedcore.reproduce.dictionaries_runs import train
 from fedcore.reproduce.experiment import Cell, Options, Place, ResultTable
 from fedcore.reproduce.fedem_runs import rows_population
@@ -23,9 +26,15 @@ from fedcore.rounds.pictures import difference, own_threshold
 SHOWN = 4
 FEATURES = 576  # numbers of a sample that blocks of a clip are chosen for, as in the paper
 GLOBAL, LOCAL, SPARSITY = 30, 20, 10  # of the robust background of somebody's clip, if samples suffice
+FRAMES_PER_CLIENT = 3  # of the model "background"; clips of experiments are short
 FRAMES, QUICK_FRAMES = 60, 12
 WIDE = 240  # pixels of a picture in the figure
-BACKGROUNDS = {"robust": "PerMA, robust", "median": "median of the frames", "mean": "mean of the frames"}
+BACKGROUNDS = {
+    "background": "background: image, gains, offsets",
+    "robust": "PerMA, robust",
+    "median": "median of the frames",
+    "mean": "mean of the frames",
+}
 
 
 # --- what all clips share -------------------------------------------------------------------------------------------
@@ -48,6 +57,15 @@ def parts(
     split = (outputs[part].reshape(len(frames), *rows[0].shape) for part in ("rows_global", "rows_local"))
     back, front = (np.stack([video.to_frame(own, frames.shape[1:], block, layout) for own in part]) for part in split)
     return back, front
+
+
+def background_of(place: Place, key: str, frames: np.ndarray, name: str, seed: int) -> np.ndarray:
+    """(F, H, W, C) backgrounds of frames, by a run with model = "background". name: of their population."""
+    rows = frames.astype(np.float32).reshape(len(frames), -1)
+    clients = [rows[at : at + FRAMES_PER_CLIENT] for at in range(0, len(rows), FRAMES_PER_CLIENT)]
+    population = rows_population(place, name, lambda: clients, "a clip for an experiment")
+    outputs = train(place, key, {"model": "background"}, population, seed).outputs
+    return np.asarray(outputs["rows_global"], np.float64).reshape(frames.shape)
 
 
 def shown_frames(frames: int) -> np.ndarray:
@@ -82,7 +100,12 @@ def masks_from(text: str, shape: Sequence[int], count: int = SHOWN) -> np.ndarra
 def read(options: Options) -> np.ndarray:
     """(F, H, W, C) the clip that the options name, every so-many-th frame of it. Raises IngestError."""
     assert options.population is not None
-    frames = video.read_clip(options.population)
+    path = Path(options.population)
+    if path.suffix.lower() in VIDEOS:
+        step = -(-sum(1 for _ in video_frames(path)) // (QUICK_FRAMES if options.quick else FRAMES))
+        frames = np.stack(list(islice(video_frames(path), 0, None, step))).astype(np.float64)
+        return frames if frames.ndim == 4 else frames[..., None]
+    frames = video.read_clip(path)
     return frames[:: -(-len(frames) // (QUICK_FRAMES if options.quick else FRAMES))]
 
 
@@ -128,6 +151,8 @@ def compute(place: Place, cell: Cell, options: Options, rounds: int) -> dict:
         block = block_for(frames.shape[1:])
         settings = settings_for(block, frames.shape[1:], rounds)
         background, local = parts(place, cell.key, frames, "own", "polyphase", block, settings, 1)
+    elif name == "background":
+        background = background_of(place, cell.key, frames, "own-frames", 1)
     else:
         background = (pooled.frame_median if name == "median" else pooled.frame_mean)(frames)
     seconds = time.perf_counter() - began

@@ -64,6 +64,17 @@ def psnr(errors: np.ndarray) -> np.ndarray:
         return -10.0 * np.log10(errors)
 
 
+def exposure_fitted_psnr(truth: np.ndarray, background: np.ndarray) -> float:
+    """Mean over the frames of the PSNR of backgrounds (F, H, W, C), or one (H, W, C), with the gain and the offset of
+    each that fit the truth (H, W, C) best: nobody can tell these from the brightness of the frames."""
+    wanted, frames = truth.ravel(), background.reshape(-1, truth.size)
+    errors = []
+    for frame in frames:
+        columns = np.stack([frame, np.ones_like(frame)], axis=1)
+        errors.append(np.mean((columns @ np.linalg.lstsq(columns, wanted, rcond=None)[0] - wanted) ** 2))
+    return float(psnr(np.array(errors)).mean())
+
+
 def ssim(a: np.ndarray, b: np.ndarray, window: int = WINDOW) -> np.ndarray:
     """(n,) structural similarity of images (n, H, W), values of range 1; means over windows that are whole.
 
