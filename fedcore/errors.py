@@ -62,12 +62,25 @@ class WrongKind(PopulationError):
 class IngestError(PopulationError):
     """The source cannot be turned into a population: unreadable file, missing column, bad rows.
 
-    without_values: the message for places that show nothing of what the source holds, such as the records of pipelines.
+    without_values: the same for places that show nothing of what the source holds, such as the records of pipelines.
+        Names of columns count: they are the first row of a file that has lost its header.
     """
 
-    def __init__(self, message: str, remedy: str = "", *, without_values: str | None = None):
+    def __init__(
+        self,
+        message: str,
+        remedy: str = "",
+        *,
+        without_values: str | None = None,
+        remedy_without_values: str | None = None,
+    ):
         super().__init__(message, remedy)
-        self.without_values = message if without_values is None else without_values
+        self._without = (without_values, remedy_without_values)
+
+    @property
+    def without_values(self) -> IngestError:
+        message, remedy = self._without
+        return IngestError(self.message if message is None else message, self.remedy if remedy is None else remedy)
 
 
 class PrivacyError(FedcoreError):

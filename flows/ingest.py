@@ -28,7 +28,7 @@ def ingest_files(source: str | list[str], dest: str, options: dict) -> int:
     try:
         made = ingest(source, Path(dest), **options)
     except IngestError as error:
-        raise IngestError(error.without_values, error.remedy) from None
+        raise error.without_values from None
     get_run_logger().info(
         "population %s: version %d with %d clients in %d blocks",
         made.path.name,

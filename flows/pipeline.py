@@ -28,7 +28,7 @@ from fedcore.operations.monitoring import RunMonitoring
 from fedcore.operations.pipelines.doing import as_text, do_step, failure
 from fedcore.operations.pipelines.journal import TIME, RunRecord, StepRecord, read_journal
 from fedcore.operations.pipelines.law import Ready, checked
-from fedcore.operations.pipelines.page import files_aside, in_words
+from fedcore.operations.pipelines.page import aside_in_words, files_aside, in_words
 from fedcore.operations.pipelines.running import run_pipeline
 from fedcore.operations.pipelines.steps import Train
 from fedcore.operations.schedule import Compute
@@ -219,9 +219,7 @@ def _state(ready: Ready, runs: list[RunRecord]) -> State:
         )
     message = " ".join(f"{run.at}: {in_words(run)}" for run in runs)
     if aside := [name for run in runs for name in files_aside(run)]:
-        return Completed(
-            name=SET_ASIDE, message=f"{len(aside)} files were set aside: {', '.join(aside[:5])}. {message}"
-        )
+        return Completed(name=SET_ASIDE, message=f"{aside_in_words(aside)}. {message}")
     return Completed(message=message)
 
 

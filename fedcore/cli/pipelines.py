@@ -113,9 +113,9 @@ def _time(text: str | None) -> datetime:
 
 
 def _show(name: str, run: RunRecord) -> None:
-    from fedcore.operations.pipelines.page import files_aside
+    from fedcore.operations.pipelines.page import aside_in_words, files_aside
 
     rows = [{"step": one.step, "state": one.status, "what": one.what, "seconds": one.seconds} for one in run.steps]
     table(f"Pipeline {name} for {run.at}", rows)
     if aside := files_aside(run):
-        warn(f"{len(aside)} files were set aside: {', '.join(aside[:5])}")
+        warn(aside_in_words(aside))

@@ -29,7 +29,7 @@ def test_what_would_be_done_is_said_and_then_done_once(place):
     done = works("pipeline", "run", file, "nightly", "--local", *AT, "--json").json
     assert [record["status"] for record in done["runs"][0]["steps"]] == ["done", "done"]
     again = works("pipeline", "run", file, "nightly", "--local", *AT)
-    assert "open-20260103T030000Z is finished" in again.out and "1 files were set aside: bad.csv" in again.err
+    assert "open-20260103T030000Z is finished" in again.out and "1 file was set aside: bad.csv" in again.err
     assert "pass over 1 that it has; set aside bad.csv" in works("pipeline", "show", file, "nightly").out
 
 

@@ -75,10 +75,11 @@ def test_why_a_file_was_set_aside_is_told_without_what_is_in_it(tmp_path):
     (tmp_path / "nightly.toml").write_text(text)
     place.arrive("bad.csv", content="client,token,count\nalice,known,secretvalue\n")
     place.arrive("strange.csv", content="client,token,count\nalice,secretword,1\n")
+    place.arrive("headless.csv", content="alice,secretword,1\nalice,secretword,2\n")
     run = place.run(1)[-1]
     told = journal.path_of(tmp_path / "runs", "nightly").read_text()
     told += pipeline_page(place.ready.pipeline, journal.read_journal(tmp_path / "runs", "nightly"), run)
-    assert "bad.csv, line 2" in told and "None of the 1 tokens" in told
+    assert "bad.csv, line 2" in told and "None of the 1 tokens" in told and "headless.csv has no column" in told
     assert "secret" not in told and "alice" not in told
 
 

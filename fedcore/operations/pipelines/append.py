@@ -195,7 +195,7 @@ def _one_append(
 
 def _aside(file: Found, error: IngestError) -> Aside:
     """For journals and pages, which hold nothing of what is in the file."""
-    return Aside(file.name, file.sha256, f"{error.without_values} {error.remedy}".strip())
+    return Aside(file.name, file.sha256, str(error.without_values))
 
 
 def _rehearsed(

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedcore.errors import ConfigError, FedcoreError, RunError, RunNotFound, Waiting
+from fedcore.errors import ConfigError, FedcoreError, IngestError, RunError, RunNotFound, Waiting
 from fedcore.evaluation.evaluate import check_public, evaluate_run
 from fedcore.evaluation.export import export_run
 from fedcore.methods.registry import make_method
@@ -110,11 +110,12 @@ def tried(ready: Ready, called: str, at: datetime, hands: Hands) -> StepRecord:
 def failure(ready: Ready, called: str, at: datetime, error: FedcoreError) -> StepRecord:
     """The record of a step that a named error has ended."""
     step, status = ready.pipeline.labelled(called), "refused"
+    told = error.without_values if isinstance(error, IngestError) else error
     if isinstance(error, Waiting):
         status = "waiting"
     elif isinstance(step, Train) and _run_of(ready.deployment(step.deployment), at) is not None:
         status = "failed"
-    return _record(step, status, f"{type(error).__name__}: {error}", facts={"error": type(error).__name__})
+    return _record(step, status, f"{type(error).__name__}: {told}", facts={"error": type(error).__name__})
 
 
 def _record(step: Step, status: Any, what: str, **more: Any) -> StepRecord:

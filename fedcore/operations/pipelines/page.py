@@ -5,7 +5,7 @@ For operators: it names files, versions and numbers of clients. Nothing here is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedcore.operations.pipelines.journal import Journal, RunRecord, StepRecord
@@ -75,6 +75,12 @@ def in_words(run: RunRecord) -> str:
 def files_aside(run: RunRecord) -> list[str]:
     """Names of the files that this run has set aside."""
     return [name for one in run.steps for name in one.facts.get("aside", {})]
+
+
+def aside_in_words(names: Sequence[str]) -> str:
+    """Of files that were set aside, one at least."""
+    many = len(names) != 1
+    return f"{len(names)} {'files were' if many else 'file was'} set aside: {', '.join(names[:5])}"
 
 
 def _row(record: StepRecord) -> dict[str, Any]:

@@ -109,6 +109,7 @@ def refuse_other_columns(parent: Population, source: Source, entries: Sequence[C
                 f"Column {number} of what is appended to {parent.path} is {_in_words(mine)}, and there it is "
                 f"{_in_words(theirs)}.",
                 "Say nothing of columns: they are read as the population's were.",
+                without_values=f"Column {number} of what is appended to {parent.path} is not that of the population.",
             )
     if records != made.records:
         there, here = ("records", "clients") if made.records else ("clients", "records")

@@ -19,6 +19,7 @@ from fedcore.storage.files import impossible, not_regular, shortened
 
 SHOWN_TOKENS = 5  # unknown tokens that an error message quotes
 SHOWN_COLUMNS = 30  # columns that an error names
+NUMBERS = "Name columns that hold numbers (--columns)."
 SHOWN = 10  # bad rows that an error message quotes
 
 
@@ -76,7 +77,7 @@ class Account:
         more = "" if self.bad <= len(self.examples) else f"\n  ... and {self.bad - len(self.examples)} more"
         examples = "".join(f"\n  {example}" for example in self.examples)
         allowed = f"; {self.tolerance} are tolerated" if self.tolerance else ""
-        correct = "Correct them, or allow so many bad rows to be left out (tolerance)."
+        correct = allow = "Correct them, or allow so many bad rows to be left out (tolerance)."
         words = ""
         if self.words:
             counted = (f"{name} ({rows} row{'s' if rows > 1 else ''})" for name, rows in self.words.most_common())
@@ -87,6 +88,7 @@ class Account:
             f"{told}{examples}{more}{words}\n",
             correct,
             without_values=f"{told} {'; '.join(self.places)}{' and more' if more else ''}.",
+            remedy_without_values=f"{NUMBERS} {allow}" if self.words else allow,
         )
 
     def _refuse_strangers(self) -> None:
@@ -191,7 +193,7 @@ def left_out(columns: Sequence[str], without: Container[str]) -> str:
     """What to say to read all columns but some."""
     rest = [name for name in columns if name not in without]
     if not rest:
-        return "Name columns that hold numbers (--columns)."
+        return NUMBERS
     if len(rest) > SHOWN_COLUMNS or any("," in name for name in rest):
         return "Leave them out: name the others (--columns)."
     return f"Leave them out: --columns {','.join(rest)}. Or say how they are read (--date, --boolean, --category)."

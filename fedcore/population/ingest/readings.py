@@ -175,6 +175,7 @@ def readings_of(columns: Sequence[str], said: Said) -> tuple[Reading, ...]:
             raise IngestError(
                 f"Something is said of the column {name!r}, which is not among those that are read.",
                 f"The columns are {', '.join(columns[:20])}; add it (--columns), or say nothing of it.",
+                remedy_without_values="Look at the first line of the files; or say nothing of that column.",
             )
     return tuple(_reading(name, said) for name in columns)
 

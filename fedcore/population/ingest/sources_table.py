@@ -122,10 +122,12 @@ class TableSource:
     def _check_client(self, file: TableFile) -> None:
         if self.client is not None and self.client not in file.names:
             shown = ", ".join(file.names[:20]) + (", ..." if len(file.names) > 20 else "")
-            one = "" if self.kind != "rows" else " or say that every row is a record of its own: --unit record."
+            one = "." if self.kind != "rows" else ", or say that every row is a record of its own: --unit record."
+            remedy = f"Name the one of the client (--client COLUMN){one}"
             raise IngestError(
                 f"{file.name} has no column {self.client!r}, to say whose a row is.",
-                f"Its columns are {shown}. Name the one of the client (--client COLUMN){',' if one else '.'}{one}",
+                f"Its columns are {shown}. {remedy}",
+                remedy_without_values=f"Look at its first line. {remedy}",
             )
 
     def _check_records(self) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from fedcore.errors import IngestError
 from fedcore.population.ingest import csv_blocks
-from fedcore.population.ingest.batches import Account, left_out, listed
+from fedcore.population.ingest.batches import NUMBERS, Account, left_out, listed
 from fedcore.population.ingest.stamps import is_stamp
 
 Where = Callable[[int], str]
@@ -65,7 +65,9 @@ def text_type(kind: As) -> bool:
 
 def _missing_column(where: object, name: str, names: Sequence[str]) -> IngestError:
     shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-    return IngestError(f"{where} has no column {name!r}.", f"Its columns are {shown}.")
+    return IngestError(
+        f"{where} has no column {name!r}.", f"Its columns are {shown}.", remedy_without_values="Look at its first line."
+    )
 
 
 def check_columns(file: TableFile, where: object, wanted: Sequence[str]) -> None:
@@ -336,6 +338,8 @@ class _Typed(ABC):
             raise IngestError(
                 f"{self.path}: {listed(f'{name} ({kind})' for name, kind in words.items())} hold no numbers.",
                 left_out(account.columns, words),
+                without_values=f"{self.path}: columns that should hold numbers hold none.",
+                remedy_without_values=NUMBERS,
             )
 
     def _cast(self, name: str, kind: As, column):
@@ -519,7 +523,9 @@ class Partitioned:
         except ValueError as error:
             names = [name for name, kind in kept.wanted.items() if kind == "number"]
             raise IngestError(
-                f"{self.path}: {listed(names)} of the folders' names hold no numbers.", left_out(account.columns, names)
+                f"{self.path}: {listed(names)} of the folders' names hold no numbers.",
+                left_out(account.columns, names),
+                remedy_without_values=NUMBERS,
             ) from error
         for piece in self.file.pieces({n: k for n, k in wanted.items() if n not in self.partition}, size, account):
             own = iter(piece.columns)
