@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 
@@ -270,13 +271,20 @@ class TableSource:
         clients = piece.columns[0]
         coded = clients.dictionary_encode()
         names = coded.dictionary.to_pylist()
-        faults = [unusable(name) or ("the client id is missing" if name in self.na else "") for name in names]
+        faults = self._faults(names)
         codes = coded.indices.fill_null(len(names)).to_numpy(zero_copy_only=False).astype(np.int64)
         if any(faults) or clients.null_count:
             faults.append("the client id is missing")
             good &= ~np.array([bool(fault) for fault in faults])[codes]
             account.reject_all(np.flatnonzero(~good), piece.where, lambda row: faults[codes[row]])
         return names, codes
+
+    def _faults(self, names: list[str | None]) -> list[str]:
+        """Why each cannot be a client's id; nothing at all if each can."""
+        if None not in names and all(names) and "\0" not in "".join(cast(list[str], names)):
+            if not any(one in names for one in self.na):
+                return [""] * len(names)
+        return [unusable(name) or ("the client id is missing" if name in self.na else "") for name in names]
 
     def _rows(self, account: Account, columns, where: Where, good: np.ndarray) -> np.ndarray:
         """(n, features) values; clears `good` for bad rows. What lies outside of the bounds is clipped and counted."""

@@ -22,6 +22,8 @@ import numpy as np
 from fedcore.errors import IngestError
 from fedcore.population.ingest import csv_blocks
 from fedcore.population.ingest.batches import NUMBERS, Account, left_out, listed
+from fedcore.population.ingest.batches import Account, left_out, listed
+from fedcore.population.ingest.reading_ahead import made_ahead
 from fedcore.population.ingest.stamps import is_stamp
 
 Where = Callable[[int], str]
@@ -103,11 +105,19 @@ class CsvFile:
                     )
 
     def pieces(self, wanted: Mapping[str, As], size: int, account: Account) -> Iterator[Piece]:
-        first, types = 0, {name: arrow_type(kind) for name, kind in wanted.items()}
-        for block in csv_blocks.without_header(csv_blocks.blocks(self.path, size)):
-            table = csv_blocks.parse_quickly(
+        import pyarrow as pa
+
+        coded = pa.dictionary(pa.int32(), pa.string())  # few ids for many rows; they are wanted as codes anyway
+        first = 0
+        types = {name: coded if kind == "id" else arrow_type(kind) for name, kind in wanted.items()}
+
+        def parsed(block: csv_blocks.Block):
+            return csv_blocks.parse_quickly(
                 block, self.names, types, self.delimiter, sorted(self.missing), self.decimal
             )
+
+        blocks = csv_blocks.without_header(csv_blocks.blocks(self.path, size))
+        for block, table in made_ahead(blocks, parsed):
             if table is None:
                 records, piece = self._slowly(block, wanted, first, account)
                 yield piece

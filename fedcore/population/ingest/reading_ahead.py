@@ -1,0 +1,49 @@
+"""Pieces of a file made by threads while those before them are used; their order is that of the file."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from fedcore.population.sizing import usable_cores
+
+Raw = TypeVar("Raw")
+Made = TypeVar("Made")
+MOST_THREADS = 4  # beyond, the pieces wait for whoever uses them
+
+
+def made_ahead(raw: Iterator[Raw], make: Callable[[Raw], Made]) -> Iterator[tuple[Raw, Made]]:
+    """(each, what `make` makes of it), in order; those that follow are being made meanwhile, one more than there are
+    threads, so that memory is bounded. make: releases the interpreter's lock where it takes long. What `raw` raises is
+    raised once all before it are used up. On a single core nothing is made ahead.
+    """
+    threads = min(usable_cores() - 1, MOST_THREADS)
+    if not threads:
+        yield from ((one, make(one)) for one in raw)
+        return
+    waiting: deque[tuple[Raw, Future[Made]]] = deque()
+    failed: Exception | None = None
+    more = True
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            while True:
+                while more and len(waiting) <= threads:
+                    try:
+                        one = next(raw)
+                    except StopIteration:
+                        more = False
+                    except Exception as error:
+                        more, failed = False, error
+                    else:
+                        waiting.append((one, pool.submit(make, one)))
+                if not waiting:
+                    break
+                one, made = waiting.popleft()
+                yield one, made.result()
+        finally:
+            for _, made in waiting:
+                made.cancel()
+    if failed is not None:
+        raise failed

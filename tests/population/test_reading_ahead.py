@@ -1,0 +1,61 @@
+"""Pieces that threads make ahead: in order, few at a time, and what goes wrong is told when its turn comes."""
+
+import threading
+
+import pytest
+
+from fedcore.population.ingest import reading_ahead
+from fedcore.population.ingest.ingest import ingest
+from fedcore.population.ingest.reading_ahead import made_ahead
+
+
+@pytest.mark.parametrize("cores", [1, 2, 4])
+def test_pieces_come_in_order_and_few_are_held(monkeypatch, cores):
+    monkeypatch.setattr(reading_ahead, "usable_cores", lambda: cores)
+    taken = 0
+
+    def raw():
+        nonlocal taken
+        for number in range(30):
+            taken += 1
+            yield number
+
+    for done, (one, made) in enumerate(made_ahead(raw(), lambda number: (number**2, threading.get_ident()))):
+        assert (one, made[0]) == (done, done**2) and taken - done <= cores + 1
+        assert (made[1] == threading.get_ident()) == (cores == 1)
+    assert taken == 30
+
+
+@pytest.mark.parametrize("cores", [1, 3])
+def test_a_failure_waits_for_its_turn(monkeypatch, cores):
+    monkeypatch.setattr(reading_ahead, "usable_cores", lambda: cores)
+
+    def raw():
+        yield from range(3)
+        raise ValueError("the fourth")
+
+    seen = []
+    with pytest.raises(ValueError, match="the fourth"):
+        for one, _ in made_ahead(raw(), str):
+            seen.append(one)
+    assert seen == [0, 1, 2]
+    with pytest.raises(ZeroDivisionError):
+        [*made_ahead(iter([1, 0, 2]), lambda number: 1 / number)]
+
+
+@pytest.mark.slow
+def test_a_file_of_many_pieces_is_the_same_population_on_any_number_of_cores(tmp_path, monkeypatch):
+    """Bad rows in several pieces, one of which is read record by record, with their lines."""
+    lines = [f"u{number % 97:02d},{number % 11},{number % 5}" for number in range(6_000)]
+    lines[2_000] = '"u,x",3,2'  # a quoted delimiter, which Arrow takes as well
+    lines[3_000], lines[5_500] = "u01,3,-1", "u02,three,1"
+    (tmp_path / "a.csv").write_text("client,token,count\n" + "\n".join(lines) + "\n")
+    found = []
+    for cores in (1, 4):
+        monkeypatch.setattr(reading_ahead, "usable_cores", lambda cores=cores: cores)
+        with pytest.raises(Exception, match="2 bad rows") as refused:
+            ingest(tmp_path / "a.csv", tmp_path / f"no{cores}", features=11, memory=16 << 20)
+        assert "a.csv, line 3002: " in str(refused.value) and "a.csv, line 5502: " in str(refused.value)
+        made = ingest(tmp_path / "a.csv", tmp_path / f"p{cores}", features=11, memory=16 << 20, tolerance=2)
+        found.append([(block.train, made.client_ids(at).tolist()) for at, block in enumerate(made.blocks)])
+    assert found[0] == found[1]
