@@ -4,7 +4,7 @@
     NAME.csv, .parquet    one table: the only one, or the one that is named; standard errors in columns of their own
     NAME.json             all tables, the outcome and the privacy statement, as result.json in the folder of the run
     NAME.npz, .zarr       the arrays of the state, and those of the model in the units of the data under `model_...`
-    NAME.png              what was learnt, where rows are pictures: one alone pixel by pixel, several on one sheet
+    NAME.png              what was learnt as pictures, where rows are such: one alone pixel by pixel, several together
     NAME.joblib, .pkl     a fitted estimator of scikit-learn, where the method has a counterpart there
 
 Everything is made of what is committed; in a private run, of published values. Arrays of other runs may hold what

@@ -11,7 +11,8 @@ OPTIONS = ("seed", "given", "clients_per_leaf", "change")
 
 def run(block: RowsBlock, **settings) -> Ran:
     """settings: of the method, and options of `run_method`."""
-    settings.setdefault("profile", "recommended")
+    if settings.get("model") != "background":
+        settings.setdefault("profile", "recommended")
     options = {name: settings.pop(name) for name in OPTIONS if name in settings}
     ran = run_method(Dictionaries(DictionariesConfig(**settings)), block, **options)
     assert {name for info in ran.infos for name in info.scalars} <= {metric.name for metric in Dictionaries.metrics}
