@@ -61,7 +61,7 @@ class PlainArray:
     def _decode(self, number: int, values: np.ndarray) -> None:
         """Fills values, of one chunk, if the file is the one that the slot's digests name."""
         key = "/".join(map(str, ("c", number, *(0 for _ in self.shape[1:]))))
-        file = Path(self.slot.folder) / self.name / key
+        file = Path(str(self.slot.folder)) / self.name / key
         check_regular(file)
         with open(file, "rb", buffering=0) as handle:
             if self.compressed:
@@ -69,8 +69,9 @@ class PlainArray:
                 self._check(key, content)
                 _decompress(memoryview(content)[:-CHECKSUM], values)
             else:
-                read = handle.readinto(memoryview(values).cast("B"))
-                self._check(key, memoryview(values).cast("B")[:read], handle.readall())
+                room = memoryview(values.data).cast("B")
+                read = handle.readinto(room)
+                self._check(key, room[:read], handle.readall())
 
     def _check(self, key: str, *content: Any) -> None:
         if not self.slot.has(f"{self.name}/{key}", *content):
@@ -90,7 +91,7 @@ def plain_array(slot: Slot, name: str) -> PlainArray | None:
 
     Raises SlotDamaged, OSError.
     """
-    file = Path(slot.folder) / name / METADATA
+    file = Path(str(slot.folder)) / name / METADATA
     try:
         check_regular(file)
         content = file.read_bytes()

@@ -14,7 +14,8 @@ def picture_shape(image: tuple[int, int], count: int) -> tuple[int, ...]:
 
 def difference(frames: np.ndarray, background: np.ndarray) -> np.ndarray:
     """(F, H, W) largest over the channels of |frame - background|; background broadcasts over the frames."""
-    return np.abs(frames - background).max(axis=-1)
+    largest: np.ndarray = np.abs(frames - background).max(axis=-1)
+    return largest
 
 
 def own_threshold(values: np.ndarray, deviations: float = 6.0) -> float:

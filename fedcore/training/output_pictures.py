@@ -153,7 +153,7 @@ class PictureFolder(_Pictures):
         writer = self._writer(numbers)
         here = ~self.population.are_holes(leaf.first, leaf.clients)
         self.clients += int(here.sum())
-        for client in np.flatnonzero(here):
+        for client in map(int, np.flatnonzero(here)):
             folder = self.partial / folder_name(ids[client])
             folder.mkdir(mode=0o700, exist_ok=True)
             for number, row in enumerate(range(int(leaf.ptr[client]), int(leaf.ptr[client + 1]))):

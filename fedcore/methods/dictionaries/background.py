@@ -208,7 +208,7 @@ def background_update(
     image = np.array(message.image, block.x.dtype)
     up, down, counts = np.zeros(d), np.zeros(d), np.zeros(7)
     spreads = np.zeros_like(histogram(np.zeros(1)))
-    for client in np.flatnonzero(sizes):
+    for client in map(int, np.flatnonzero(sizes)):
         weight = client_weight(config, int(sizes[client])) / float(sizes[client])
         for _, frames in frames_of(block, client):
             if message.phase == "mean":
@@ -238,7 +238,7 @@ def background_update(
 def _pixels_of(block: RowsBlock, pixels: np.ndarray) -> Statistics:
     sizes = np.diff(block.ptr)
     total = np.zeros_like(histogram(np.zeros(1)))
-    for client in np.flatnonzero(sizes):
+    for client in map(int, np.flatnonzero(sizes)):
         for _, frames in frames_of(block, client):
             total += histogram(frames[:, pixels]) * len(frames) / float(sizes[client])
     counts = [(sizes > 0).sum(), sizes.sum(), (sizes == 0).sum()]

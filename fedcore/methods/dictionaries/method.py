@@ -95,8 +95,9 @@ class Dictionaries(NonPrivateMethod[DictionariesConfig, DictionariesState]):
         return clients.client_update(self.config, message, cast(RowsBlock, block), memory)
 
     def server_update(self, state: DictionariesState, result: Mapping[str, Any]) -> tuple[DictionariesState, RoundInfo]:
-        module = background_server if self.config.is_background else server
-        return module.server_update(self.config, state, result)
+        if self.config.is_background:
+            return background_server.server_update(self.config, state, result)
+        return server.server_update(self.config, state, result)
 
     def phase(self, state: DictionariesState, message: Message) -> str:
         return state.phase
