@@ -40,7 +40,7 @@ from fedcore.methods.dictionaries.unused_atoms import without_unused
 from fedcore.randomness import stream
 from fedcore.rounds.method import RoundInfo
 
-NORMS = 4.0  # of the median client; larger samples are scaled down to as many
+NORMS = 3.0  # of the median client; larger samples are scaled down to as many
 SUM_BYTES = 8  # of a number of a sum in a message
 
 
