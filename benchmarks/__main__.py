@@ -18,6 +18,7 @@ NAMES = {
     "gradient_em": "one round of FedGrEM, default and preset, against a loop over clients and NumPy on all of them",
     "writers": "FedGrEM, 44 writers and 1000 rounds, run store and flow included, against a loop over the writers",
     "dictionaries": "one round of PerMA, 1000 clients, against a loop over clients and NumPy on all of them",
+    "sparse_coding": "codes by matching pursuit beside scikit-learn's, and the sums of a round made of them",
     "perma_mnist": "PerMA on the MNIST table: seconds beside the paper's and beside a loop over clients",
     "private_gmm": "passes of a private mixture over 100 rows for each client: seconds against NumPy, memory",
     "scale": "rounds at 10,000 to --clients clients, 1 to 4 workers, cached or not: seconds and memory",
