@@ -47,6 +47,7 @@ def test_omp_with_a_number_of_atoms_for_each_sample():
         np.testing.assert_allclose(codes[k == count], omp(y, atoms, count)[k == count], atol=1e-10)
     np.testing.assert_array_equal(np.count_nonzero(codes, axis=2), np.minimum(k, 9))
     np.testing.assert_array_equal(Coder("omp", sparsity=1)(y, atoms, k), codes)
+    np.testing.assert_allclose(omp(y, atoms[0], k)[1], omp(y[1], atoms[0], k[1]), atol=1e-12)
     errors = omp_with_errors(y, atoms, k)[1]
     np.testing.assert_allclose(errors, ((y - codes @ atoms) ** 2).sum(2), atol=1e-12)
 

@@ -36,6 +36,10 @@ def omp_with_errors(samples: np.ndarray, atoms: np.ndarray, k: int | np.ndarray)
     takes of it, so that rounding is a share of the squared norm."""
     n, d = samples.shape[-2:]
     r = atoms.shape[-2]
+    if atoms.ndim == 2 < samples.ndim:  # one dictionary, and one Gram matrix
+        flat_k = k if np.ndim(k) == 0 else np.broadcast_to(k, samples.shape[:-1]).ravel()
+        codes, errors = omp_with_errors(samples.reshape(-1, d), atoms, flat_k)
+        return codes.reshape(*samples.shape[:-1], r), errors.reshape(samples.shape[:-1])
     lead = np.broadcast_shapes(samples.shape[:-2], atoms.shape[:-2])
     codes, errors = np.zeros((*lead, n, r)), np.broadcast_to(_squares(samples), (*lead, n)).copy()
     most = min(int(np.max(k, initial=0)), r, d)

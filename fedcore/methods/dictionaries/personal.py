@@ -50,13 +50,17 @@ def personalise(
     for group in groups(block, memory["rank"]):
         done = np.zeros(len(group.clients), np.int64)
         loss = np.zeros(len(group.clients))
+        local = memory["local"][group.clients, : group.rank - wanted]
         for tile in group.tiles():
+            whole = None if config.robust else parts(config, coder, tile, state.common, local)
             for i, client in enumerate(group.clients):
                 low = int(block.ptr[client] + done[i])
                 high = min(low + tile.shape[1], int(block.ptr[client + 1]))
                 samples = tile[i, : high - low]
-                local = memory["local"][client, : group.rank - wanted]
-                global_part, local_part = parts(config, coder, samples, state.common, local)
+                if whole is None:
+                    global_part, local_part = parts(config, coder, samples, state.common, local[i])
+                else:
+                    global_part, local_part = (part[i, : high - low] for part in whole)
                 outputs["rows_global"][low:high], outputs["rows_local"][low:high] = global_part, local_part
                 loss[i] += ((samples - global_part - local_part) ** 2).sum()
                 done[i] += high - low
@@ -69,14 +73,18 @@ def parts(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(global part, local part) of samples (n, d), coded with [G | L] together, or robustly with G first.
 
+    common: (rg, d); local: (l, d). Many clients at once, if not robustly: samples (c, n, d), local (c, l, d).
+
     Together they are coded by matching pursuit where k atoms are asked for: G and L are orthogonal to each other only
     nearly, and a plain top-k is then biased.
     """
     if config.robust:
         return robust_parts(config, samples, common, local, coder)
-    atoms = np.concatenate([common, local])
+    atoms = common
+    if local.shape[-2]:
+        atoms = np.concatenate([np.broadcast_to(common, (*local.shape[:-2], *common.shape)), local], axis=-2)
     codes = omp(samples, atoms, coder.sparsity) if coder.code == "top_k" else coder(samples, atoms)
-    return codes[:, : len(common)] @ common, codes[:, len(common) :] @ local
+    return codes[..., : len(common)] @ common, codes[..., len(common) :] @ local
 
 
 def remembered(state: DictionariesState, block: RowsBlock, memory: Memory) -> Memory:
