@@ -7,6 +7,7 @@ and by the share of the pixels beyond a threshold that needs no truth.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -52,18 +53,23 @@ def parts(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(global parts, local parts) of frames, both (F, H, W, C), by a run of the method. name: of their population."""
     rows = [video.to_rows(frame, block, layout) for frame in frames]
-    population = rows_population(place, name, lambda: rows, "a clip for an experiment")
+    population = rows_population(place, kept_as(name, frames), lambda: rows, "a clip for an experiment")
     outputs = train(place, key, settings, population, seed).outputs
     split = (outputs[part].reshape(len(frames), *rows[0].shape) for part in ("rows_global", "rows_local"))
     back, front = (np.stack([video.to_frame(own, frames.shape[1:], block, layout) for own in part]) for part in split)
     return back, front
 
 
+def kept_as(name: str, frames: np.ndarray) -> str:
+    """The name of a population of these frames: cells of an experiment keep theirs for each other."""
+    return f"{name}-{hashlib.blake2b(np.ascontiguousarray(frames), digest_size=6).hexdigest()}"
+
+
 def background_of(place: Place, key: str, frames: np.ndarray, name: str, seed: int) -> np.ndarray:
     """(F, H, W, C) backgrounds of frames, by a run with model = "background". name: of their population."""
     rows = frames.astype(np.float32).reshape(len(frames), -1)
     clients = [rows[at : at + FRAMES_PER_CLIENT] for at in range(0, len(rows), FRAMES_PER_CLIENT)]
-    population = rows_population(place, name, lambda: clients, "a clip for an experiment")
+    population = rows_population(place, kept_as(name, frames), lambda: clients, "a clip for an experiment")
     outputs = train(place, key, {"model": "background"}, population, seed).outputs
     return np.asarray(outputs["rows_global"], np.float64).reshape(frames.shape)
 
