@@ -10,7 +10,8 @@ pixel over its frames, of which the server makes one step of iteratively reweigh
 
 In the last rounds w is Tukey's biweight (1 - r^2 / k^2)^2, which is 0 beyond k: an M-estimate of high efficiency from a
 robust start. A client's answer is bounded whatever it holds: |g w(r) r| <= 4 c for each of its frames, and all of them
-have weight 1 together (`weights`). Only the mean image at the start has no residuals; there pixels are cut to a range.
+have weight 1 together (`weights`); so are gains and offsets in the sums that the image is brought to scale by. Only the
+mean image at the start has no residuals; there pixels are cut to a range.
 
 Medians do not add over clients. What is wanted of them, the range and the spread of residuals, is read from histograms
 over a fixed grid of logarithms, which do: each client adds 1 to them.
@@ -52,7 +53,7 @@ class BackgroundMessage:
     phase:     "start": the histogram of its pixels; "mean": its mean image; "rounds": residuals by the shared image
     number:    of the round, from 1; seed: names the stream of the sampled pixels
     image:     (d,) B, in the precision of messages; empty before there is one
-    low, high: range that pixels of the mean are cut to
+    low, high: range that pixels of the mean are cut to, and whose width is the most that an offset counts for
     cut:       c, or k of the biweight, in the units of the data; biweight: which of the two
     """
 
@@ -226,7 +227,9 @@ def background_update(
             ups, downs, loss = add_sums(frames, image, gains, offsets, message)
             up += weight * ups
             down += weight * downs
-            counts[[0, 2, 3, 5]] += weight * there, weight * gains.sum(), weight * offsets.sum(), loss
+            width = message.high - message.low
+            bounded = np.clip(offsets, -width, width).sum()
+            counts[[0, 2, 3, 5]] += weight * there, weight * gains.sum(), weight * bounded, loss
             spreads += histogram(spread) * there / float(sizes[client])
         counts[6] += 1
     statistics: dict[str, Statistic] = {"up": FloatSum.at(block.leaf, up), "counts": FloatSum.at(block.leaf, counts)}
