@@ -39,6 +39,7 @@ FAST = [
     "dictionaries/gradient",
     "dictionaries/default",
     "dictionaries/statistics-omp",
+    "dictionaries/private",
 ]
 SLOW = [
     "histograms/private-merged",
@@ -72,6 +73,7 @@ SLOW = [
     "dictionaries/recommended-sampled",
     "dictionaries/recommended-few-samples",
     "dictionaries/robust",
+    "dictionaries/private-replace-one",
 ]
 OTHERS = [
     name for name, case in CASES.items() if name not in FAST + SLOW and (case.given is None or case.given in STARTS)

@@ -356,6 +356,17 @@ dictionaries("statistics-lasso", **STATISTICS, code="lasso", alpha=0.05)
 dictionaries("statistics-joint", **STATISTICS, code="omp", split="joint", sweeps=2)
 dictionaries("statistics-sampled", **STATISTICS, code="omp", participation=0.6, ragged=True)
 dictionaries("statistics-given", given="atoms", **STATISTICS, code="omp")
+OF_PRIVATE = {"private": True, "nominal_clients": 26, "global_atoms": 8, "sparsity": 2, "rounds": 3}
+
+
+def private_dictionaries(name: str, given: str | None = None, relation: str = "add_or_remove_one", **settings) -> None:
+    settings = {**OF_PRIVATE, **settings}
+    CASES[f"dictionaries/{name}"] = Case("dictionaries", "atoms", settings, given, relation=relation)
+
+
+private_dictionaries("private")
+private_dictionaries("private-replace-one", relation="replace_one", atoms=10, global_atoms=5)
+private_dictionaries("private-series", given="dictionaries/private")
 CASES["dictionaries/background"] = Case("dictionaries", "frames", {"model": "background", "rounds": 6})
 CASES["dictionaries/background-samples"] = Case(
     "dictionaries", "frames", {"model": "background", "weights": "samples", "weight_cap": 3, "precision": "float32"}

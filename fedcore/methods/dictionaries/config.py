@@ -6,6 +6,9 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from fedcore.methods.dictionaries.private.settings import contradictions, with_private_defaults
+from fedcore.rounds.cohort_settings import ABLE, AtLeast, ChosenCohorts, Horizon, RecentCohorts
+
 PERMA: dict[str, Any] = {  # what its profiles have in common; the sizes are those of the paper's synthetic task
     "learner": "orthogonal",
     "code": "threshold",
@@ -250,13 +253,33 @@ class DictionariesConfig(BaseModel):
         "split = nested, or loss = huber: all rounds are made",
     )
 
+    # privacy
+    private: bool = Field(
+        False,
+        description="learner statistics with noise, private for clients: global atoms alone are learnt; unless other "
+        "numbers are given 64, at most twice the features, in 20 rounds, and codes have at most 10 of them",
+    )
+    epsilon: float | None = Field(
+        None, gt=0, le=100, description="this run's share of the population's budget; None: all that is left"
+    )
+    nominal_clients: int | None = Field(
+        None, ge=1, description="private: the public number of clients that sums are divided by; None: as declared"
+    )
+    spare_releases: int = Field(
+        0, ge=0, le=10, description="releases set aside beyond the plan, to draw one again that a crash lost"
+    )
+    horizon: Horizon = None
+    at_least: AtLeast = None
+    recent_cohorts: RecentCohorts = None
+    cohorts: ChosenCohorts = ABLE
+
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, settings: Any) -> Any:
         if isinstance(settings, dict) and settings.get("model") == "background":
             return BACKGROUND | settings
         if isinstance(settings, dict) and settings.get("profile", "statistics") in PROFILES:
-            return PROFILES[settings.get("profile", "statistics")] | settings
+            return PROFILES[settings.get("profile", "statistics")] | with_private_defaults(settings)
         return settings
 
     @property
@@ -331,6 +354,7 @@ class DictionariesConfig(BaseModel):
                 "start = sums goes with learner = statistics, split = nested",
             ),
             (self.start == "sums" and count == 0, "start = sums learns global atoms: at least 1"),
+            *contradictions(self),
         ):
             if wrong:
                 raise ValueError(text)

@@ -22,7 +22,7 @@ def fitted_model_of(config: DictionariesConfig, state: DictionariesState) -> Fit
     no global atoms.
     """
     atoms = state.common
-    if state.phase == "start" or not len(atoms):
+    if not state.begun or not len(atoms):
         raise RunError("the run has no global atoms.", "Resume it, or train with global_atoms of 1 or more.")
     if config.code == "threshold":
         return FittedDictionary(atoms, "threshold", None, config.threshold, state.round, SOFT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -22,12 +22,16 @@ from fedcore.methods.dictionaries.background import background_update
 from fedcore.methods.dictionaries.config import DictionariesConfig
 from fedcore.methods.dictionaries.fitted import fitted_model_of
 from fedcore.methods.dictionaries.personal import personalise
+from fedcore.methods.dictionaries.private import clients as private_clients
+from fedcore.methods.dictionaries.private import plan as private_plan
+from fedcore.methods.dictionaries.private import server as private_server
 from fedcore.methods.dictionaries.result import result_of
 from fedcore.methods.dictionaries.round_metrics import METRICS
 from fedcore.methods.dictionaries.state import DictionariesState
 from fedcore.population.blocks import ClientBlock, Kind, RowsBlock
+from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.fitted import FittedDictionary
-from fedcore.rounds.method import ClientOutputs, Memory, Message, NonPrivateMethod, PublicFacts, RoundInfo
+from fedcore.rounds.method import ClientOutputs, Memory, Message, PrivateMethod, PublicFacts, RoundInfo, Worth
 from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
@@ -38,12 +42,12 @@ MATCHING = (
 )
 
 
-class Dictionaries(NonPrivateMethod[DictionariesConfig, DictionariesState]):
+class Dictionaries(PrivateMethod[DictionariesConfig, DictionariesState]):
     """Personalised dictionaries: atoms that all clients share, learnt together, and atoms that each has alone.
 
     Source: Liang, Shi, Al Kontar, Fattahi, "Personalized Dictionary Learning for Heterogeneous Datasets" (2023),
     Algorithm 1 (PerMA). With the learner "statistics" the global atoms are learnt from sums of codes and samples, which
-    add over clients.
+    add over clients; `private = true` is `fedcore.methods.dictionaries.private`.
     """
 
     name: ClassVar[str] = "dictionaries"
@@ -62,42 +66,74 @@ class Dictionaries(NonPrivateMethod[DictionariesConfig, DictionariesState]):
         "split": "learner statistics",
         "precision": "messages",
         "participation": "who takes part, end",
+        "private": "privacy",
     }
     scores_use_memories: ClassVar[bool] = True
     accepts_warm_start: ClassVar[bool] = True
     series_arrays: ClassVar[tuple[str, ...]] = series.SERIES_NAMES
 
     @property
+    def private(self) -> bool:
+        return self.config.private
+
+    @property
     def not_private_because(self) -> str:
+        if self.private:
+            return ""
         if self.config.is_background:
             return "sums of clients' frames reach the server without noise in every round"
         sums = self.config.learner == "statistics"
         sent = "sums of codes and samples" if sums else "clients' versions of the global atoms"
         return f"{MATCHING if self.config.start == 'local' else ''}{sent} reach the server without noise in every round"
 
+    def plan(self, public: PublicFacts) -> Sequence[PlannedRelease]:
+        """Raises ConfigError if a private run has no budget, no nominal number of clients or no start it asks for."""
+        return private_plan.plan(self.config, public) if self.private else []
+
+    def budget_sketch(self, public: PublicFacts, plan: Sequence[PlannedRelease]) -> dict[str, Any]:
+        """With the noise in an atom's step."""
+        return private_plan.budget_sketch(self.config, public, plan)
+
+    def worth(self, public: PublicFacts) -> Worth | None:
+        """By the noise in an atom's step. Raises ConfigError as `plan` does."""
+        return private_plan.worth(self.config, public) if self.private else None
+
+    def likely_warm_start(self, public: PublicFacts) -> dict[str, np.ndarray] | None:
+        return private_plan.likely_warm_start(self.config, public) if self.private else None
+
     def init(self, public: PublicFacts) -> DictionariesState:
-        return background_server.init(public) if self.config.is_background else server.init(self.config, public)
+        if self.config.is_background:
+            return background_server.init(public)
+        return self._server.init(self.config, public)
 
     def total_rounds(self, state: DictionariesState) -> int:
+        if self.private:
+            return len(state.scales)
         if self.config.is_background:
             return 2 + self.config.rounds
         return 1 + self.config.rounds + (self.config.nested and statistics_server.has_local_pass(self.config, state))
 
     def message(self, state: DictionariesState) -> Message | None:
-        module = background_server if self.config.is_background else server
-        return module.message(self.config, state)
+        return self._server.message(self.config, state)
+
+    @property
+    def _server(self) -> Any:
+        """The module with the server's side of these settings."""
+        if self.private:
+            return private_server
+        return background_server if self.config.is_background else server
 
     def client_update(
         self, message: Message, block: ClientBlock, memory: Memory | None
     ) -> tuple[Statistics, Memory | None]:
+        if self.private:
+            return private_clients.client_update(message, cast(RowsBlock, block)), None
         if self.config.is_background:
             return background_update(self.config, message, cast(RowsBlock, block))
         return clients.client_update(self.config, message, cast(RowsBlock, block), memory)
 
     def server_update(self, state: DictionariesState, result: Mapping[str, Any]) -> tuple[DictionariesState, RoundInfo]:
-        if self.config.is_background:
-            return background_server.server_update(self.config, state, result)
-        return server.server_update(self.config, state, result)
+        return self._server.server_update(self.config, state, result)
 
     def phase(self, state: DictionariesState, message: Message) -> str:
         return state.phase

@@ -11,6 +11,7 @@ from fedcore.methods.dictionaries.config import DictionariesConfig
 from fedcore.methods.dictionaries.matching_pursuit import omp
 from fedcore.methods.dictionaries.messages import RoundMessage
 from fedcore.methods.dictionaries.robust import robust_parts
+from fedcore.methods.dictionaries.sizes import atoms_of
 from fedcore.methods.dictionaries.sparse_coding import Coder, coder_of
 from fedcore.methods.dictionaries.state import DictionariesState
 from fedcore.population.blocks import RowsBlock
@@ -30,11 +31,14 @@ def personalise(
 
     Raises RunError before the matching, and for clients that took no part.
     """
-    if state.phase == "start":
+    if not state.begun:
         raise RunError("the run stopped before its first round.", "Resume it first.")
-    if memory is None:
+    if config.private:
+        memory = afresh(config, state, block)
+    elif memory is None:
         raise took_no_part()
-    memory = remembered(state, block, memory)
+    else:
+        memory = remembered(state, block, memory)
     shape = block.x.shape
     outputs = {
         "local": memory["local"],
@@ -91,3 +95,20 @@ def remembered(state: DictionariesState, block: RowsBlock, memory: Memory) -> Me
     """What clients remember, with their local atoms in "local" also if the run stopped before its first round."""
     message = RoundMessage(state.round, state.seed, state.common, state.matched, state.index, 1.0, False, False)
     return with_local_atoms(message, block, memory)
+
+
+def afresh(config: DictionariesConfig, state: DictionariesState, block: RowsBlock) -> Memory:
+    """As `remembered`, for the clients of a private run, who keep nothing: local atoms are singular vectors of what the
+    global atoms leave, and distances are 0. Raises PopulationError for values that are not finite."""
+    local_atoms = max(atoms_of(config, block.features) - len(state.common), 0)
+    rank = np.zeros(block.clients, np.int64)
+    local, coder = np.zeros((block.clients, local_atoms, block.features)), coder_of(config, block.features)
+    for group in groups(block, np.full(block.clients, len(state.common) + local_atoms)):
+        for i, client in enumerate(group.clients):
+            rest, nonzero = np.zeros((block.features, block.features)), False
+            for tile in group.tiles():
+                left = tile[i] - parts(config, coder, tile[i], state.common, state.common[:0])[0]
+                rest, nonzero = rest + left.T @ left, nonzero or bool(tile[i].any())
+            rank[client] = len(state.common) + local_atoms if nonzero else 0
+            local[client, : block.features] = np.linalg.eigh(rest)[1][:, ::-1].T[:local_atoms] if nonzero else 0.0
+    return {"rank": rank, "local": local, "distance": np.zeros(block.clients)}

@@ -18,7 +18,7 @@ def result_of(state: DictionariesState, features: Features) -> Result:
     """Tables of the global atoms: their sizes, and all their weights with a line for each feature; and the atoms as
     pictures where rows are such. Empty before the matching, and if no atom is global."""
     atoms = state.common
-    if state.phase == "start" or not len(atoms):
+    if not state.begun or not len(atoms):
         return Result()
     norms = np.linalg.norm(atoms, axis=1)
     columns = [
@@ -26,7 +26,7 @@ def result_of(state: DictionariesState, features: Features) -> Result:
         Column("norm", norms.tolist()),
         Column("largest weights", [_largest_weights(atom, features) for atom in atoms]),
     ]
-    energy = np.diagonal(state.xx) * norms**2 if len(state.xx) else np.zeros(0)
+    energy = np.diagonal(state.xx) * norms**2 if len(state.xx) else np.maximum(state.energies, 0.0)
     if energy.sum() > 0:  # known to the learner "statistics" alone
         columns.insert(2, Column("share of energy", (energy / energy.sum()).tolist(), "%"))
     weights = [Column(f"atom {number}", atom.tolist()) for number, atom in enumerate(atoms)]

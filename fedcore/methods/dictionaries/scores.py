@@ -40,7 +40,7 @@ def evaluate_block(
     PopulationError for rows that are not finite.
     """
     held = cast(RowsBlock, held_out(block))
-    if state.phase == "start":
+    if not state.begun:
         raise RunError("the run stopped before it had a global dictionary.", "Resume it first.")
     coder, common, d = coder_of(config, block.features), state.common, block.features
     local_atoms, none = max(atoms_of(config, d) - len(common), 0), np.zeros((0, d))

@@ -6,6 +6,7 @@ from fedcore.methods.dictionaries.config import DictionariesConfig
 
 GLOBAL_ATOMS = 100
 OVERCOMPLETE = 2  # global atoms at most, for each feature
+PRIVATE_ATOMS, PRIVATE_SPARSITY = 64, 10  # noise costs the square of the number of atoms
 LOCAL_SHARE = 5  # global atoms for each local one
 SPARSITY = 20
 FEATURES_PER_CODE = 4  # a code of more atoms than this share of the features compresses nothing
@@ -20,7 +21,7 @@ def global_atoms_of(config: DictionariesConfig, features: int) -> int | None:
         return config.global_atoms
     if config.atoms is not None:
         return config.atoms - config.atoms // (LOCAL_SHARE + 1)
-    return min(GLOBAL_ATOMS, OVERCOMPLETE * features)
+    return min(PRIVATE_ATOMS if config.private else GLOBAL_ATOMS, OVERCOMPLETE * features)
 
 
 def atoms_of(config: DictionariesConfig, features: int) -> int:
@@ -28,12 +29,15 @@ def atoms_of(config: DictionariesConfig, features: int) -> int:
     if config.atoms is not None:
         return config.atoms
     count = global_atoms_of(config, features) or GLOBAL_ATOMS
+    if config.private:  # which learns no local atoms; a client has some if they are asked for
+        return count
     return count + -(-count // LOCAL_SHARE)
 
 
 def sparsity_of(config: DictionariesConfig, features: int) -> int:
     """Atoms k of a sample's code."""
-    return config.sparsity or max(min(SPARSITY, features // FEATURES_PER_CODE), 1)
+    most = PRIVATE_SPARSITY if config.private else SPARSITY
+    return config.sparsity or max(min(most, features // FEATURES_PER_CODE), 1)
 
 
 def least_sparsity_of(config: DictionariesConfig, features: int) -> int:

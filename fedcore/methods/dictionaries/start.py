@@ -18,7 +18,7 @@ from fedcore.rounds.method import PublicFacts
 def warm_start_of(state: DictionariesState) -> dict[str, np.ndarray]:
     """global: (rg, d) the global dictionary; and the sums that `series` names, of the learner that has any. Raises
     ConfigError before the first round."""
-    if state.phase == "start":
+    if not state.begun:
         raise ConfigError("stopped before it had a global dictionary.", "Name a run that has.")
     return {"global": state.common} | (series.arrays_of(state) if state.cap > 0 else {})
 
@@ -54,9 +54,16 @@ def first_global_dictionary(config: DictionariesConfig, public: PublicFacts) -> 
             'start = "given" needs a global dictionary to start from.',
             "Name a start: an earlier run, or a file with an array 'global'.",
         )
+    common = given_atoms(config, public)
+    return polar(common) if config.robust else common
+
+
+def given_atoms(config: DictionariesConfig, public: PublicFacts) -> np.ndarray:
+    """(rg, d) of a warm start that there is. Raises ConfigError if they are of another shape."""
+    assert public.warm_start is not None
     common = np.asarray(public.warm_start["global"], np.float64)
     _check_shape(config, common, "the start", public.features)
-    return polar(common) if config.robust else common
+    return common
 
 
 def _check_shape(config: DictionariesConfig, common: np.ndarray, what: str, features: int) -> None:

@@ -11,6 +11,10 @@ def _no_numbers() -> np.ndarray:
     return np.zeros((0, 0))
 
 
+def _nothing() -> np.ndarray:
+    return np.zeros(0)
+
+
 @dataclass(frozen=True, slots=True)
 class DictionariesState:
     """State after a round. r: atoms of a client; rg: global ones; d: features.
@@ -34,6 +38,12 @@ class DictionariesState:
     warm:       whether that learner started from given atoms
     old_xx, old_xy: sums of earlier runs of a series, forgotten as far as they are; (0, 0) if there are none
     seen, seen_rows: clients and samples that are in them; 0 if there are none
+
+    Of private runs (`private`), whose phases are "scale", "moments", "rounds", "done"; clients is the public number:
+
+    scales:     (releases,) of the noise, in grid steps
+    scale:      typical mean energy of a client's rows; clip: norm of a client's steps
+    energies, ladder, weight: (rg,) energies of codes, and the ladder of clients' norms: means over rounds that fade
     """
 
     phase: str
@@ -60,7 +70,19 @@ class DictionariesState:
     seen: int = 0
     seen_rows: int = 0
 
+    scales: np.ndarray = field(default_factory=_nothing)
+    scale: float = 0.0
+    clip: float = 0.0
+    energies: np.ndarray = field(default_factory=_nothing)
+    ladder: np.ndarray = field(default_factory=_nothing)
+    weight: float = 0.0
+
     @property
     def remembers(self) -> bool:
         """Whether sums of earlier runs stand for the clients that were there then."""
         return len(self.old_xx) > 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a global dictionary of this run."""
+        return self.phase not in ("start", "scale", "moments")

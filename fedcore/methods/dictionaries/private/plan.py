@@ -1,0 +1,134 @@
+"""What a private run releases and what that costs, and what it is likely to be worth: public numbers alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from fedcore.errors import ConfigError
+from fedcore.methods.dictionaries.config import DictionariesConfig
+from fedcore.methods.dictionaries.operators import random_atoms
+from fedcore.methods.dictionaries.private.clients import SHARES, sums_cells, triangle
+from fedcore.methods.dictionaries.private.ladders import ENERGIES
+from fedcore.methods.dictionaries.sizes import global_atoms_of
+from fedcore.privacy.grid import GRID_NORM
+from fedcore.privacy.plan import PlannedRelease
+from fedcore.randomness import stream
+from fedcore.rounds.method import PublicFacts, Worth
+
+ARGUMENT = "docs/privacy/dictionaries.md"
+SPREADS = {"add_or_remove_one": 1, "replace_one": 2}  # sensitivity of a release, in norms of a client's vector
+SCALE, MOMENTS = "scale", "moments"
+SCALE_SHARE, MOMENTS_SHARE = 0.02, 0.13  # of a run's budget; rounds share the rest
+
+Word = Literal["weak", "fair", "good"]
+LIKELY_CLIP = 0.05  # in units of the typical energy; clients with some 50 rows had .02 to .1
+GOOD, FAIR = 0.2, 1.0  # at most: nu of an atom that has an equal share of the energy
+EXPECT: dict[Word, str] = {
+    "weak": "noise moves atoms about as far as clients do; fewer atoms, or a public dictionary, may be better",
+    "fair": "a dictionary that is better than its start, and short of one without noise",
+    "good": "a dictionary near one without noise",
+}
+
+
+def release_name(number: int) -> str:
+    """Planned name of the sums of round 1 .. T."""
+    return f"sums_{number:04d}"
+
+
+def begins_given(config: DictionariesConfig, public: PublicFacts) -> bool:
+    """Whether the run starts from given atoms. Raises ConfigError if it should and there are none."""
+    given = public.warm_start is not None and "global" in public.warm_start
+    if config.start == "given" and not given:
+        raise ConfigError(
+            'start = "given" needs a global dictionary to start from.',
+            "Name a start: an earlier private run, or a public file with an array 'global'.",
+        )
+    return given
+
+
+def nominal(config: DictionariesConfig, public: PublicFacts) -> int:
+    """Raises ConfigError if nobody declared one."""
+    count = config.nominal_clients or public.nominal_clients
+    if count is None:
+        raise ConfigError(
+            "a private dictionary run needs a nominal number of clients, because the exact one is not public.",
+            "Set nominal_clients in the settings, or declare it when the population is made.",
+        )
+    return count
+
+
+def shape_of(config: DictionariesConfig, public: PublicFacts) -> tuple[int, int]:
+    """(r, d) of the atoms; those of a start that is given, where the settings leave their number open."""
+    if config.global_atoms == "auto" and begins_given(config, public):
+        assert public.warm_start is not None
+        return len(public.warm_start["global"]), public.features
+    count = global_atoms_of(config, public.features)
+    assert count is not None  # settings of private runs
+    return count, public.features
+
+
+def plan(config: DictionariesConfig, public: PublicFacts) -> list[PlannedRelease]:
+    """Releases whose prices, rounded up, sum to at most public.rho. Raises ConfigError without a budget, a nominal
+    number of clients, or a start that was asked for."""
+    if public.rho is None or not public.rho > 0:
+        raise ConfigError("a private dictionary run needs a privacy budget.", "Set a budget for the population.")
+    nominal(config, public)
+    r, d = shape_of(config, public)
+    first = [(SCALE, ENERGIES.cells, SCALE_SHARE, "one cell for each client")]
+    if not begins_given(config, public):
+        first.append((MOMENTS, triangle(d), MOMENTS_SHARE, "one clipped matrix for each client"))
+    each = (1.0 - math.fsum(share for _, _, share, _ in first)) / config.rounds
+    sums = (
+        (release_name(number), sums_cells(r, d), each, "one vector for each client, its parts clipped by themselves")
+        for number in range(1, config.rounds + 1)
+    )
+    asked, rho = [*first, *sums], public.rho
+    sensitivity = SPREADS[public.relation] * GRID_NORM
+    while True:
+        # Prices round up, hence a hair is kept back; the loop ends because the hair grows.
+        rho *= 1.0 - 1e-12
+        releases = [
+            PlannedRelease(
+                name,
+                number,
+                (cells,),
+                sensitivity,
+                math.sqrt(0.5 / (share * rho)),
+                ARGUMENT,
+                composition,
+                optional=number > len(first) + 1,
+            )
+            for number, (name, cells, share, composition) in enumerate(asked, 1)
+        ]
+        prices = [release.rho for release in releases]
+        if max(sum(prices), math.fsum(prices)) <= public.rho:
+            return releases
+
+
+def likely_noise(config: DictionariesConfig, public: PublicFacts) -> float:
+    """nu: the expected length of the noise in a full step of an atom with an equal share of the energy, where clients
+    reach the clip that is likely."""
+    r, d = shape_of(config, public)
+    scale = plan(config, public)[-1].scale / GRID_NORM
+    return LIKELY_CLIP * scale / math.sqrt(SHARES[0]) * math.sqrt(d) * r / nominal(config, public)
+
+
+def worth(config: DictionariesConfig, public: PublicFacts) -> Worth:
+    """By `likely_noise`. Raises ConfigError as `plan` does."""
+    noise = likely_noise(config, public)
+    word: Word = "good" if noise <= GOOD else "fair" if noise <= FAIR else "weak"
+    return Worth(word, f"{EXPECT[word]} (noise in a full step of an atom: {noise:.2g} of its length)")
+
+
+def budget_sketch(config: DictionariesConfig, public: PublicFacts, planned: Sequence[PlannedRelease]) -> dict[str, Any]:
+    """noise: `likely_noise`."""
+    return {"rounds": len(planned), "releases": len(planned), "noise": likely_noise(config, public)}
+
+
+def likely_warm_start(config: DictionariesConfig, public: PublicFacts) -> dict[str, np.ndarray]:
+    """Random atoms of the right shape."""
+    return {"global": random_atoms(stream(0, "dictionaries/likely"), *shape_of(config, public))}

@@ -1,0 +1,155 @@
+"""Private dictionaries: the plan, what settings are refused, released scales, and what is learnt under noise."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcore.errors import ConfigError
+from fedcore.methods.dictionaries import Dictionaries, DictionariesConfig
+from fedcore.methods.dictionaries.matching_pursuit import omp
+from fedcore.methods.dictionaries.operators import random_atoms
+from fedcore.methods.dictionaries.private.clients import packed, unpacked
+from fedcore.methods.dictionaries.private.ladders import Ladder
+from fedcore.methods.dictionaries.private.server import found
+from tests.federated_em.run_in_memory import answer, block_of, facts, rounded_normal
+
+SMALL = DictionariesConfig(private=True, global_atoms=6, sparsity=2, rounds=3)
+
+
+def samples(generator, atoms, clients=60, rows=20):
+    """Clients' rows: two of the atoms each, and a little noise."""
+    out = []
+    for _ in range(clients):
+        codes = np.zeros((rows, len(atoms)))
+        for row in codes:
+            row[generator.choice(len(atoms), 2, replace=False)] = generator.normal(size=2)
+        out.append(codes @ atoms + 0.01 * generator.normal(size=(rows, atoms.shape[1])))
+    return out
+
+
+def trained(config, block, public, seed=0):
+    """State after a whole run with noise as planned, and its rounds' infos."""
+    method, infos = Dictionaries(config), []
+    noise, plan, state = rounded_normal(np.random.default_rng(seed)), list(method.plan(public)), method.init(public)
+    while (message := method.message(state)) is not None:
+        grid = method.release_values(message, answer(method, message, block, 1024, None)[0])
+        planned = plan[len(infos)]
+        assert grid[planned.name].shape == planned.shape
+        state, info = method.server_update(state, {planned.name: noise(planned, grid[planned.name])})
+        infos.append(info)
+    assert len(infos) == len(plan)
+    return state, infos
+
+
+@given(st.floats(1e-9, 1e4), st.integers(1, 40), st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_the_plan_never_exceeds_the_budget_and_wastes_none_of_it(rho, rounds, given_start):
+    public = facts(block_of([np.ones((2, 5))]), rho=rho, nominal=100)
+    if given_start:
+        public = replace(public, warm_start={"global": np.eye(6, 5)})
+    releases = Dictionaries(SMALL.model_copy(update={"rounds": rounds})).plan(public)
+    prices = [release.rho for release in releases]
+    assert sum(prices) <= rho and math.fsum(prices) <= rho and math.fsum(prices) >= rho * (1 - 1e-9)
+    assert [release.round for release in releases] == list(range(1, len(releases) + 1))
+    names = ["scale", *(() if given_start else ("moments",)), *(f"sums_{n:04d}" for n in range(1, rounds + 1))]
+    assert [release.name for release in releases] == names
+    assert all(release.sensitivity == 2**16 for release in releases)
+
+
+def test_what_a_private_run_needs():
+    public = facts(block_of([np.ones((2, 5))]), rho=1.0, nominal=100)
+    for changes, config, match in (
+        (dict(rho=None), SMALL, "needs a privacy budget"),
+        (dict(nominal_clients=None), SMALL, "nominal number"),
+        ({}, SMALL.model_copy(update={"start": "given"}), "needs a global dictionary"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            Dictionaries(config).plan(replace(public, **changes))
+    with pytest.raises(ConfigError, match="shape"):
+        Dictionaries(SMALL).init(replace(public, warm_start={"global": np.eye(4, 5)}))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        dict(profile="recommended"),
+        dict(code="lasso"),
+        dict(split="joint"),
+        dict(start="local"),
+        dict(global_atoms="null"),
+        dict(global_atoms=0),
+        dict(participation=0.5),
+        dict(tolerance=1e-3),
+        dict(model="background"),
+    ],
+)
+def test_settings_that_have_no_argument_are_refused(wrong):
+    with pytest.raises(ValueError, match="private|statistics|matching|no use|at least 1"):
+        DictionariesConfig(private=True, **wrong)
+
+
+def test_epsilon_is_for_private_runs():
+    with pytest.raises(ValueError, match="private = true"):
+        DictionariesConfig(epsilon=1.0)
+    assert DictionariesConfig(private=True).rounds == 20 and Dictionaries(SMALL).private
+
+
+def test_a_symmetric_matrix_is_packed_with_its_norm():
+    matrix = np.random.default_rng(0).normal(size=(5, 5))
+    matrix = matrix + matrix.T
+    assert np.linalg.norm(packed(matrix)) == pytest.approx(np.linalg.norm(matrix), rel=1e-14)
+    np.testing.assert_allclose(unpacked(packed(matrix), 5), matrix, rtol=1e-14)
+
+
+def test_a_noised_ladder_tells_the_typical_value():
+    ladder, generator = Ladder(-40.0, 160), np.random.default_rng(0)
+    counts = np.bincount([ladder.cell(v) for v in np.exp(generator.normal(3, 0.3, 2000))], minlength=160)
+    noised = counts + generator.normal(0, 40, 160)
+    assert np.exp(3) / 1.5 < ladder.quantile(noised, 0.5) < np.exp(3) * 1.5
+    assert ladder.cell(1e-300) == 0 and ladder.cell(1e300) == 159
+    assert ladder.quantile(np.zeros(160), 0.5) > 0
+
+
+def test_directions_that_noise_alone_gives_are_not_found():
+    generator, d, sd = np.random.default_rng(2), 40, 0.01
+    noise = generator.normal(scale=sd / math.sqrt(2), size=(d, d))
+    noise = np.triu(noise, 1) + np.triu(noise, 1).T + np.diag(generator.normal(scale=sd, size=d))
+    planted = np.zeros((d, d))
+    planted[0, 0] = 1.0
+    values, vectors = found(planted + noise, sd)
+    assert np.count_nonzero(values) == 1 and abs(vectors[0, 0]) > 0.99 and values[0] == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.slow
+def test_atoms_are_learnt_under_noise_and_better_with_more_clients():
+    """Squared residuals of two atoms a row, fresh rows; the first atoms are those of a run with no round of sums."""
+    generator = np.random.default_rng(1)
+    atoms = random_atoms(generator, 12, 8)
+    block, (rows,) = block_of(samples(generator, atoms)), samples(generator, atoms, 1, 2000)
+    config = SMALL.model_copy(update={"global_atoms": 12, "rounds": 20})
+
+    def left(nominal):
+        public = facts(block, rho=2.0, nominal=nominal)
+        # noise of so many clients: the sums of 60 count for them
+        state, infos = trained(config, block, replace(public, rho=2.0 * (nominal / 60) ** 2, nominal_clients=60))
+        assert all(np.isfinite(list(info.scalars.values())).all() for info in infos)
+        np.testing.assert_allclose(np.linalg.norm(state.common, axis=1), 1.0, rtol=1e-12)
+        return ((rows - omp(rows, state.common, 2) @ state.common) ** 2).sum() / (rows**2).sum()
+
+    few, many = left(600), left(60_000)
+    true = ((rows - omp(rows, atoms, 2) @ atoms) ** 2).sum() / (rows**2).sum()
+    singular = np.linalg.svd(np.concatenate(samples(generator, atoms)), full_matrices=False)[2]
+    pca = ((rows - omp(rows, singular, 2) @ singular) ** 2).sum() / (rows**2).sum()
+    print(f"{true=:.4f} {many=:.4f} {few=:.4f} {pca=:.4f}")
+    assert many < 0.6 * pca and many < few
+
+
+def test_rows_that_are_absurd_contribute_and_raise_nothing():
+    public = facts(block_of([np.ones((2, 5))]), rho=1.0, nominal=10)
+    absurd = [np.full((3, 5), value) for value in (np.nan, np.inf, 1e200, 1e-200, 0.0)] + [np.zeros((0, 5))]
+    state, _ = trained(SMALL, block_of([np.ones((2, 5)), *absurd]), public)
+    assert np.isfinite(state.common).all() and state.phase == "done"
