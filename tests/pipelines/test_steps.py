@@ -67,6 +67,17 @@ def test_a_corrupt_file_is_set_aside_until_it_is_another_and_the_others_go_on(tm
     assert journal.read_journal(tmp_path / "runs", "nightly").aside == {}
 
 
+def test_counts_that_are_too_many_with_those_of_before_keep_no_other_file_out(tmp_path):
+    place = Place(tmp_path, OPEN + HEAD + INGEST)
+    place.arrive("one.csv", content=f"client,token,count\nalice,0,{2**53 - 1}\n")
+    place.run(1)
+    place.arrive("huge.csv", content="client,token,count\nalice,1,2\n")
+    place.arrive("z.csv", "new")
+    found = records(place, 2)["ingest"]
+    assert (found.status, names(place), list(found.facts["aside"])) == ("done", ["one.csv", "z.csv"], ["huge.csv"])
+    assert "more than 2**53" in str(found.facts["aside"]) and "alice" not in str(found.facts)
+
+
 def test_why_a_file_was_set_aside_is_told_without_what_is_in_it(tmp_path):
     """The journal lies with the runs, and the page on the Prefect server: neither is a place for data."""
     place = Place(tmp_path, OPEN + HEAD + INGEST.replace("leave_out", "refuse").replace("features = 5,", ""))

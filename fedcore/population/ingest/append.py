@@ -17,7 +17,7 @@ import scipy.sparse as sp
 
 from fedcore.errors import IngestError
 from fedcore.population import identifiers
-from fedcore.population.checks import Rows, rows_of
+from fedcore.population.checks import LARGEST_COUNT, Rows, rows_of
 from fedcore.population.cohorts import Order
 from fedcore.population.columns import ColumnEntry
 from fedcore.population.ingest.batches import Account, MatrixBatch, Source, keyed_batches, matrix_batches
@@ -25,7 +25,16 @@ from fedcore.population.ingest.documents import refuse_other_halves
 from fedcore.population.ingest.indices import KnownClients, Newcomers
 from fedcore.population.ingest.readings import readings_again
 from fedcore.population.ingest.sources import Options
-from fedcore.population.ingest.spill import Clients, LargeClient, Layout, Spill, keys_of, spill_batch, write_clients
+from fedcore.population.ingest.spill import (
+    Clients,
+    LargeClient,
+    Layout,
+    Spill,
+    keys_of,
+    spill_batch,
+    too_many,
+    write_clients,
+)
 from fedcore.population.manifest import BlockEntry, Halves
 from fedcore.population.periods import Calendar
 from fedcore.population.store import Population
@@ -361,7 +370,13 @@ class _Rewriting:
         lengths[place] = np.diff(new.indptr)
         indptr = np.concatenate([[0], np.cumsum(lengths)])
         wide = sp.csr_matrix((new.data, new.indices, indptr), shape=(clients, new.shape[1]))
-        return wide if old is None else old + wide
+        if old is None:
+            return wide
+        merged = old + wide
+        totals = np.asarray(merged.sum(axis=1)).ravel()
+        if totals.max(initial=0) > LARGEST_COUNT:
+            raise too_many(self.ids[start + int(totals.argmax())])
+        return merged
 
 
 def _parts(clients: Clients | None) -> tuple[sp.csr_matrix | Rows | None, sp.csr_matrix | Rows | None]:

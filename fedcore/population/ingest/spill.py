@@ -301,7 +301,7 @@ class Spill:
             for records in _pieces(file, self.layout.record, step) if file else ():
                 exact += sum(records["amount"].tolist())
                 if exact > LARGEST_COUNT:
-                    raise _too_many(name)
+                    raise too_many(name)
                 np.add.at(total, records["token"], records["amount"])
             sums.append(sp.csr_matrix(total))
         return Clients(np.array([first["k1"]]), [name], sums[0], sums[1] if self.heldout else None)
@@ -342,7 +342,7 @@ class Spill:
             return ptr, records["x"][order]
         totals = np.bincount(position, weights=records["amount"], minlength=clients)
         if len(totals) and totals.max() > LARGEST_COUNT:
-            raise _too_many(names[int(totals.argmax())])
+            raise too_many(names[int(totals.argmax())])
         shape = (clients, self.layout.features)
         return sp.coo_matrix((records["amount"], (position, records["token"])), shape=shape).tocsr()
 
@@ -353,7 +353,8 @@ def _spans(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
 
 
-def _too_many(name: str) -> IngestError:
+def too_many(name: str) -> IngestError:
+    """What is said of a client whose counts, all together, no float holds exactly."""
     return IngestError(
         f"The counts of the client {name!r} add up to more than 2**53.",
         "Check the count column; scale the counts down.",
