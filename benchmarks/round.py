@@ -86,7 +86,7 @@ def clients_alone(population, counts, centres, repeats: int) -> list[dict]:
         method = Histograms(HistogramsConfig(algorithm=algorithm))
         turns[kind, "floor"] = floor
         for cache, name in ((CACHE, "cached"), (0, "from the store")):
-            source = Source(str(population.path), population.version, cache_bytes=cache)
+            source = Source(str(population.path), population.version, cache_bytes=cache, training="benchmark")
             turns[kind, name] = partial(answer_everybody, method, source, message, len(population.blocks))
     taken = in_turns(turns, repeats)
     for (kind, name), cpu in taken.items():

@@ -11,6 +11,10 @@ import pytest
 from fedcore.tasks.dask_backend import DaskBackend
 
 from fedcore.errors import ChunkError, PopulationError, Unreachable
+from fedcore.methods.histograms import clients as contributions
+from fedcore.methods.histograms.config import HistogramsConfig
+from fedcore.methods.histograms.messages import ReleaseMessage
+from fedcore.methods.histograms.method import Histograms
 from fedcore.population.copying import copy_population
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
@@ -311,3 +315,57 @@ def test_a_version_that_is_another_one_here_is_refused(tmp_path):
     message = method.message(method.init(PublicFacts("counts", population.features, 4, 50, 50, 1.0, 0)))
     with pytest.raises(PopulationError, match="not the one that this training reads"):
         Answer(method, source)(message, 0)
+
+
+# --- beside blocks --------------------------------------------------------------------------------------------------
+
+
+def test_what_is_kept_beside_blocks_is_bounded_and_of_one_training_and_one_name():
+    cache = BlockCache()
+    cache.get("block", lambda: SimpleNamespace(nbytes=100), 1000)
+    kept, before = cache.aside("block", "training", 1000), cache.bytes
+    made = []
+
+    def make(first: float, size: int = 10) -> np.ndarray:
+        made.append(first)
+        return first + np.arange(size)
+
+    for _ in range(2):
+        assert kept.get("name", 0, 10, lambda: make(0.0)).tolist() == list(range(10))
+        assert kept.get("name", 10, 20, lambda: make(10.0)).tolist() == list(range(10, 20))
+    assert made == [0.0, 10.0] and cache.bytes == before + 80
+    kept.get("name", 20, 1020, lambda: make(0.0, 1000))  # no room
+    assert cache.bytes == before + 80
+    assert kept.get("other name", 0, 10, lambda: make(5.0))[0] == 5.0 and cache.bytes == before + 40
+    assert cache.aside("block", "training", 1000) is kept
+    assert cache.aside("another block", "training", 1000) is cache.aside("block", "training", 0) is None
+    assert cache.aside("block", "", 1000) is None  # of no training
+    other = cache.aside("block", "other training", 1000)
+    assert cache.bytes == before and other.get("other name", 0, 10, lambda: make(7.0))[0] == 7.0
+    cache.clear()
+    assert cache.bytes == 0 and cache.aside("block", "other training", 1000) is None
+
+
+def test_private_rounds_from_what_is_kept_have_the_same_sums(tmp_path, monkeypatch):
+    """Clustering rounds with the same clip make it once; another clip, metric or weight is another name."""
+    write_counts(tmp_path / "p", small_counts(64))
+    generator, cut, real = np.random.default_rng(0), [], contributions.clipped_on_grid
+    monkeypatch.setattr(contributions, "clipped_on_grid", lambda *given: (cut.append(1), real(*given))[1])
+    method = Histograms(HistogramsConfig(algorithm="private"))
+    plain = Source(str(tmp_path / "p"), 1, cache_bytes=0)
+    keeping = replace(plain, cache_bytes=2**20, training="one")
+    features = Population.open(tmp_path / "p").features
+    metric, calls = np.linspace(1.0, 5.0, features), []
+    for whitening, clip, weight in ((metric, 3.0, 0.0),) * 3 + (
+        (metric, 2.0, 0.0),
+        (metric + 1, 2.0, 0.0),
+        (metric, 2.0, 9.0),
+    ):
+        logs = np.log(generator.dirichlet(np.ones(features), 4)).T.astype(np.float32)
+        message = ReleaseMessage("sums", 4, logs, whitening, clip, half_weight=weight)
+        sums = [values(clients.answer_block(method, source, message, 0))["sums"] for source in (plain, keeping)]
+        assert np.array_equal(*sums) and sums[0].any()
+        calls.append(len(cut))
+    whole = calls[0] // 2  # leaves
+    assert np.diff(calls).tolist() == [whole, whole, 2 * whole, 2 * whole, 2 * whole]
+    assert BLOCKS.bytes <= keeping.cache_bytes and sum(len(aside.held) for aside in BLOCKS.asides.values()) == whole

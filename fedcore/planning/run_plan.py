@@ -77,7 +77,7 @@ class Load:
     """Sizes of the population as the run sees it.
 
     sizes: decoded bytes of each block's training part; block_clients: of the block that has most; shares_commits:
-    whether cheap rounds do; high_latency: whether blocks are read ahead
+    whether cheap rounds do; high_latency: whether blocks are read ahead; beside: `Method.kept_beside`
     """
 
     clients: float
@@ -88,6 +88,7 @@ class Load:
     streams: bool
     shares_commits: bool
     high_latency: bool
+    beside: float = 0.0
 
     @property
     def blocks(self) -> int:
@@ -129,6 +130,7 @@ def load_of(method: AnyMethod, population: Population, clients: int | None) -> L
         streams,
         not method.private,
         is_high_latency(population),
+        method.kept_beside,
     )
 
 
@@ -370,7 +372,7 @@ def _answering_bytes(kinds, load: Load, measured: Calibration, where: Resources)
     memory = max((kind.memory for kind, _ in kinds), default=0.0) * min(load.block_clients, load.clients)
     statistics = max((kind.statistics for kind, _ in kinds), default=0)
     remembered = max((kind.memory for kind, _ in kinds), default=0.0) * load.clients * _largest_share(load, where)
-    kept = max(0.0, min(where.cache_bytes - cached, remembered))
+    kept = max(0.0, min(where.cache_bytes - cached, remembered + cached * load.beside))
     ahead = load.largest if load.high_latency and not fits and load.largest <= AHEAD_BYTES else 0.0
     return cached + kept + ahead + max(block, leaf + 3 * memory) + 4 * statistics + BLOCK_BYTES * load.blocks
 

@@ -14,7 +14,7 @@ method says so (`Method.reads_heldout`), and protects it with the rest of a clie
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -23,6 +23,33 @@ import scipy.sparse as sp
 
 Kind = Literal["counts", "rows", "words"]
 FLOAT32_EXACT = 2**24  # integers up to here are exact in float32
+
+
+class Aside:
+    """Whole numbers below 2**24, one for each entry of a kept block, that are the same in several rounds.
+
+    They are made of the block and a message, and would be made again to the same numbers. Those of one name at a time
+    are kept, in single precision.
+
+    charge: takes bytes more (or less), or refuses and returns False
+    """
+
+    def __init__(self, charge: Callable[[int], bool]) -> None:
+        self.charge = charge
+        self.held: dict[tuple[str, int, int], np.ndarray] = {}
+
+    def get(self, name: str, low: int, high: int, make: Callable[[], np.ndarray]) -> np.ndarray:
+        """(high - low,) those of the entries from low on: kept ones, or what `make` returns, which is kept if there is
+        room. name: tells what they are made of."""
+        found = self.held.get((name, low, high))
+        if found is None:
+            found = make()
+            for other in [other for other in self.held if other[0] != name]:
+                self.charge(-self.held.pop(other).nbytes)
+            kept = found.astype(np.float32)
+            if self.charge(kept.nbytes):
+                self.held[name, low, high] = kept
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +64,7 @@ class CountsBlock:
     totals:  (C,) float64, tokens of each client (m_u); 0 for an empty client
     features: d, size of the vocabulary
     heldout: the same clients' held-out counts, or None
+    aside:   what may be kept of the block from round to round; None: nothing. low: its first entry there
     """
 
     first: int
@@ -47,6 +75,8 @@ class CountsBlock:
     totals: np.ndarray
     features: int
     heldout: CountsBlock | None = None
+    aside: Aside | None = None
+    low: int = 0
 
     @property
     def clients(self) -> int:
@@ -80,6 +110,8 @@ class CountsBlock:
             self.totals[start:stop],
             self.features,
             None if self.heldout is None else self.heldout.slice(start, stop, leaf),
+            self.aside,
+            self.low + int(low),
         )
 
     def take(self, chosen: np.ndarray) -> CountsBlock:

@@ -1,6 +1,7 @@
-"""What a process keeps from round to round, so as not to read it again: decoded blocks, and memories of clients.
+"""What a process keeps from round to round, so as not to make it again: decoded blocks with what a training makes of
+them, and memories of clients.
 
-One limit holds for both together. Blocks come first; memories get what they leave. A block that is needed next is read
+One limit holds for all together. Blocks come first; memories get what they leave. A block that is needed next is read
 while the one before it is answered.
 """
 
@@ -8,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 
-from fedcore.population.blocks import ClientBlock
+from fedcore.population.blocks import Aside, ClientBlock
 
 Key = tuple[object, ...]  # names what is kept; its first part is the population, or the training
 
@@ -21,7 +23,9 @@ class BlockCache:
 
     def __init__(self) -> None:
         self.blocks: dict[Key, ClientBlock] = {}
-        self.bytes = 0
+        self.asides: dict[Key, Aside] = {}
+        self.training = ""  # whose the asides are
+        self.bytes = 0  # of both
 
     def get(self, key: Key, read: Callable[[], ClientBlock], limit: int) -> ClientBlock:
         if limit <= 0:
@@ -35,8 +39,27 @@ class BlockCache:
                 self.bytes += block.nbytes
         return block
 
+    def aside(self, key: Key, training: str, limit: int) -> Aside | None:
+        """What this training keeps beside the block, if the block is kept. That of the training before goes."""
+        if not training or limit <= 0:
+            return None
+        if training != self.training:
+            self.bytes -= sum(part.nbytes for aside in self.asides.values() for part in aside.held.values())
+            self.asides.clear()
+            self.training = training
+        if key not in self.blocks:
+            return None
+        return self.asides.setdefault(key, Aside(partial(self._charge, limit)))
+
+    def _charge(self, limit: int, size: int) -> bool:
+        if size > 0 and self.bytes + size > limit:
+            return False
+        self.bytes += size
+        return True
+
     def clear(self) -> None:
         self.blocks.clear()
+        self.asides.clear()
         self.bytes = 0
 
 

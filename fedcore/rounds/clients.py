@@ -10,7 +10,7 @@ import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -19,7 +19,7 @@ import scipy.sparse as sp
 from threadpoolctl import ThreadpoolController
 
 from fedcore.errors import FedcoreError, MethodError, PopulationError, RunError, WorkerFailed
-from fedcore.population.blocks import ClientBlock, RowsBlock, counts_block, leaves
+from fedcore.population.blocks import ClientBlock, CountsBlock, RowsBlock, counts_block, leaves
 from fedcore.population.store import Population
 from fedcore.rounds.caches import AHEAD, BLOCKS, MEMORIES, Key
 from fedcore.rounds.method import AnyMethod, Memory, Message
@@ -145,7 +145,10 @@ def block_for(
     if method.streams_rows and population.kind == "rows" and (population.decoded_bytes(index) > source.stream_above):
         return population.stream(index)
     key, read = _reading(population, index, heldout)
-    return BLOCKS.get(key, partial(AHEAD.take, key, read), source.cache_bytes)
+    block = BLOCKS.get(key, partial(AHEAD.take, key, read), source.cache_bytes)
+    if not isinstance(block, CountsBlock):
+        return block
+    return replace(block, aside=BLOCKS.aside(key, source.training, source.cache_bytes))
 
 
 def _reading(population: Population, index: int, heldout: bool) -> tuple[Key, Callable[[], ClientBlock]]:

@@ -288,6 +288,11 @@ class Method(ABC, Generic[ConfigT, StateT]):
         """What kind of round this is; rounds of one phase cost about the same, and a plan counts them together."""
         return "rounds"
 
+    @property
+    def kept_beside(self) -> float:
+        """Bytes that may be kept beside a cached block (`CountsBlock.aside`) for each of its decoded ones."""
+        return 0.0
+
     def clients_kept_apart(self, clients: int) -> int:
         """Of how many clients the server keeps single answers (`Stack`) in a round, at most."""
         return clients

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import scipy.sparse as sp
 
 from fedcore.methods.histograms.messages import ReleaseMessage
 from fedcore.methods.histograms.reduction import reduce_block
@@ -20,6 +21,7 @@ from fedcore.methods.histograms.second_moment import moment_on_grid
 from fedcore.population.blocks import CountsBlock, joined, segment_sums
 from fedcore.privacy.grid import GRID_NORM, bound_norms, grid_step
 from fedcore.rounds.statistics import IntegerSum, Statistics
+from fedcore.storage.digests import of_data
 
 
 def client_update(message: ReleaseMessage, block: CountsBlock) -> Statistics:
@@ -27,9 +29,7 @@ def client_update(message: ReleaseMessage, block: CountsBlock) -> Statistics:
     block = reduce_block(joined(block) if message.one_whole else block, message.kept)
     if message.kind == "votes":
         return {message.release: IntegerSum(GRID_NORM * votes(block, message.log_centres))}
-    grid = clipped_on_grid(block, message.whitening, message.clip)
-    if message.half_weight > 0:
-        grid = weighted(block, grid, message.half_weight)
+    grid = _grid(message, block)
     if message.kind == "moment":
         return {message.release: IntegerSum(moment_on_grid(block, grid))}
     cells = assign_in_float32(block, message.log_centres)
@@ -37,6 +37,22 @@ def client_update(message: ReleaseMessage, block: CountsBlock) -> Statistics:
     if message.norms:
         statistics[message.norms] = IntegerSum(GRID_NORM * norm_counts(block, message.whitening, message.clip))
     return statistics
+
+
+def _grid(message: ReleaseMessage, block: CountsBlock) -> np.ndarray:
+    """(nnz,) whole numbers: what each entry adds to the client's cell. They follow from the client's counts and from
+    whitening, clip and weight of the message. Clustering rounds differ in their centres only, so what a client adds is
+    made once, and kept beside the block where that is kept.
+    """
+
+    def made() -> np.ndarray:
+        grid = clipped_on_grid(block, message.whitening, message.clip)
+        return weighted(block, grid, message.half_weight) if message.half_weight > 0 else grid
+
+    if block.aside is None or message.cells == 1:  # a mean is asked for once
+        return made()
+    name = of_data(message.whitening.tobytes(), np.array([message.clip, message.half_weight]).tobytes())
+    return block.aside.get(name, block.low, block.low + len(block.data), made)
 
 
 # --- contributions --------------------------------------------------------------------------------------------------
@@ -88,10 +104,12 @@ def assign_in_float32(block: CountsBlock, log_centres: np.ndarray) -> np.ndarray
 def integer_sums_by_cell(block: CountsBlock, cells: np.ndarray, k: int, grid: np.ndarray) -> np.ndarray:
     """(k, d) int64: sum over the clients of each cell of their grid values.
 
-    grid: (nnz,) float64 whole numbers of at most 2**16 in size, so every partial sum stays a whole number below 2**53
-    for 2**37 clients in one leaf: float64 addition is exact here, and needs no second copy of the entries.
+    grid: (nnz,) float64 or float32 whole numbers of at most 2**16 in size, so every partial sum stays a whole number
+    below 2**53 for 2**37 clients in one leaf: float64 addition is exact here, in any order.
     """
-    sums = np.bincount(cell_tokens(block, cells, k), weights=grid, minlength=k * block.features)
+    scatter = sp.csc_matrix((k * block.features, block.clients), dtype=grid.dtype)
+    scatter.data, scatter.indices, scatter.indptr = grid, cell_tokens(block, cells, k), block.indptr
+    sums = scatter @ np.ones(block.clients)  # in float64: SciPy takes the wider of both
     return sums.astype(np.int64).reshape(k, block.features)
 
 

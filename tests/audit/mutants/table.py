@@ -495,6 +495,13 @@ MUTANTS: list[Mutant] = [
         (OF_CLIENTS,),
     ),
     _mutant(
+        "clip: what was kept of another clip is taken",
+        f"{HISTOGRAMS}/clients.py",
+        "np.array([message.clip, message.half_weight]).tobytes()",
+        'b""',
+        "tests/test_caches.py::test_private_rounds_from_what_is_kept_have_the_same_sums",
+    ),
+    _mutant(
         "clip: one client is forgotten",
         GRID,
         "for client in np.flatnonzero(squares > GRID_NORM**2):",
