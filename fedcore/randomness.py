@@ -7,6 +7,7 @@ function of its name. Nothing here protects anybody: noise that does comes from 
 from __future__ import annotations
 
 import hashlib
+from typing import Literal
 
 import numpy as np
 
@@ -40,7 +41,9 @@ def client_uniforms(seed: int, purpose: str, round: int, first: int, clients: in
     return (bits[:, :draws] + 0.5) * 2.0**-53
 
 
-def client_dither(seed: int, purpose: str, round: int, first: int, clients: int, draws: int) -> np.ndarray:
+def client_dither(
+    seed: int, purpose: str, round: int, first: int, clients: int, draws: int, order: Literal["C", "F"] = "C"
+) -> np.ndarray:
     """As `client_uniforms`, several times as fast, for draws of which each has to be uniform but which need not be
     independent to the last bit: those that dither the numbers of one message.
 
@@ -48,13 +51,15 @@ def client_dither(seed: int, purpose: str, round: int, first: int, clients: int,
     So each u is uniform on 2^48 points, and an expectation that is over one of them at a time is what it would be with
     independent ones. Given m, u is uniform on 2^16 points; of two, the covariance is that of their last 32 bits,
     2^-32 / 12.
+
+    order: how the array lies in memory.
     """
     counters = -(-(draws + 2) // (4 * DRAWS_PER_COUNTER))
     philox = np.random.Philox(key=_key(seed, purpose, round), counter=first * counters)
     words = philox.random_raw(clients * counters * DRAWS_PER_COUNTER).astype("<u8", copy=False)
     bits = words.reshape(clients, -1).view("<u2")
     shared = bits[:, :2].astype(np.float64) @ np.array([1.0, 2.0**16])
-    u = bits[:, 2 : 2 + draws].astype(np.float64)
+    u = bits[:, 2 : 2 + draws].astype(np.float64, order=order)
     u *= 2.0**-16
     u += ((shared + 0.5) * 2.0**-48)[:, None]
     return u

@@ -137,7 +137,7 @@ def test_a_run_that_ends_unexpectedly_is_committed_with_its_memories_flushed(tmp
     assert training.run.round == 0
     assert training.step() is None
     run = Run.open(training.run.path)
-    blocks = [f"{index:06d}.zip" for index in training.blocks]
+    blocks = [f"{index:06d}.arrays" for index in training.blocks]
     assert run.round == 7 and memory_of(run, 7) == [7.0] * 8
     assert flushed[: len(blocks) + 1] == [*blocks, "000007"], "before the head names them"
     assert training.step() is None, "and nothing is left to commit"

@@ -234,7 +234,9 @@ DAMAGES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", DAMAGES)
-@pytest.mark.parametrize("name", ["run.json", "head.json", "state/000002.zip", "metrics", "memory/000002/000001.zip"])
+@pytest.mark.parametrize(
+    "name", ["run.json", "head.json", "state/000002.zip", "metrics", "memory/000002/000001.arrays"]
+)
 def test_lost_and_damaged_objects_are_named(toy, population, memory, name, kind):
     session = begin(population, f"{memory}/runs")
     session.training.step(), session.training.step()

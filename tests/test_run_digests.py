@@ -149,7 +149,7 @@ def test_an_edited_row_of_metrics_is_refused(population, tmp_path):
 
 def test_exchanged_memories_of_two_blocks_are_refused(population, tmp_path):
     path = begun(population, tmp_path)
-    one, other = (Run.open(path).memories() / name for name in ("000001.zip", "000002.zip"))
+    one, other = (Run.open(path).memories() / name for name in ("000001.arrays", "000002.arrays"))
     values = read_values(one)
     write_values(one, {"asked": values["asked"] + 40.0})
     with pytest.raises(RunError, match="clients of block 1 after round 2 are lost: .*not the file"):
@@ -168,7 +168,7 @@ def test_the_list_of_memories_may_be_lost_and_not_changed(population, tmp_path):
     assert go_on(path)["centre"].tobytes() == go_on(reference)["centre"].tobytes()
     path = begun(population, tmp_path, run_id="other")
     (path / "memory" / "000002.json").unlink()
-    write_values(path / "memory" / "000002" / "000003.zip", {"asked": np.ones(8)})
+    write_values(path / "memory" / "000002" / "000003.arrays", {"asked": np.ones(8)})
     with pytest.raises(RunError, match="memories after round 2 of run 'other' are not those"):
         go_on(path)
 
@@ -179,7 +179,7 @@ def test_exchanged_files_of_two_runs_are_refused(population, tmp_path, name):
     if name.startswith("state"):
         write_values(other / name, {**read_values(other / name), "centre": np.ones(7)})
     if name == "memory/000002":
-        write_values(other / name / "000000.zip", {"asked": np.full(8, 9.0)})
+        write_values(other / name / "000000.arrays", {"asked": np.full(8, 9.0)})
     shutil.rmtree(path / name) if (path / name).is_dir() else (path / name).unlink()
     shutil.move(other / name, path / name)
     with pytest.raises(RunError):
@@ -288,8 +288,8 @@ def test_a_whole_run_verifies(population, tmp_path):
     path = begun(population, tmp_path)
     report = verify_run(path)
     assert report.ok and report.files == 4 + len(population.blocks) and report.remarks == []
-    write_values(path / "memory" / "000002" / "000003.zip", {"asked": np.ones(8)})
-    assert verify_run(path).problems == ["000003.zip of the memories after round 2 was changed, or is lost."]
+    write_values(path / "memory" / "000002" / "000003.arrays", {"asked": np.ones(8)})
+    assert verify_run(path).problems == ["000003.arrays of the memories after round 2 was changed, or is lost."]
     (path / "state" / "000002.zip").unlink()
     (path / "metrics.jsonl").unlink()
     assert len(verify_run(path).problems) == 3

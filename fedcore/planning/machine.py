@@ -21,7 +21,7 @@ from fedcore.errors import ConfigError
 from fedcore.privacy.mechanisms import SecureNoise
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.runs.store import Run
-from fedcore.storage import files
+from fedcore.storage import files, raw_arrays
 from fedcore.storage.arrays import read_values, state_values, write_values
 from fedcore.storage.files import Place, is_remote
 
@@ -81,8 +81,8 @@ def written(runs: Place, each: float, state: Any, clients: int) -> tuple[float, 
         small, large = 0.0, 0.0
         size = int(min(each * clients, 64 * 2**20)) // 8
         if size:
-            small = _file_seconds(folder / "small.zip", 1)
-            large = _file_seconds(folder / "large.zip", size)
+            small = _file_seconds(folder / f"small{raw_arrays.SUFFIX}", 1)
+            large = _file_seconds(folder / f"large{raw_arrays.SUFFIX}", size)
         run = Run.create(folder, {"run_id": "timed"})
         try:
             taken = [_seconds(run.commit, number, zeros) for number in range(4)]

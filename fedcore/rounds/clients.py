@@ -24,7 +24,7 @@ from fedcore.population.store import Population
 from fedcore.rounds.caches import AHEAD, BLOCKS, MEMORIES, Key
 from fedcore.rounds.method import AnyMethod, Memory, Message
 from fedcore.rounds.statistics import FileDigests, Statistics, merge
-from fedcore.storage import files
+from fedcore.storage import files, raw_arrays
 from fedcore.storage.arrays import read_values, write_values
 from fedcore.storage.files import Place, place
 from fedcore.storage.ranges import Ranges
@@ -35,6 +35,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 WRITTEN = "files of memories"  # name of the digests of what was written, beside the statistics of the clients
 Answering = Callable[[Message, int], Statistics | None]  # of (message, block); None: nobody is in the block
 MOST_PARTS = 8  # of a leaf that are answered one by one: their overhead is then that of a copy
+EARLIER_SUFFIX = ".zip"  # of files of memories of before there were raw arrays
 AHEAD_BYTES = 64 * 2**20  # a block that is larger, decoded, is read when it is needed, so that only one is in memory
 
 
@@ -301,9 +302,9 @@ def _memory(source: Source, folder: str, index: int, clients: int) -> Memory:
     return read_memory(folder, index, clients, source.memory_digests) if kept is None else kept
 
 
-def memory_file(folder: str | Place, index: int) -> Place:
+def memory_file(folder: str | Place, index: int, suffix: str = raw_arrays.SUFFIX) -> Place:
     """Where the memories of the clients of one block are."""
-    return place(folder) / f"{index:06d}.zip"
+    return place(folder) / f"{index:06d}{suffix}"
 
 
 def read_memory(folder: str | Place, index: int, clients: int, digests: Mapping[str, str] | None) -> Memory:
@@ -312,7 +313,10 @@ def read_memory(folder: str | Place, index: int, clients: int, digests: Mapping[
 
     digests: as `Run.memory_digests` gives them; None: they are not known
     """
-    file = memory_file(folder, index)
+    file, earlier = memory_file(folder, index), memory_file(folder, index, EARLIER_SUFFIX)
+    is_kept = files.is_file if digests is None else lambda one: one.name in digests
+    if not is_kept(file) and is_kept(earlier):
+        file = earlier
     try:
         memory = read_values(file, None if digests is None else digests.get(file.name, "none"))
         wrong = [name for name, array in memory.items() if np.shape(array)[:1] != (clients,)]

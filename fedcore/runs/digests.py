@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedcore.errors import RunError
-from fedcore.storage import digests, files
+from fedcore.storage import digests, files, raw_arrays
 from fedcore.storage.files import Place
 
 SCHEMA = 2  # of new runs; runs of schema 1 go on without digests
@@ -57,7 +57,11 @@ def committed(head: Mapping[str, Any]) -> str:
 
 def of_folder(folder: Place) -> dict[str, str]:
     """{name: BLAKE3} of the values stored in a folder. Raises OSError, Unreachable."""
-    names = [name for name in files.listing(folder) if name.endswith(".zip") and not name.startswith(".")]
+    names = [
+        name
+        for name in files.listing(folder)
+        if name.endswith((".zip", raw_arrays.SUFFIX)) and not name.startswith(".")
+    ]
     return {name: of_place(folder / name) for name in names}
 
 

@@ -3,7 +3,7 @@
     run.json         what was asked: method, config, seed, population, plan; written once
     head.json        where the run is; the rename, or the put, of this small file commits a round
     state/000007.zip server state after round 7: a zipped Zarr group of arrays, scalars as attributes
-    memory/000007/   per-client memory after round 7, one such file for each block; 000007.json lists their digests
+    memory/000007/   per-client memory after round 7, raw arrays for each block; 000007.json lists their digests
     releases/        copies of the published values (private runs)
     metrics.jsonl    one row for each committed round; appended to
     report.html, result.json    for people and for programs; nothing here reads them

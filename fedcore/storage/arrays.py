@@ -1,4 +1,5 @@
-"""Arrays and scalars in one file: a zipped Zarr group, in a folder or in object storage.
+"""Arrays and scalars in one file, in a folder or in object storage: a zipped Zarr group, or arrays as they lie in
+memory (`fedcore.storage.raw_arrays`) where the name of the file says so.
 
 Arrays and JSON only: reading executes nothing, and names and sizes are checked first. An object is built and read in
 memory, so that nothing of it lies on the disk of a worker.
@@ -18,13 +19,14 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, cast
 
 import google_crc32c
 import numpy as np
 
 from fedcore.errors import RunError, Unreachable
-from fedcore.storage import digests, files
+from fedcore.storage import digests, files, raw_arrays
 from fedcore.storage.files import Place, is_remote, replace_durably
 from fedcore.storage.parsing import parse_json
 
@@ -58,7 +60,8 @@ def writing(what: str) -> Iterator[None]:
 
 
 def write_values(path: Place, values: Mapping[str, Any], *, durable: bool = True, name: bool = True) -> str:
-    """Write arrays and scalars to one zip file: arrays to Zarr, scalars (str, bool, int, float, None) to attributes.
+    """Write arrays and scalars to one zip file: arrays to Zarr, scalars (str, bool, int, float, None) to attributes; or
+    arrays alone to a file of raw arrays.
 
     durable: whether the file is on the disk on return, and not only in the memory of the system; name: whether its name
     is as well, which `fedcore.storage.files.flush` of the folder does for many files at once. The file appears complete
@@ -70,21 +73,37 @@ def write_values(path: Place, values: Mapping[str, Any], *, durable: bool = True
     bad = [key for key in values if not NAME.fullmatch(key)]
     if bad:
         raise RunError(f"{bad[0]!r} cannot be the name of a stored value.")
+    raw = path.suffix == raw_arrays.SUFFIX
+    if raw and scalars:
+        raise RunError(f"{next(iter(scalars))!r} cannot be stored in {path.name!r}: it is no array.")
     if is_remote(path):
-        content = _zipped(arrays, scalars)
+        content = b"".join(raw_arrays.pieces(arrays)) if raw else _zipped(arrays, scalars)
         files.write_whole(path, content)
         return digests.of_data(content)
     partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
     try:
         with writing(repr(path.name)):
             files.make_folder(path.parent)
-            with files.opened(partial) as file, zipfile.ZipFile(file, "w") as archive:
-                _write_group(archive, arrays, scalars)
-            digest = digests.of_file(partial)
+            if raw:
+                digest = _write_raw(partial, arrays)
+            else:
+                with files.opened(partial) as file, zipfile.ZipFile(file, "w") as archive:
+                    _write_group(archive, arrays, scalars)
+                digest = digests.of_file(partial)
             replace_durably(partial, path, name=name) if durable else os.replace(partial, path)
             return digest
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _write_raw(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
+    """BLAKE3 of the file, which is not read again."""
+    hasher = digests.Hasher()
+    with files.opened(path) as file:
+        for piece in raw_arrays.pieces(arrays):
+            hasher.update(piece)
+            file.write(piece)
+    return hasher.hexdigest()
 
 
 def _write_group(archive: zipfile.ZipFile, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, Any]) -> None:
@@ -163,6 +182,8 @@ def read_values(path: Place, digest: str | None = None) -> dict[str, Any]:
     Raises RunError if it is missing, torn, too large, of another schema, or another one.
     """
     try:
+        if path.suffix == raw_arrays.SUFFIX:
+            return _read_raw(path, digest)
         with _opened(path, digest) as archive:
             _check_sizes(archive)
             attributes = parse_json(archive.read("zarr.json"))["attributes"]
@@ -181,6 +202,17 @@ def read_values(path: Place, digest: str | None = None) -> dict[str, Any]:
             "Restore this file of the run from a backup, or train again.",
         ) from error
     return values
+
+
+def _read_raw(path: Place, digest: str | None) -> dict[str, Any]:
+    """Raises what UNREADABLE lists."""
+    content = raw_arrays.read_content(path, MAX_STATE_BYTES)
+    if digest is not None and digest != digests.of_data(content):
+        raise ValueError("it is not the file that was written")
+    arrays = raw_arrays.arrays_of(content)
+    if not all(NAME.fullmatch(name) for name in arrays):
+        raise ValueError("unknown names")
+    return dict(arrays)
 
 
 def _check_sizes(archive: zipfile.ZipFile) -> None:

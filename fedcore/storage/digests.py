@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
+Hasher = blake3  # of data that come in pieces
+
+
 def canonical(value: Any) -> bytes:
     """The one way to write a value as JSON of which a digest is taken."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")

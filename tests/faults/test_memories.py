@@ -330,7 +330,7 @@ def test_a_disk_that_fills_while_memories_are_written(remembering, calm, monkeyp
 
     def full(path, values, **how):
         if path.stem >= "000003":
-            monkeypatch.setattr("zipfile.ZipFile.writestr", refuse)
+            monkeypatch.setattr("fedcore.storage.raw_arrays.pieces", refuse)
         real(path, values, **how)
 
     def refuse(*_, **__):
@@ -338,7 +338,7 @@ def test_a_disk_that_fills_while_memories_are_written(remembering, calm, monkeyp
 
     with monkeypatch.context() as patched:
         patched.setattr("fedcore.rounds.clients.write_values", full)
-        with pytest.raises(RunError, match="cannot write '000003.zip' of the run: No space left") as caught:
+        with pytest.raises(RunError, match="cannot write '000003.arrays' of the run: No space left") as caught:
             to_end(session)
         monkeypatch.undo()
     assert caught.value.remedy and here.run().round == step - 1

@@ -297,11 +297,12 @@ def _compressed_differences(
     total, costs = np.zeros(q), np.zeros(3)
     if config.natural:
         new = active & ~memory["heard"]
-        known = message.s if config.sends_statistic else model.statistic_of(message.theta)
         weight = float(w[new].sum())
-        memory |= {"V": _with_rows(memory["V"], new, known), "heard": memory["heard"] | new}
         statistics["heard"] = FloatSum.at(block.leaf, weight)
-        total = weight * known
+        if new.any():
+            known = message.s if config.sends_statistic else model.statistic_of(message.theta)
+            memory |= {"V": _with_rows(memory["V"], new, known), "heard": memory["heard"] | new}
+            total = weight * known
     if active.any():
         chosen = slice(None) if active.all() else active  # a slice copies nothing
         delta, evaluations = _oracle(config, model, message, block, leaf, active, memory)
@@ -314,7 +315,9 @@ def _compressed_differences(
         )
         total += w[chosen] @ decoded
         if "V" in memory:
-            decoded *= config.memory_rate(codec.omega)
+            rate = config.memory_rate(codec.omega)
+            if rate != 1.0:
+                decoded *= rate
             decoded += memory["V"][chosen]
             memory["V"] = _with_rows(memory["V"], chosen, decoded)
         costs = np.array([np.count_nonzero(active), evaluations, bits.sum()], np.float64)
@@ -363,5 +366,6 @@ def _uniforms(message: RoundMessage, purpose: str, block: ClientBlock, draws: in
 def _draws(message: RoundMessage, codec: Codec, block: ClientBlock) -> np.ndarray:
     """(C, draws) uniforms of the codec."""
     if codec.dithers:
-        return client_dither(message.seed, CODEC, message.number, block.first, block.clients, codec.draws)
+        name = message.seed, CODEC, message.number, block.first, block.clients
+        return client_dither(*name, codec.draws, codec.order)
     return _uniforms(message, CODEC, block, codec.draws)

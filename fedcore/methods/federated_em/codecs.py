@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 
@@ -35,7 +35,7 @@ LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 class Codec(Protocol):
     """q: length of a message. omega: variance bound. draws: uniforms that one message needs. dithers: whether each of
-    them is used by itself, as in `fedcore.randomness.client_dither`."""
+    them is used by itself, as in `fedcore.randomness.client_dither`; order: how these should lie in memory."""
 
     @property
     def q(self) -> int: ...
@@ -48,6 +48,9 @@ class Codec(Protocol):
 
     @property
     def dithers(self) -> bool: ...
+
+    @property
+    def order(self) -> Literal["C", "F"]: ...
 
     def transmit(
         self, x: np.ndarray, uniforms: np.ndarray, clients: np.ndarray | None = None
@@ -87,6 +90,7 @@ class Identity:
     omega = 0.0
     draws = 0
     dithers = False
+    order: ClassVar[Literal["C", "F"]] = "C"
 
     def transmit(
         self, x: np.ndarray, uniforms: np.ndarray, clients: np.ndarray | None = None
@@ -134,6 +138,7 @@ class Dithering:
     levels: int = 1
 
     dithers = True
+    order: ClassVar[Literal["C", "F"]] = "C"
 
     def __post_init__(self) -> None:
         starts = (0, *self.blocks[:-1])
@@ -278,6 +283,7 @@ class RandK:
     k: int
 
     dithers = False  # the order of all of them matters
+    order: ClassVar[Literal["C", "F"]] = "C"
 
     def __post_init__(self) -> None:
         if not 1 <= self.k <= self.q:

@@ -227,6 +227,7 @@ FACTORIES = {
 
 
 _latest_units: Units | None = None
+_latest_natural: Natural | None = None
 
 
 def units_of(model: CurvedEM, theta: Theta, s: np.ndarray) -> Units:
@@ -238,6 +239,15 @@ def units_of(model: CurvedEM, theta: Theta, s: np.ndarray) -> Units:
     latest = _latest_units
     if latest is None or latest.theta is not theta or latest.model is not model:
         latest = _latest_units = units_at(cast(Mixture, model), theta, s)
+    return latest
+
+
+def _natural(units: Units, resolution: float, everything: bool) -> Natural:
+    """The latest one is kept, with what it knows of the parts of a message."""
+    global _latest_natural
+    latest = _latest_natural
+    if latest is None or latest.units is not units or (latest.step, latest.everything) != (resolution, everything):
+        latest = _latest_natural = Natural(units, resolution, everything)
     return latest
 
 
@@ -253,7 +263,7 @@ def codec_of(
     q, parts = model.q, tuple(part.stop for part in model.blocks)
     match config.codec_name:
         case "natural":
-            return Natural(units_of(model, theta, s), resolution, everything)
+            return _natural(units_of(model, theta, s), resolution, everything)
         case "identity":
             return Identity(q)
         case "dithering":

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
@@ -64,6 +65,10 @@ class Natural:
     def draws(self) -> int:
         return self.q
 
+    @property
+    def order(self) -> Literal["C", "F"]:
+        return self.units.order
+
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         return parts_of(self.units)
@@ -76,60 +81,72 @@ class Natural:
         clients = np.arange(len(x)) if clients is None else clients
         decoded, bits = np.empty(x.shape), np.empty(len(x), np.int64)
         for tile in row_tiles(len(x), max(1, TILE_NUMBERS // self.q)):
-            levels, sent = self.quantise(x[tile], uniforms[tile], clients[tile])
-            decoded[tile], bits[tile] = self.decode(levels, sent, uniforms[tile]), self.bits(levels, sent)
+            levels, sent = self._rounded(x[tile], uniforms[tile], clients[tile])
+            bits[tile] = self.bits(levels, sent)
+            decoded[tile] = self._decoded(levels, sent, uniforms[tile])
         return decoded, bits
 
     def quantise(
         self, x: np.ndarray, uniforms: np.ndarray, clients: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """levels (C, q) int64, 0 in parts that are not sent, and which parts are sent (C, parts) bool."""
-        check_finite(x, clients)
-        with np.errstate(over="ignore", invalid="ignore"):
-            z = self.units.forward(x)
-            z /= self.step
-        check_finite(z, clients, LARGEST_LEVEL)
-        if self.everything:
-            sent = np.ones((len(z), len(self.parts)), bool)
-        else:
-            sent = np.add.reduceat(z * z, self._starts, axis=1) > SENT_ABOVE * self._lengths / 12
-        z += uniforms
-        z -= 0.5
-        np.rint(z, out=z)
-        if not sent.all():
-            z *= np.repeat(sent, self._lengths, axis=1)
-        return z.astype(np.int64), sent
+        levels, sent = self._rounded(x, uniforms, clients)
+        return levels.astype(np.int64), sent
 
     def decode(self, levels: np.ndarray, sent: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
         """(C, q) float64; the same operations on both sides, hence the same bits."""
-        z = uniforms - 0.5
-        np.subtract(levels, z, out=z)
-        z *= self.step
-        if not sent.all():
-            z *= np.repeat(sent, self._lengths, axis=1)
-        return self.units.backward(z)
+        return self._decoded(levels.astype(np.float64), sent, uniforms)
+
+    def _rounded(
+        self, x: np.ndarray, uniforms: np.ndarray, clients: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As `quantise`, but levels are float64, and lie in memory as the units give them."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            z = self.units.forward(x)
+            z *= 1.0 / self.step
+            squares = None if self.everything else self._squares(z)
+        if squares is None or not squares.max(initial=0.0) <= LARGEST_LEVEL**2:  # a NaN is no number below it
+            check_finite(x, clients)
+            check_finite(z, clients, LARGEST_LEVEL)
+        if squares is None:
+            sent = np.ones((len(z), len(self.parts)), bool)
+        else:
+            sent = squares > SENT_ABOVE * self._lengths / 12
+        z += uniforms
+        z -= 0.5
+        np.rint(z, out=z)
+        self._scale(z, sent, 1.0)
+        return z, sent
+
+    def _decoded(self, levels: np.ndarray, sent: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+        """levels: (C, q) float64, which are overwritten."""
+        levels -= uniforms
+        levels += 0.5
+        self._scale(levels, sent, self.step)
+        return self.units.backward(levels)
 
     def bits(self, levels: np.ndarray, sent: np.ndarray) -> np.ndarray:
-        """(C,) int64: length of every message, whole bytes: those of `to_bits`, from the counts of its contexts."""
-        units = np.zeros(len(levels), np.int64)
-        if not self.everything:
-            for first, stop in self._runs("kind"):
-                yes = sent[:, first:stop].sum(axis=1)
-                units += context_units(stop - first - yes, yes)
-        size = np.abs(levels)
-        nonzero = self._count(size > 0)
-        ends, plain = nonzero, nonzero.sum(axis=1)  # signs
+        """(C,) int64: length of every message, whole bytes: those of `to_bits`, from the counts of its contexts.
+
+        levels: whole numbers of any dtype
+        """
+        size, sent = np.abs(levels).astype(np.float64, copy=False), sent.astype(np.float64)
+        plain, at_the_end = np.zeros(len(levels), np.int64), np.zeros(1, np.int64)
         if size.max(initial=0) >= UNARY:
             beyond = size >= UNARY
-            ends = ends - self._count(beyond)
+            at_the_end = _count(beyond.astype(np.float64), self._contexts)
             long, at = np.nonzero(beyond)
-            np.add.at(plain, long, gamma_length(size[long, at] - UNARY + 1))
-            size = np.minimum(size, UNARY)
-        more = np.add.reduceat(size, self._starts, axis=1) - nonzero
-        zero = self._lengths * sent - nonzero
-        starts = [first for first, _ in self._runs("contexts")]
-        zero, nonzero, ends, more = (np.add.reduceat(part, starts, axis=1) for part in (zero, nonzero, ends, more))
-        units += (context_units(zero, nonzero) + context_units(ends, more)).sum(axis=1)
+            np.add.at(plain, long, gamma_length(size[long, at].astype(np.int64) - UNARY + 1))
+            np.minimum(size, UNARY, out=size)
+        sizes = _count(size, self._contexts)
+        nonzero = _count(np.minimum(size, 1.0, out=size), self._contexts)
+        plain += nonzero.sum(axis=1)  # signs
+        no = [_count(sent, self._part_contexts) - nonzero, nonzero - at_the_end]
+        yes = [nonzero, sizes - nonzero]
+        if not self.everything:
+            yes.append(_count(sent, self._kinds))
+            no.append(self._kinds.sum(axis=0).astype(np.int64) - yes[-1])
+        units = context_units(np.concatenate(no, axis=1), np.concatenate(yes, axis=1)).sum(axis=1)
         return 8 * whole_bytes(units + plain * int(1 / UNIT))
 
     def to_bits(self, x: np.ndarray, uniforms: np.ndarray) -> tuple[bytes, int]:
@@ -158,15 +175,32 @@ class Natural:
                 levels[0, own] = [_read_level(reader, contexts.levels[part.contexts]) for _ in range(part.length)]
         return self.decode(levels, sent, uniforms[None])[0]
 
-    def _count(self, mask: np.ndarray) -> np.ndarray:
-        """(C, parts) int64: how many numbers of each part."""
-        return np.add.reduceat(mask.astype(np.int64), self._starts, axis=1)
+    def _squares(self, z: np.ndarray) -> np.ndarray:
+        """(C, parts) squared norms. A client's has the same bits whoever else is there."""
+        if not z.flags.f_contiguous:
+            return np.add.reduceat(z * z, self._starts, axis=1)
+        found = np.empty((len(self.parts), len(z)))
+        for first, stop, numbers in self._alike:  # number by number: NumPy adds a lone column up in another order
+            part = z.T[numbers].reshape(stop - first, -1, len(z))
+            total, square = found[first:stop], np.empty((stop - first, len(z)))
+            np.multiply(part[:, 0], part[:, 0], out=total)
+            for number in range(1, part.shape[1]):
+                total += np.multiply(part[:, number], part[:, number], out=square)
+        return found.T
 
-    def _runs(self, name: str) -> list[tuple[int, int]]:
-        """First and stop of the consecutive parts that have the same kind, or the same contexts."""
-        of = [getattr(part, name) for part in self.parts]
-        firsts = [at for at in range(len(of)) if at == 0 or of[at] != of[at - 1]]
-        return list(zip(firsts, [*firsts[1:], len(of)], strict=True))
+    def _scale(self, z: np.ndarray, sent: np.ndarray, factor: float) -> None:
+        """z times the factor, in place, and 0 in parts that are not sent."""
+        if sent.all():
+            if factor != 1.0:
+                z *= factor
+            return
+        factors = np.multiply(sent.T, factor, order="C")
+        if not z.flags.f_contiguous:
+            z *= np.repeat(factors.T, self._lengths, axis=1)
+            return
+        for first, stop, numbers in self._alike:
+            part = z.T[numbers].reshape(stop - first, -1, len(z))
+            part *= factors[first:stop, None]
 
     @cached_property
     def _starts(self) -> np.ndarray:
@@ -175,6 +209,34 @@ class Natural:
     @cached_property
     def _lengths(self) -> np.ndarray:
         return np.array([part.length for part in self.parts])
+
+    @cached_property
+    def _alike(self) -> list[tuple[int, int, slice]]:
+        """First and stop of consecutive parts of one length, and their numbers."""
+        cuts = [0, *(np.flatnonzero(np.diff(self._lengths)) + 1).tolist(), len(self.parts)]
+        ends = [*self._starts.tolist(), self.q]
+        return [(first, stop, slice(ends[first], ends[stop])) for first, stop in zip(cuts[:-1], cuts[1:], strict=True)]
+
+    @cached_property
+    def _kinds(self) -> np.ndarray:
+        """(parts, kinds) float64, 1 where a part is of the kind."""
+        return np.eye(self.parts[-1].kind + 1)[[part.kind for part in self.parts]]
+
+    @cached_property
+    def _part_contexts(self) -> np.ndarray:
+        """(parts, contexts) float64: how many numbers of a part the contexts code."""
+        of = np.eye(self.parts[-1].contexts + 1)[[part.contexts for part in self.parts]]
+        return of * self._lengths[:, None]
+
+    @cached_property
+    def _contexts(self) -> np.ndarray:
+        """(q, contexts) float64, 1 where a number is coded by the contexts."""
+        return np.repeat(np.sign(self._part_contexts), self._lengths, axis=0)
+
+
+def _count(numbers: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """(C, groups) int64: sums of whole numbers (C, n), exact in any order, where groups (n, groups) says."""
+    return (numbers @ groups).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)

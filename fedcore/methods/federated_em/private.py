@@ -43,7 +43,7 @@ from fedcore.rounds.statistics import IntegerSum, Statistics
 
 ARGUMENT = "docs/privacy/federated-em.md"
 SPREADS = {"add_or_remove_one": 1.0, "replace_one": 2.0}  # sensitivity of a release, in clips
-CLIPPED_TOGETHER = 2**14  # numbers that are clipped at a time, so that they stay in the cache
+CLIPPED_TOGETHER = 2**16  # numbers that are clipped at a time, so that they stay in the cache
 
 
 # --- plan and state -------------------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def _clip(means: np.ndarray, filled: np.ndarray, message: ReleaseMessage) -> Non
     means -= message.s
     if (message.part_scales != 1.0).any():
         means /= message.part_scales
-    norms = np.sqrt(np.sum(means * means, axis=1))
+    norms = np.sqrt(np.einsum("ij,ij->i", means, means))
     usable = np.isfinite(norms) & filled
     means *= (np.minimum(1.0, message.clip / np.maximum(norms, message.clip)) / grid_step(message.clip))[:, None]
     np.trunc(means, out=means)

@@ -172,6 +172,12 @@ def padded_tiles(ptr: np.ndarray, size: int) -> Iterator[PaddedTile]:
             high = min(low + size, int(ptr[client + 1]))
             own = high - low
             yield PaddedTile(slice(client, client + 1), slice(low, high), padded(own), own, None, False)
+    if len(counts) and 0 < counts[0] <= size and (counts == counts[0]).all():
+        own = int(counts[0])
+        each = padded(own)
+        for clients in row_tiles(len(counts), size // each):
+            yield PaddedTile(clients, slice(int(ptr[clients.start]), int(ptr[clients.stop])), each, own, None)
+        return
     spans = np.where(counts > size, 0, padded(counts))
     for each in np.unique(spans[spans > 0]).tolist():
         alike = np.flatnonzero(spans == each)
@@ -223,7 +229,16 @@ class Workspace:
         return out
 
     def client_products(self, name: str, a: np.ndarray, b: np.ndarray, each: int) -> np.ndarray:
-        """(c, p, f): the sum of a[:, j] b[:, j]' over the columns j of every client; a: (p, c each), b: (f, c each)."""
+        """(c, p, f): the sum of a[:, j] b[:, j]' over the columns j of every client; a: (p, c each), b: (f, c each).
+
+        BLAS wants one of the two with its columns as rows, unless these are many: the smaller one is turned.
+        """
+        if each < LONG and len(a) < len(b):
+            return self._turned_products(name, b, a, each).transpose(0, 2, 1)
+        return self._turned_products(name, a, b, each)
+
+    def _turned_products(self, name: str, a: np.ndarray, b: np.ndarray, each: int) -> np.ndarray:
+        """`client_products`, where b is turned."""
         (p, n), f, count = a.shape, len(b), a.shape[1] // each
         sums = self.array(name, self.columns // LANES * p, padded(f))[: count * p].reshape(count, p, -1)[:, :, :f]
         if each >= LONG:

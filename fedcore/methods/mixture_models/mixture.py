@@ -117,6 +117,13 @@ class Mixture(ABC):
     def layout(self) -> Layout:
         return self._layout()
 
+    def _prepared(self, theta: Theta) -> Any:
+        """`_prepare`; the latest one is kept, because all leaves of a round ask for the same."""
+        kept = self.__dict__.get("_latest")
+        if kept is None or kept[0] is not theta:
+            kept = self.__dict__["_latest"] = (theta, self._prepare(theta))
+        return kept[1]
+
     def _tile(self, y: Rows) -> int:
         """Rows answered together: a function of the model and the kind of rows alone."""
         return tile_rows(sum(self.layout.kinds) + 2 * self.components)
@@ -160,8 +167,9 @@ class Mixture(ABC):
 
         Raises TypeError for rows with weights of which some are left out.
         """
-        prepared, size = self._prepare(theta), self._tile(y)
-        sums = np.zeros((len(ptr) - 1, self.q))
+        prepared, size, rows_of_clients = self._prepared(theta), self._tile(y), np.diff(ptr)
+        sums = np.empty((len(ptr) - 1, self.q))
+        sums[(rows_of_clients == 0) | (rows_of_clients > size)] = 0.0  # in no tile, or in several that are added up
         counts = client_totals(ptr, weights)
         with workspace(size) as work:
             for tile in padded_tiles(ptr, size):
@@ -190,7 +198,7 @@ class Mixture(ABC):
                     sums[tile.clients] = own
                 else:
                     sums[tile.clients] += own
-        sums /= divisors_of(counts)[:, None]
+        sums *= 1.0 / divisors_of(counts)[:, None]
         return sums, counts
 
     def _add_gaps(

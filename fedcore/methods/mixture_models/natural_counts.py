@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -34,6 +35,8 @@ class CountUnits:
 
     model: CountMixture
     theta: Theta
+
+    order: ClassVar[Literal["C", "F"]] = "C"
 
     def forward(self, differences: np.ndarray) -> np.ndarray:
         """z (C, q) float64 of packed differences of statistics (C, q), one row for each client."""

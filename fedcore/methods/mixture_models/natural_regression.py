@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar, Literal
 
 import numpy as np
 from scipy.linalg import solve_triangular
@@ -47,6 +48,8 @@ class RegressionUnits:
     model: RegressionMixture
     theta: Theta
     s: np.ndarray
+
+    order: ClassVar[Literal["C", "F"]] = "C"
 
     def forward(self, differences: np.ndarray) -> np.ndarray:
         """z (C, q) float64 of packed differences of statistics (C, q), one row for each client."""

@@ -43,7 +43,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from scipy.linalg import solve_triangular
@@ -60,13 +60,16 @@ from fedcore.methods.mixture_models.regression import RegressionMixture
 
 class Units(Protocol):
     """A linear map between differences of a mixture's statistics and natural units at theta, exactly invertible; a
-    client's numbers are a function of its own row."""
+    client's numbers are a function of its own row. order: how arrays of theirs lie in memory."""
 
     @property
     def model(self) -> Mixture: ...
 
     @property
     def theta(self) -> Theta: ...
+
+    @property
+    def order(self) -> Literal["C", "F"]: ...
 
     def forward(self, differences: np.ndarray) -> np.ndarray:
         """z (C, q) float64 of packed differences (C, q)."""
@@ -101,19 +104,22 @@ class NaturalUnits:
     model: GaussianMixture
     theta: Theta
 
+    @property
+    def order(self) -> Literal["C", "F"]:
+        return "F" if self.model.covariance == "diag" else "C"
+
     def forward(self, differences: np.ndarray) -> np.ndarray:
         """z (C, q) float64 of packed differences of statistics (C, q), one row for each client."""
         if self.model.covariance == "full":
             return self._whole_forward(differences)
+        if self.model.covariance == "diag":
+            return self._axes_forward(differences)
         counts, first, second = self._split(differences)
         root, mu = self._root, self._mu
         own = self._whiten(first - mu * counts[..., None])
         match self.model.covariance:
             case "tied":
                 second = self._sandwich(self._inverse, second) / np.sqrt(2.0)
-            case "diag":
-                centred = second - mu * (2 * first - mu * counts[..., None])
-                second = (centred / self._variances - counts[..., None]) / (np.sqrt(2.0) * root[:, None])
             case "spherical":
                 centred = second[..., 0] - np.sum(mu * (2 * first - mu * counts[..., None]), axis=-1)
                 d = self.model.features
@@ -124,6 +130,8 @@ class NaturalUnits:
         """Packed differences of statistics (C, q) float64 of z (C, q): the inverse of `forward`."""
         if self.model.covariance == "full":
             return self._whole_backward(z)
+        if self.model.covariance == "diag":
+            return self._axes_backward(z)
         counts, own, second = self._split(z)
         root, mu = self._root, self._mu
         counts, own = counts * root, own * root[:, None]
@@ -131,9 +139,6 @@ class NaturalUnits:
         match self.model.covariance:
             case "tied":
                 second = self._sandwich(self._factor, second * np.sqrt(2.0))
-            case "diag":
-                centred = (second * (np.sqrt(2.0) * root[:, None]) + counts[..., None]) * self._variances
-                second = centred + mu * (2 * first - mu * counts[..., None])
             case "spherical":
                 d = self.model.features
                 centred = (second[..., 0] * (np.sqrt(2.0 * d) * root) + d * counts) * self._variances[:, 0]
@@ -172,6 +177,46 @@ class NaturalUnits:
             second = _squared_sizes_of_products(precision)
             parts.append((second / weights[:, None]).ravel() if covariance == "full" else second)
         return np.concatenate(parts)
+
+    # --- diagonal covariances: one number of all clients after the other ----------------------------------------------
+
+    # A component has few columns, and NumPy is slow along short axes. So clients are the last axis here, and what is
+    # returned lies in memory number by number (Fortran's order).
+
+    def _axes_forward(self, differences: np.ndarray) -> np.ndarray:
+        z = np.array(differences.T, np.float64, order="C")
+        counts, first, second = self._axes(z)
+        mu, known = self._mu[:, :, None], counts[:, None]
+        shift = mu * known
+        first -= shift
+        shift += first
+        shift += first  # 2 d1 - mu d0
+        shift *= mu
+        second -= shift
+        second *= 1.0 / self._variances[:, :, None]
+        second -= known
+        z *= 1.0 / self._axis_sizes
+        return z.T
+
+    def _axes_backward(self, z: np.ndarray) -> np.ndarray:
+        moments = np.multiply(z.T, self._axis_sizes, order="C")
+        counts, first, second = self._axes(moments)
+        mu, known = self._mu[:, :, None], counts[:, None]
+        second += known
+        second *= self._variances[:, :, None]
+        shift = mu * known
+        first += shift
+        np.subtract(first, shift, out=shift)
+        shift += first  # 2 d1 - mu d0
+        shift *= mu
+        second += shift
+        return moments.T
+
+    def _axes(self, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Views of (q, C): (G, C), (G, d, C) and (G, d, C)."""
+        g, d = self._mu.shape
+        low = g + g * d
+        return columns[:g], columns[g:low].reshape(g, d, -1), columns[low:].reshape(g, d, -1)
 
     # --- full covariances: every component by one matrix --------------------------------------------------------------
 
@@ -219,6 +264,13 @@ class NaturalUnits:
         return np.concatenate([self._root, np.repeat(self._root, d), np.repeat(np.sqrt(2.0) * self._root, triangle(d))])
 
     @cached_property
+    def _axis_sizes(self) -> np.ndarray:
+        """(q, 1) what moments about mu are divided by, diagonal covariances only."""
+        own = self._root[:, None] * np.sqrt(self._variances)
+        second = np.repeat(np.sqrt(2.0) * self._root, self.model.features)
+        return np.concatenate([self._root, own.ravel(), second])[:, None]
+
+    @cached_property
     def _variances(self) -> np.ndarray:
         """(G, d), or (G, 1) for spheres."""
         variances = np.asarray(self.theta["covariances"])
@@ -240,13 +292,13 @@ class NaturalUnits:
 
     def _whiten(self, own: np.ndarray) -> np.ndarray:
         """L^-1 v of vectors (C, G, d)."""
-        if self.model.covariance in ("diag", "spherical"):
+        if self.model.covariance == "spherical":
             return own / np.sqrt(self._variances)
         return _times(self._inverse, own)
 
     def _colour(self, own: np.ndarray) -> np.ndarray:
         """L v of vectors (C, G, d)."""
-        if self.model.covariance in ("diag", "spherical"):
+        if self.model.covariance == "spherical":
             return own * np.sqrt(self._variances)
         return _times(self._factor, own)
 
