@@ -11,7 +11,16 @@ from fedcore.population.sizing import usable_cores
 
 Raw = TypeVar("Raw")
 Made = TypeVar("Made")
-MOST_THREADS = 4  # beyond, the pieces wait for whoever uses them
+MOST_THREADS = 3  # beyond, the pieces wait for whoever uses them
+
+
+def _threads() -> int:
+    return min(usable_cores() - 1, MOST_THREADS)
+
+
+def pieces_held() -> int:
+    """How many pieces there are at once: the one that is used, and those that are being made."""
+    return 1 + _threads()
 
 
 def made_ahead(raw: Iterator[Raw], make: Callable[[Raw], Made]) -> Iterator[tuple[Raw, Made]]:
@@ -19,7 +28,7 @@ def made_ahead(raw: Iterator[Raw], make: Callable[[Raw], Made]) -> Iterator[tupl
     threads, so that memory is bounded. make: releases the interpreter's lock where it takes long. What `raw` raises is
     raised once all before it are used up. On a single core nothing is made ahead.
     """
-    threads = min(usable_cores() - 1, MOST_THREADS)
+    threads = _threads()
     if not threads:
         yield from ((one, make(one)) for one in raw)
         return

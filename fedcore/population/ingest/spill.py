@@ -27,7 +27,6 @@ from fedcore.population.writer import PopulationWriter
 
 FAN_OUT = 64
 ID_COST = 48  # bytes that one logged id costs while it is sorted, beside its record and text
-KEY_COST = 512  # bytes of the buffer's limit for each key that is looked up; it takes about 200 itself
 KEY = [("k1", "<u8"), ("k2", "<u8")]
 ID = np.dtype([*KEY, ("length", "<i8")])
 LAST_KEY = 2**64 - 1
@@ -144,7 +143,6 @@ class Spill:
     _held: dict[str, list[np.ndarray]] = field(default_factory=lambda: {log: [] for log in LOGS})
     _size: int = 0
     _named: np.ndarray | None = None
-    _keys: dict[str, bytes] = field(default_factory=dict)
     _buckets: list[_Bucket] | None = None
 
     # ---- in
@@ -163,19 +161,6 @@ class Spill:
         record["k1"], record["k2"], record["length"] = keys[:, 0], keys[:, 1], lengths
         self._hold("ids", record)
         self._hold("text", text)
-
-    def keys(self, ids: Sequence[str], keyed: Callable[[Sequence[str]], np.ndarray]) -> np.ndarray:
-        """(C, 2) uint64: `keyed` of the ids. Most batches name clients that came before, whose keys are looked up."""
-        held = self._keys
-        fresh = [one for one in ids if one not in held]
-        if len(held) + len(fresh) > self.memory // KEY_COST:
-            held.clear()
-            fresh = [*ids]
-        if len(fresh) > self.memory // KEY_COST:
-            return keyed(ids)
-        made = keyed(fresh).tobytes()
-        held.update((one, made[16 * place : 16 * place + 16]) for place, one in enumerate(fresh))
-        return np.frombuffer(b"".join(map(held.__getitem__, ids)), "<u8").reshape(-1, 2)
 
     def _fresh(self, keys: np.ndarray) -> np.ndarray:
         """(C,) bool: False only for clients that were named before; a small cache, so some are named again."""
@@ -381,7 +366,7 @@ def _pieces(file: Path, dtype: np.dtype, records: int) -> Iterator[np.ndarray]:
 
 def spill_batch(spill: Spill, batch: Batch, keyed: Callable[[Sequence[str]], np.ndarray] = keys_of) -> None:
     """Adds a batch of a keyed source, by the hash of its client ids. keyed: (C, 2) uint64, keys in another order."""
-    keys = spill.keys(batch.ids, keyed)
+    keys = keyed(batch.ids)
     spill.heldout |= batch.heldout
     spill.add(keys, batch.ids)
     if batch.x is not None:

@@ -23,6 +23,8 @@ from fedcore.errors import IngestError
 from fedcore.population.ingest import csv_blocks
 from fedcore.population.ingest.batches import NUMBERS, Account, left_out, listed
 from fedcore.population.ingest.reading_ahead import made_ahead
+from fedcore.population.ingest.batches import Account, left_out, listed
+from fedcore.population.ingest.reading_ahead import made_ahead, pieces_held
 from fedcore.population.ingest.stamps import is_stamp
 
 Where = Callable[[int], str]
@@ -115,7 +117,7 @@ class CsvFile:
                 block, self.names, types, self.delimiter, sorted(self.missing), self.decimal
             )
 
-        blocks = csv_blocks.without_header(csv_blocks.blocks(self.path, size))
+        blocks = csv_blocks.without_header(csv_blocks.blocks(self.path, size // pieces_held()))
         for block, table in made_ahead(blocks, parsed):
             if table is None:
                 records, piece = self._slowly(block, wanted, first, account)
