@@ -29,6 +29,7 @@ NAMES = {
     "noise": "secure noise: CPU-microseconds for a cell, beside OpenDP's and NumPy's",
     "cohorts": "verifying a ledger of 520 runs, by cohort and as one account: CPU-seconds",
     "serve": "memory of `fedcore serve` over --runs quick runs, and by how much it grows with each",
+    "large": "a Gaussian mixture of a table of --clients thousand rows: from files, and by scikit-learn in memory",
     "store": "store: reading and writing against raw file speed",
 }
 

@@ -62,7 +62,7 @@ def parts(
 
 def kept_as(name: str, frames: np.ndarray) -> str:
     """The name of a population of these frames: cells of an experiment keep theirs for each other."""
-    return f"{name}-{hashlib.blake2b(np.ascontiguousarray(frames), digest_size=6).hexdigest()}"
+    return f"{name}-{hashlib.blake2b(np.ascontiguousarray(frames).data, digest_size=6).hexdigest()}"
 
 
 def background_of(place: Place, key: str, frames: np.ndarray, name: str, seed: int) -> np.ndarray:

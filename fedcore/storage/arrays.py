@@ -207,7 +207,7 @@ def read_values(path: Place, digest: str | None = None) -> dict[str, Any]:
 def _read_raw(path: Place, digest: str | None) -> dict[str, Any]:
     """Raises what UNREADABLE lists."""
     content = raw_arrays.read_content(path, MAX_STATE_BYTES)
-    if digest is not None and digest != digests.of_data(content):
+    if digest is not None and digest != digests.of_data(content.data):
         raise ValueError("it is not the file that was written")
     arrays = raw_arrays.arrays_of(content)
     if not all(NAME.fullmatch(name) for name in arrays):

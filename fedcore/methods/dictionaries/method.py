@@ -104,7 +104,8 @@ class Dictionaries(PrivateMethod[DictionariesConfig, DictionariesState]):
     def init(self, public: PublicFacts) -> DictionariesState:
         if self.config.is_background:
             return background_server.init(public)
-        return self._server.init(self.config, public)
+        state: DictionariesState = self._server.init(self.config, public)
+        return state
 
     def total_rounds(self, state: DictionariesState) -> int:
         if self.private:
@@ -133,7 +134,8 @@ class Dictionaries(PrivateMethod[DictionariesConfig, DictionariesState]):
         return clients.client_update(self.config, message, cast(RowsBlock, block), memory)
 
     def server_update(self, state: DictionariesState, result: Mapping[str, Any]) -> tuple[DictionariesState, RoundInfo]:
-        return self._server.server_update(self.config, state, result)
+        moved: tuple[DictionariesState, RoundInfo] = self._server.server_update(self.config, state, result)
+        return moved
 
     def phase(self, state: DictionariesState, message: Message) -> str:
         return state.phase

@@ -183,16 +183,16 @@ def padded_tiles(ptr: np.ndarray, size: int) -> Iterator[PaddedTile]:
         alike = np.flatnonzero(spans == each)
         step = size // each
         for first in range(0, len(alike), step):
-            clients = alike[first : first + step]
-            own = int(counts[clients[0]])
-            if clients[-1] - clients[0] == len(clients) - 1 and (counts[clients] == own).all():
-                neighbours = slice(int(clients[0]), int(clients[-1]) + 1)
+            some = alike[first : first + step]
+            own = int(counts[some[0]])
+            if some[-1] - some[0] == len(some) - 1 and (counts[some] == own).all():
+                neighbours = slice(int(some[0]), int(some[-1]) + 1)
                 rows = slice(int(ptr[neighbours.start]), int(ptr[neighbours.stop]))
                 yield PaddedTile(neighbours, rows, each, own, None)
             else:
-                columns, sizes = np.arange(each), counts[clients, None]
-                scattered = ptr[clients, None] + np.minimum(columns, sizes - 1)
-                yield PaddedTile(clients, scattered.ravel(), each, None, np.flatnonzero(columns >= sizes))
+                columns, sizes = np.arange(each), counts[some, None]
+                scattered = ptr[some, None] + np.minimum(columns, sizes - 1)
+                yield PaddedTile(some, scattered.ravel(), each, None, np.flatnonzero(columns >= sizes))
 
 
 def aligned_array(rows: int, columns: int) -> np.ndarray:

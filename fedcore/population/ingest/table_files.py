@@ -22,8 +22,6 @@ import numpy as np
 from fedcore.errors import IngestError
 from fedcore.population.ingest import csv_blocks
 from fedcore.population.ingest.batches import NUMBERS, Account, left_out, listed
-from fedcore.population.ingest.reading_ahead import made_ahead
-from fedcore.population.ingest.batches import Account, left_out, listed
 from fedcore.population.ingest.reading_ahead import made_ahead, pieces_held
 from fedcore.population.ingest.stamps import is_stamp
 
