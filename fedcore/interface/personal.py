@@ -104,9 +104,12 @@ def _block(counts: sp.csr_matrix) -> CountsBlock:
 class PersonalDictionaries(FederatedEstimator):
     """Atoms that all clients share, and atoms that each client has alone, from rows of clients.
 
-    It is the method `dictionaries` (Liang, Shi, Al Kontar, Fattahi 2023: PerMA). It is not private.
+    It is the method `dictionaries`: shared atoms from sums over all clients, and own ones where held-out samples of the
+    client say so; with `settings={"profile": "recommended"}` PerMA (Liang, Shi, Al Kontar, Fattahi 2023). It is not
+    private.
 
-    n_components: atoms of a client, r; n_global: how many of them are shared; None: by the method
+    n_components: atoms of a client, r; n_global: how many of them are shared; None: by the method, 100 shared ones and
+        20 of its own for a client, fewer where there are few features
     settings: others of the method, by name (`fedcore methods dictionaries`)
 
     Fitted: components_ (rg, d) shared atoms; clients_ (C,) ids; local_components_ (C, r - rg, d), zeros beyond a
@@ -118,7 +121,7 @@ class PersonalDictionaries(FederatedEstimator):
 
     def __init__(
         self,
-        n_components: int = 6,
+        n_components: int | None = None,
         *,
         n_global: int | None = None,
         random_state: int | None = 0,
@@ -140,8 +143,8 @@ class PersonalDictionaries(FederatedEstimator):
         return self._fit(X, groups)
 
     def _method_settings(self) -> dict[str, Any]:
-        shared = {} if self.n_global is None else {"global_atoms": self.n_global}
-        return {"atoms": self.n_components, **shared}
+        chosen = {"atoms": self.n_components, "global_atoms": self.n_global}
+        return {name: value for name, value in chosen.items() if value is not None}
 
     def _take(self, model: Model, stored: Stored) -> None:
         outputs = model.personalised(stored.population)

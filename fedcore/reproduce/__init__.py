@@ -26,6 +26,7 @@ EXPERIMENTS = {
     "perma-rg": "fedcore.reproduce.perma_rg:PermaRg",
     "dictionary-mnist": "fedcore.reproduce.dictionary_learners:DictionaryMnist",
     "dictionary-femnist": "fedcore.reproduce.dictionary_learners:DictionaryFemnist",
+    "dictionary-series": "fedcore.reproduce.dictionary_series:DictionarySeries",
     "private-gmm": "fedcore.reproduce.private_gmm:PrivateGMMTables",
     "private-mixture": "fedcore.reproduce.private_mixture:PrivateMixtureTables",
 }
