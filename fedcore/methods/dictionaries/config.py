@@ -229,7 +229,7 @@ class DictionariesConfig(BaseModel):
     sweeps: int = Field(1, ge=1, le=100, description="statistics: passes over the global atoms in a round")
 
     forgetting: float = Field(
-        0.95,
+        0.5,
         ge=0,
         le=1,
         description="split = nested, started from a run on this population whose clients are as they were: weight of "
