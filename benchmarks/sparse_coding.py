@@ -35,9 +35,9 @@ def _rows(repeats: int) -> Iterator[list[dict]]:
         yield _compared(f"{n} samples of {d}, {k} of {r} atoms", samples, atoms, k, repeats)
     n, d, r, _ = SHAPES[2]
     samples, atoms = problem(n, d, r, MOST)
-    k = np.random.default_rng(2).integers(LEAST, MOST + 1, n)
-    yield _compared(f"{n} samples of {d}, {LEAST} to {MOST} of {r} atoms", samples, atoms, k, repeats)
-    yield _round(samples, atoms, k, repeats)
+    each = np.random.default_rng(2).integers(LEAST, MOST + 1, n)
+    yield _compared(f"{n} samples of {d}, {LEAST} to {MOST} of {r} atoms", samples, atoms, each, repeats)
+    yield _round(samples, atoms, each, repeats)
     yield _stacks(repeats)
 
 
