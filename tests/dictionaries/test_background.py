@@ -1,5 +1,7 @@
 """model = "background": robust sums find the scene behind what moves, whatever single clients hold."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from pydantic import ValidationError
@@ -132,3 +134,15 @@ def test_the_result_is_the_image_in_colour():
     shown = method.result(ran.state, Features(HIGH * WIDE * 3, image=(HIGH, WIDE)))
     assert shown.figures[0].images.shape == (1, HIGH, WIDE, 3) and shown.figures[0].brightness
     assert Features(12, image=(2, 2)).name(11) == "pixel 1,1 blue"
+
+
+def test_scores_of_held_out_frames():
+    made = clip()
+    ran = run(clients(made.frames[:12]), model="background", rounds=5)
+    method = Dictionaries(DictionariesConfig(model="background"))
+    block = replace(clients(made.frames[:6]), heldout=clients(made.frames[12:]))
+    statistics = {name: one.value() for name, one in method.score_block(ran.state, block, None).items()}
+    with_exposure, alone, flat = (line["mse"] for line in method.score_table(statistics).to_json("x")["rows"])
+    image = made.frames[12:].reshape(6, -1)
+    assert with_exposure < 0.9 * alone < alone < flat
+    assert flat == pytest.approx(((image - image.mean(1, keepdims=True)) ** 2).mean(), rel=1e-4)
