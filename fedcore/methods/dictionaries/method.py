@@ -70,7 +70,7 @@ class Dictionaries(PrivateMethod[DictionariesConfig, DictionariesState]):
     }
     scores_use_memories: ClassVar[bool] = True
     accepts_warm_start: ClassVar[bool] = True
-    series_arrays: ClassVar[tuple[str, ...]] = series.SERIES_NAMES
+    series_arrays: ClassVar[tuple[str, ...]] = (*series.SERIES_NAMES, start.RELEASED)
 
     @property
     def private(self) -> bool:

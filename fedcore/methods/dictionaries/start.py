@@ -14,12 +14,16 @@ from fedcore.methods.dictionaries.sizes import global_atoms_of
 from fedcore.methods.dictionaries.state import DictionariesState
 from fedcore.rounds.method import PublicFacts
 
+RELEASED = "released"  # of a warm start: these very clients have made the atoms, in a private run
+
 
 def warm_start_of(state: DictionariesState) -> dict[str, np.ndarray]:
-    """global: (rg, d) the global dictionary; and the sums that `series` names, of the learner that has any. Raises
-    ConfigError before the first round."""
+    """global: (rg, d) the global dictionary; of private runs also RELEASED; of others the sums that `series` names, of
+    the learner that has any. Raises ConfigError before the first round."""
     if not state.begun:
         raise ConfigError("stopped before it had a global dictionary.", "Name a run that has.")
+    if len(state.scales):
+        return {"global": state.common, RELEASED: np.ones(1)}
     return {"global": state.common} | (series.arrays_of(state) if state.cap > 0 else {})
 
 
@@ -38,6 +42,8 @@ def checked_warm_start(
     norms = np.linalg.norm(common, axis=1)
     if not (norms > 0).all():
         raise ConfigError(f"'global' of {what} has an atom of norm 0.")
+    if config.private:
+        return {"global": common / norms[:, None], **({RELEASED: np.ones(1)} if RELEASED in arrays else {})}
     kept = series.checked(arrays, what, (len(common), features)) if config.nested else {}
     return {"global": common / norms[:, None]} | kept
 

@@ -42,6 +42,7 @@ class DictionariesState:
     Of private runs (`private`), whose phases are "scale", "moments", "rounds", "done"; clients is the public number:
 
     scales:     (releases,) of the noise, in grid steps
+    step:       share of a full step that an atom makes at first, without noise
     scale:      typical mean energy of a client's rows; clip: norm of a client's steps
     energies, ladder, weight: (rg,) energies of codes, and the ladder of clients' norms: means over rounds that fade
     """
@@ -71,6 +72,7 @@ class DictionariesState:
     seen_rows: int = 0
 
     scales: np.ndarray = field(default_factory=_nothing)
+    step: float = 0.0
     scale: float = 0.0
     clip: float = 0.0
     energies: np.ndarray = field(default_factory=_nothing)

@@ -14,6 +14,7 @@ from fedcore.methods.dictionaries.operators import random_atoms
 from fedcore.methods.dictionaries.private.clients import SHARES, sums_cells, triangle
 from fedcore.methods.dictionaries.private.ladders import ENERGIES
 from fedcore.methods.dictionaries.sizes import global_atoms_of
+from fedcore.methods.dictionaries.start import RELEASED
 from fedcore.privacy.grid import GRID_NORM
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.randomness import stream
@@ -130,5 +131,5 @@ def budget_sketch(config: DictionariesConfig, public: PublicFacts, planned: Sequ
 
 
 def likely_warm_start(config: DictionariesConfig, public: PublicFacts) -> dict[str, np.ndarray]:
-    """Random atoms of the right shape."""
-    return {"global": random_atoms(stream(0, "dictionaries/likely"), *shape_of(config, public))}
+    """Random atoms of the right shape, as those of a run of the series."""
+    return {"global": random_atoms(stream(0, "dictionaries/likely"), *shape_of(config, public)), RELEASED: np.ones(1)}

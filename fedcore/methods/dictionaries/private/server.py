@@ -36,7 +36,7 @@ from fedcore.methods.dictionaries.private.plan import (
     shape_of,
 )
 from fedcore.methods.dictionaries.sizes import sparsity_of
-from fedcore.methods.dictionaries.start import given_atoms
+from fedcore.methods.dictionaries.start import RELEASED, given_atoms
 from fedcore.methods.dictionaries.state import DictionariesState
 from fedcore.privacy.grid import GRID_NORM
 from fedcore.randomness import stream
@@ -47,7 +47,8 @@ QUANTILE = 0.25  # of clients' norms: the clip of later rounds
 FADING = 0.5  # of energies and ladders, from round to round
 LEAST_ENERGY = 0.02  # of the mean energy of atoms
 LARGEST_STEP = 1.0  # length of an atom's step
-STEP, SLOWER = 1.6, 4.0  # of a first step without noise; how much noise shortens it
+STEP, STEP_OF_SERIES = 1.6, 0.4  # shares of a full step, without noise; where the clients have made the atoms before
+SLOWER = 4.0  # how much noise shortens a step
 
 
 def init(config: DictionariesConfig, public: PublicFacts) -> DictionariesState:
@@ -63,6 +64,7 @@ def init(config: DictionariesConfig, public: PublicFacts) -> DictionariesState:
         clients=float(nominal(config, public)),
         common=common,
         scales=np.array([release.scale for release in planned]),
+        step=STEP_OF_SERIES if RELEASED in (public.warm_start or {}) else STEP,
         energies=np.zeros(shape_of(config, public)[0]),
         ladder=np.zeros(NORMS.cells),
     )
@@ -152,7 +154,7 @@ def _after_sums(
     nu = noise * step_unit * math.sqrt(d) / safe
     full = steps / safe[:, None]
     lengths = np.maximum(np.linalg.norm(full, axis=1), np.finfo(float).tiny)
-    factor = STEP * min(1.0, 2.0 * (1.0 - state.round / config.rounds)) / (1.0 + SLOWER * nu)
+    factor = state.step * min(1.0, 2.0 * (1.0 - state.round / config.rounds)) / (1.0 + SLOWER * nu)
     common = normalise(state.common + np.minimum(factor, LARGEST_STEP / lengths)[:, None] * full)[0]
     clip = state.scale * NORMS.quantile(ladder, QUANTILE)
     info = RoundInfo(

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from fedcore.methods.dictionaries.config import DictionariesConfig
+from typing import Any
 
 ROUNDS = 20
 
@@ -18,8 +15,11 @@ def with_private_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"rounds": ROUNDS} | dict(settings)
 
 
-def contradictions(config: DictionariesConfig) -> tuple[tuple[bool, str], ...]:
-    """(whether it holds, what is wrong with it) of settings of private runs, and of others that have some of theirs."""
+def contradictions(config: Any) -> tuple[tuple[bool, str], ...]:
+    """(whether it holds, what is wrong with it) of settings of private runs, and of others that have some of theirs.
+
+    config: a `DictionariesConfig`, which asks for this while it is made
+    """
     if not config.private:
         return ((config.epsilon is not None, "epsilon is for private = true"),)
     return (
