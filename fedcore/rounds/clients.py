@@ -314,8 +314,8 @@ def read_memory(folder: str | Place, index: int, clients: int, digests: Mapping[
     digests: as `Run.memory_digests` gives them; None: they are not known
     """
     file, earlier = memory_file(folder, index), memory_file(folder, index, EARLIER_SUFFIX)
-    is_kept = files.is_file if digests is None else lambda one: one.name in digests
-    if not is_kept(file) and is_kept(earlier):
+    there = [one for one in (file, earlier) if (files.is_file(one) if digests is None else one.name in digests)]
+    if there == [earlier]:
         file = earlier
     try:
         memory = read_values(file, None if digests is None else digests.get(file.name, "none"))

@@ -175,8 +175,8 @@ def padded_tiles(ptr: np.ndarray, size: int) -> Iterator[PaddedTile]:
     if len(counts) and 0 < counts[0] <= size and (counts == counts[0]).all():
         own = int(counts[0])
         each = padded(own)
-        for clients in row_tiles(len(counts), size // each):
-            yield PaddedTile(clients, slice(int(ptr[clients.start]), int(ptr[clients.stop])), each, own, None)
+        for tile in row_tiles(len(counts), size // each):
+            yield PaddedTile(tile, slice(int(ptr[tile.start]), int(ptr[tile.stop])), each, own, None)
         return
     spans = np.where(counts > size, 0, padded(counts))
     for each in np.unique(spans[spans > 0]).tolist():
