@@ -16,6 +16,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,10 @@ def measure(options: Any) -> dict[str, Any]:
         file.write_text(FILE.format(population=population.path.absolute(), folder=folder))
         with _serving(file) as process:
             deployment = _first(lambda: _ask(server, "/deployments/filter", {}))[0]["id"]
-            readings = [_after_a_run(server, deployment, process, number) for number in range(1, options.runs + 1)]
+            idle = set(process.children())
+            readings = [
+                _after_a_run(server, deployment, process, idle, number) for number in range(1, options.runs + 1)
+            ]
     rows = [readings[0], readings[len(readings) // 2], readings[-1]]
     half = readings[len(readings) // 2 :]
     rows.append(
@@ -76,7 +80,10 @@ def _serving(file: Path) -> Iterator[psutil.Process]:
                 process.kill()
 
 
-def _after_a_run(server: Server, deployment: str, process: psutil.Process, number: int) -> dict[str, Any]:
+def _after_a_run(
+    server: Server, deployment: str, process: psutil.Process, idle: set[psutil.Process], number: int
+) -> dict[str, Any]:
+    """idle: processes that are there between runs"""
     made = _ask(server, f"/deployments/{deployment}/create_flow_run", {})["id"]
     began = time.monotonic()
     wanted = {
@@ -85,12 +92,13 @@ def _after_a_run(server: Server, deployment: str, process: psutil.Process, numbe
     (run,) = _first(lambda: _ask(server, "/flow_runs/filter", wanted))
     if run["state_type"] != "COMPLETED":
         raise RuntimeError(f"run {number} is {run['state_name']}: {run['state']['message']}")
-    while process.children():  # the process of the flow
+    while set(process.children(recursive=True)) - idle:  # the process of the flow
         time.sleep(0.1)
     reading = {
         "what": f"after run {number}",
         "serve_mib": process.memory_info().rss / MIB,
         "server_mib": server.process.memory_info().rss / MIB,
+        "start_s": (datetime.fromisoformat(run["start_time"]) - datetime.fromisoformat(run["created"])).total_seconds(),
         "seconds": time.monotonic() - began,
     }
     print(json.dumps(reading), file=sys.stderr, flush=True)

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import prefect
 from fedcore.flows.form import arrange
+from fedcore.flows.forking import forking
 from fedcore.flows.limits import make_limits
 from fedcore.flows.pipeline import pipeline_flow
 from fedcore.flows.train import FLOWS
@@ -134,4 +135,5 @@ def serve(content: DeploymentFile, limit: int = 1) -> None:
     """Register what is in a file and run what the scheduler starts, until interrupted. limit: runs at a time."""
     made = all_of(content)
     make_limits(limits_of(content))
-    prefect.serve(*made, limit=limit, pause_on_shutdown=True, print_starting_message=not log_lines.wanted())
+    with forking():
+        prefect.serve(*made, limit=limit, pause_on_shutdown=True, print_starting_message=not log_lines.wanted())
