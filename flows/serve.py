@@ -5,8 +5,8 @@ from types import MappingProxyType
 from typing import Any, cast
 
 import prefect
-from fedcore.flows.form import arrange
 from fedcore.flows.forking import forking
+from fedcore.flows.form import arrange
 from fedcore.flows.limits import make_limits
 from fedcore.flows.pipeline import pipeline_flow
 from fedcore.flows.train import FLOWS
