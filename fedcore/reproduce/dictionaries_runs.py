@@ -13,8 +13,8 @@ from fedcore.population.blocks import leaves
 from fedcore.population.store import Population
 from fedcore.reproduce.experiment import Place
 from fedcore.reproduce.simulation import simulate
+from fedcore.rounds.clients import read_memory
 from fedcore.rounds.method import ClientOutputs, RoundInfo
-from fedcore.storage.arrays import read_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,8 @@ def train(
     last = max(memories.iterdir()) if memories.is_dir() else None  # of the last round: names are numbers
     parts: list[ClientOutputs] = []
     for index in range(len(population.blocks)):
-        block, kept = population.read(index), None if last is None else read_values(last / f"{index:06d}.zip")
+        block = population.read(index)
+        kept = None if last is None else read_memory(last, index, block.clients, None)
         for leaf in leaves(block, population.clients_per_leaf):
             first = leaf.first - block.first
             at = slice(first, first + leaf.clients)
