@@ -85,6 +85,9 @@ def test_what_a_private_run_needs():
         dict(participation=0.5),
         dict(tolerance=1e-3),
         dict(model="background"),
+        dict(aggregate="mean", weights="samples"),
+        dict(least_sparsity=2),
+        dict(precision="float32"),
     ],
 )
 def test_settings_that_have_no_argument_are_refused(wrong):
@@ -95,7 +98,14 @@ def test_settings_that_have_no_argument_are_refused(wrong):
 def test_epsilon_is_for_private_runs():
     with pytest.raises(ValueError, match="private = true"):
         DictionariesConfig(epsilon=1.0)
-    assert DictionariesConfig(private=True).rounds == 20 and Dictionaries(SMALL).private
+    assert Dictionaries(SMALL).private
+
+
+def test_rounds_of_private_runs_in_all_spellings():
+    for yes in (True, 1, 1.0, "true", "1", "yes", "On", "t", "Y"):
+        assert DictionariesConfig(private=yes).rounds == 20
+    for no in (False, 0, "no", "off"):
+        assert DictionariesConfig(private=no).rounds == 60
 
 
 def test_a_symmetric_matrix_is_packed_with_its_norm():
@@ -164,3 +174,41 @@ def test_rows_that_are_absurd_contribute_and_raise_nothing():
     absurd = [np.full((3, 5), value) for value in (np.nan, np.inf, 1e200, 1e-200, 0.0)] + [np.zeros((0, 5))]
     state, _ = trained(SMALL, block_of([np.ones((2, 5)), *absurd]), public)
     assert np.isfinite(state.common).all() and state.phase == "done"
+
+
+@pytest.mark.parametrize("changes", [{}, {"atoms": 9}])
+def test_absurd_rows_of_somebody_spoil_nobodys_outputs(changes):
+    """Rows that training leaves out have no parts; a client with nothing else is one without samples."""
+    config = SMALL.model_copy(update=changes)
+    generator = np.random.default_rng(5)
+    good = samples(generator, random_atoms(generator, 6, 5), 3, 4)
+    state, _ = trained(config, block_of(good), facts(block_of(good), rho=50.0, nominal=3))
+    absurd = [np.full((2, 5), value) for value in (np.nan, np.inf, 1e200, 7e153)]
+    mixed = np.vstack([good[2][:1], np.full((1, 5), np.nan), good[2][1:]])
+    block = block_of([good[0], *absurd, good[1], mixed])
+    found = Dictionaries(config).personalise(state, block, None)
+    alone = Dictionaries(config).personalise(state, block_of(good), None)
+    for name in ("loss", "rank", "local"):
+        np.testing.assert_allclose(found[name][[0, 5, 6]], alone[name], rtol=1e-9, atol=1e-12)
+    assert np.isnan(found["loss"][1:4]).all() and (found["rank"][1:4] == 0).all()
+    for name in ("rows_global", "rows_local"):
+        rows = np.split(found[name], block.ptr[1:-1])
+        assert all(np.isnan(own).all() for own in rows[1:4]) and np.isnan(rows[6][1]).all()
+        own = np.vstack([rows[0], rows[5], np.delete(rows[6], 1, axis=0)])
+        np.testing.assert_allclose(own, alone[name], rtol=1e-5, atol=1e-6)
+
+
+def test_clients_have_local_atoms_where_they_are_asked_for():
+    """Also beside given atoms that are fewer than a run of its own would learn."""
+    config = DictionariesConfig(private=True, rounds=1)
+    block = block_of(samples(np.random.default_rng(6), np.eye(5), 3, 4))
+    public = replace(facts(block, rho=1.0, nominal=3), warm_start={"global": np.eye(4, 5)})
+    state, _ = trained(config, block, public)
+    assert Dictionaries(config).personalise(state, block, None)["local"].shape == (3, 0, 5)
+
+
+def test_stand_ins_without_a_budget_are_like_a_public_file():
+    """Which cannot tell that these clients have made it."""
+    public = facts(block_of([np.ones((2, 5))]), rho=1.0, nominal=10)
+    assert set(Dictionaries(SMALL).likely_warm_start(public)) == {"global", "released"}
+    assert set(Dictionaries(SMALL).likely_warm_start(replace(public, rho=None))) == {"global"}

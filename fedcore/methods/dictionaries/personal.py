@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from fedcore.errors import RunError
@@ -11,11 +13,11 @@ from fedcore.methods.dictionaries.config import DictionariesConfig
 from fedcore.methods.dictionaries.matching_pursuit import omp
 from fedcore.methods.dictionaries.messages import RoundMessage
 from fedcore.methods.dictionaries.robust import robust_parts
-from fedcore.methods.dictionaries.sizes import atoms_of
+from fedcore.methods.dictionaries.sizes import local_atoms_of
 from fedcore.methods.dictionaries.sparse_coding import Coder, coder_of
 from fedcore.methods.dictionaries.state import DictionariesState
 from fedcore.population.blocks import RowsBlock
-from fedcore.rounds.method import ClientOutputs, Memory, took_no_part
+from fedcore.rounds.method import ROWS, ClientOutputs, Memory, took_no_part
 
 
 def personalise(
@@ -29,16 +31,38 @@ def personalise(
     distance: (C,) float64 mean distance of its own version of the global atoms from them, in its last round
     rows_global, rows_local: (N, d) float32 parts of the samples; their sum is the reconstruction
 
-    Raises RunError before the matching, and for clients that took no part.
+    Rows that the clients of a private run leave out, because they or their squares are not finite, have parts of NaN
+    and count nowhere. Raises RunError before the matching, and for clients that took no part; PopulationError for
+    values that are not finite in a run that is not private.
     """
     if not state.begun:
         raise RunError("the run stopped before its first round.", "Resume it first.")
     if config.private:
-        memory = afresh(config, state, block)
-    elif memory is None:
+        return of_usable_rows(config, state, block)
+    if memory is None:
         raise took_no_part()
-    else:
-        memory = remembered(state, block, memory)
+    return outputs_of(config, state, block, remembered(state, block, memory))
+
+
+def of_usable_rows(config: DictionariesConfig, state: DictionariesState, block: RowsBlock) -> ClientOutputs:
+    """Outputs of clients of a private run: no row of anybody makes them fail, as none made the run fail."""
+    with np.errstate(all="ignore"):
+        rows = np.asarray(block.x, np.float64)
+        usable = np.isfinite(np.einsum("ij,ij->i", rows, rows))
+        ptr = np.concatenate([[0], np.cumsum(usable)])[block.ptr]
+        kept = block if usable.all() else replace(block, x=block.x[usable], ptr=ptr)
+        outputs = outputs_of(config, state, kept, afresh(config, state, kept))
+    if usable.all():
+        return outputs
+    for name in [name for name in outputs if name.startswith(ROWS)]:
+        every = np.full((len(usable), *outputs[name].shape[1:]), np.nan, outputs[name].dtype)
+        every[usable] = outputs[name]
+        outputs[name] = every
+    return outputs
+
+
+def outputs_of(config: DictionariesConfig, state: DictionariesState, block: RowsBlock, memory: Memory) -> ClientOutputs:
+    """As `personalise`, of what clients remember."""
     shape = block.x.shape
     outputs = {
         "local": memory["local"],
@@ -99,16 +123,19 @@ def remembered(state: DictionariesState, block: RowsBlock, memory: Memory) -> Me
 
 def afresh(config: DictionariesConfig, state: DictionariesState, block: RowsBlock) -> Memory:
     """As `remembered`, for the clients of a private run, who keep nothing: local atoms are singular vectors of what the
-    global atoms leave, and distances are 0. Raises PopulationError for values that are not finite."""
-    local_atoms = max(atoms_of(config, block.features) - len(state.common), 0)
+    global atoms leave, and distances are 0. A client whose sums are not finite has no local atoms."""
+    local_atoms = local_atoms_of(config, block.features, len(state.common))
     rank = np.zeros(block.clients, np.int64)
     local, coder = np.zeros((block.clients, local_atoms, block.features)), coder_of(config, block.features)
     for group in groups(block, np.full(block.clients, len(state.common) + local_atoms)):
         for i, client in enumerate(group.clients):
             rest, nonzero = np.zeros((block.features, block.features)), False
             for tile in group.tiles():
-                left = tile[i] - parts(config, coder, tile[i], state.common, state.common[:0])[0]
-                rest, nonzero = rest + left.T @ left, nonzero or bool(tile[i].any())
+                nonzero = nonzero or bool(tile[i].any())
+                if local_atoms:
+                    left = tile[i] - parts(config, coder, tile[i], state.common, state.common[:0])[0]
+                    rest += left.T @ left
             rank[client] = len(state.common) + local_atoms if nonzero else 0
-            local[client, : block.features] = np.linalg.eigh(rest)[1][:, ::-1].T[:local_atoms] if nonzero else 0.0
+            if nonzero and local_atoms and np.isfinite(rest).all():
+                local[client, : block.features] = np.linalg.eigh(rest)[1][:, ::-1].T[:local_atoms]
     return {"rank": rank, "local": local, "distance": np.zeros(block.clients)}

@@ -17,7 +17,7 @@ import numpy as np
 from fedcore.errors import PopulationError, RunError
 from fedcore.methods.dictionaries.config import DictionariesConfig
 from fedcore.methods.dictionaries.personal import parts, remembered
-from fedcore.methods.dictionaries.sizes import atoms_of
+from fedcore.methods.dictionaries.sizes import local_atoms_of
 from fedcore.methods.dictionaries.sparse_coding import coder_of
 from fedcore.methods.dictionaries.state import DictionariesState
 from fedcore.population.blocks import RowsBlock
@@ -43,7 +43,7 @@ def evaluate_block(
     if not state.begun:
         raise RunError("the run stopped before it had a global dictionary.", "Resume it first.")
     coder, common, d = coder_of(config, block.features), state.common, block.features
-    local_atoms, none = max(atoms_of(config, d) - len(common), 0), np.zeros((0, d))
+    local_atoms, none = local_atoms_of(config, d, len(common)), np.zeros((0, d))
     losses, m = {name: np.zeros(block.clients) for name in LINES}, np.zeros(block.clients)
     trained = None if known is None else remembered(state, block, known.memory)
     has_trained = np.zeros(block.clients, bool)
@@ -63,7 +63,7 @@ def evaluate_block(
         lines = {
             RUN: (common, none),
             PERSONAL: (common, _singular_vectors(rest, local_atoms)),
-            ALONE: (none, _singular_vectors(training, atoms_of(config, d))),
+            ALONE: (none, _singular_vectors(training, len(common) + local_atoms)),
             ZERO: (none, none),
         }
         if trained is not None and has_trained[client]:

@@ -29,9 +29,17 @@ def atoms_of(config: DictionariesConfig, features: int) -> int:
     if config.atoms is not None:
         return config.atoms
     count = global_atoms_of(config, features) or GLOBAL_ATOMS
-    if config.private:  # which learns no local atoms; a client has some if they are asked for
+    if config.private:
         return count
     return count + -(-count // LOCAL_SHARE)
+
+
+def local_atoms_of(config: DictionariesConfig, features: int, count: int) -> int:
+    """Local atoms of a client at most, beside so many global ones. A private run learns none; clients have some only
+    where they are asked for."""
+    if config.private and config.atoms is None:
+        return 0
+    return max(atoms_of(config, features) - count, 0)
 
 
 def sparsity_of(config: DictionariesConfig, features: int) -> int:

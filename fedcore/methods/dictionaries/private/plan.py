@@ -131,5 +131,6 @@ def budget_sketch(config: DictionariesConfig, public: PublicFacts, planned: Sequ
 
 
 def likely_warm_start(config: DictionariesConfig, public: PublicFacts) -> dict[str, np.ndarray]:
-    """Random atoms of the right shape, as those of a run of the series."""
-    return {"global": random_atoms(stream(0, "dictionaries/likely"), *shape_of(config, public)), RELEASED: np.ones(1)}
+    """Random atoms of the right shape; with a budget, as those of a run of the series."""
+    arrays = {"global": random_atoms(stream(0, "dictionaries/likely"), *shape_of(config, public))}
+    return arrays if public.rho is None else arrays | {RELEASED: np.ones(1)}
