@@ -113,7 +113,14 @@ FLOWS: dict[str, Audited] = {
         }
     ),
     "train-gradient-em": Audited(because="has no private algorithm; its statement says `privacy: none`"),
-    "train-dictionaries": Audited(because="has no private algorithm; its statement says `privacy: none`"),
+    "train-dictionaries": Audited(
+        lambda w: {
+            "population": w / "rows",
+            "config": {"private": True, "global_atoms": 3, "sparsity": 1, "rounds": 2, "epsilon": 1.0},
+            "runs": w / "runs",
+            "run_id": "hhh",
+        }
+    ),
     "resume-run": Audited(lambda w: {"run": w / "runs/broken"}),
     "evaluate": Audited(lambda w: {"run": w / "runs/finished", "population": w / "public"}),
     "ingest": Audited(
