@@ -212,3 +212,12 @@ def test_stand_ins_without_a_budget_are_like_a_public_file():
     public = facts(block_of([np.ones((2, 5))]), rho=1.0, nominal=10)
     assert set(Dictionaries(SMALL).likely_warm_start(public)) == {"global", "released"}
     assert set(Dictionaries(SMALL).likely_warm_start(replace(public, rho=None))) == {"global"}
+
+
+def test_noise_is_that_of_those_who_take_part():
+    """A forecast of cohorts says how many: the number of the settings is that of the whole population."""
+    method = Dictionaries(SMALL.model_copy(update={"nominal_clients": 100}))
+    some, all_of_them = (facts(block_of([np.ones((2, 5))]), rho=1.0, nominal=n) for n in (50, 100))
+    assert method.init(some).clients == 50
+    noise = [method.budget_sketch(public, method.plan(public))["noise"] for public in (some, all_of_them)]
+    assert noise[0] == pytest.approx(2 * noise[1])

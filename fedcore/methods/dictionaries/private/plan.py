@@ -51,15 +51,14 @@ def begins_given(config: DictionariesConfig, public: PublicFacts) -> bool:
     return given
 
 
-def nominal(config: DictionariesConfig, public: PublicFacts) -> int:
-    """Raises ConfigError if nobody declared one."""
-    count = config.nominal_clients or public.nominal_clients
-    if count is None:
+def nominal(public: PublicFacts) -> int:
+    """The public number of clients who take part. Raises ConfigError if nobody declared one."""
+    if public.nominal_clients is None:
         raise ConfigError(
             "a private dictionary run needs a nominal number of clients, because the exact one is not public.",
             "Set nominal_clients in the settings, or declare it when the population is made.",
         )
-    return count
+    return public.nominal_clients
 
 
 def shape_of(config: DictionariesConfig, public: PublicFacts) -> tuple[int, int]:
@@ -77,7 +76,7 @@ def plan(config: DictionariesConfig, public: PublicFacts) -> list[PlannedRelease
     number of clients, or a start that was asked for."""
     if public.rho is None or not public.rho > 0:
         raise ConfigError("a private dictionary run needs a privacy budget.", "Set a budget for the population.")
-    nominal(config, public)
+    nominal(public)
     r, d = shape_of(config, public)
     first = [(SCALE, ENERGIES.cells, SCALE_SHARE, "one cell for each client")]
     if not begins_given(config, public):
@@ -115,7 +114,7 @@ def likely_noise(config: DictionariesConfig, public: PublicFacts) -> float:
     reach the clip that is likely."""
     r, d = shape_of(config, public)
     scale = plan(config, public)[-1].scale / GRID_NORM
-    return LIKELY_CLIP * scale / math.sqrt(SHARES[0]) * math.sqrt(d) * r / nominal(config, public)
+    return LIKELY_CLIP * scale / math.sqrt(SHARES[0]) * math.sqrt(d) * r / nominal(public)
 
 
 def worth(config: DictionariesConfig, public: PublicFacts) -> Worth:

@@ -61,7 +61,7 @@ def init(config: DictionariesConfig, public: PublicFacts) -> DictionariesState:
         public.seed,
         public.features,
         0,
-        clients=float(nominal(config, public)),
+        clients=float(nominal(public)),
         common=common,
         scales=np.array([release.scale for release in planned]),
         step=STEP_OF_SERIES if RELEASED in (public.warm_start or {}) else STEP,
