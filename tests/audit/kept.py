@@ -108,7 +108,17 @@ GMM = {
     "spare_releases": 0,
 }
 MIXTURE = {"components": 2, "rounds": 1, "nominal_clients": 300, "spare_releases": 0}
+DICTIONARIES = {
+    "private": True,
+    "atoms": 2,
+    "global_atoms": 2,
+    "sparsity": 1,
+    "rounds": 2,
+    "nominal_clients": 300,
+    "spare_releases": 0,
+}
 FAR, OPPOSITE = np.array([[600.0, 300.0, 0.0, 0.0]]), np.array([[-600.0, -300.0, 0.0, 0.0]])
+ACROSS = np.array([[0.0, 0.0, 600.0, 300.0]])  # products of rows and of codes have no sign
 
 
 def _points(people: int = 300) -> list[np.ndarray]:
@@ -160,6 +170,12 @@ def _table() -> dict[str, Kept]:
             MIXTURE,
             (_records(OPPOSITE if replaced else None), _records(FAR)),
             unit="record",
+            relation=relation,
+        )
+        found[f"dictionaries, client, {relation}"] = Kept(
+            "dictionaries",
+            DICTIONARIES,
+            ([*_points(), ACROSS] if replaced else _points(), [*_points(), FAR]),
             relation=relation,
         )
     return found

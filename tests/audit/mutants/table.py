@@ -497,8 +497,8 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "clip: what was kept of another clip is taken",
         f"{HISTOGRAMS}/clients.py",
-        "np.array([message.clip, message.half_weight]).tobytes()",
-        'b""',
+        "whitening.tobytes() + numbers.tobytes()",
+        "whitening.tobytes()",
         "tests/test_caches.py::test_private_rounds_from_what_is_kept_have_the_same_sums",
     ),
     _mutant(
