@@ -20,8 +20,7 @@ def without_unused(common: np.ndarray, energy: np.ndarray, generator: np.random.
     if not len(dead) or len(dead) == len(energy):
         return common, 0
     common = common.copy()
-    alive = np.setdiff1d(np.argsort(-energy, kind="stable"), dead, assume_unique=True)
-    order = alive[np.argsort(-energy[alive], kind="stable")]
+    order = np.setdiff1d(np.argsort(-energy, kind="stable"), dead, assume_unique=True)
     for at, source in zip(dead, np.resize(order, len(dead)), strict=True):
         noise = generator.standard_normal(common.shape[1]) / np.sqrt(common.shape[1])
         common[at] = normalise(common[source] + SPLIT * noise)[0]
