@@ -63,15 +63,18 @@ class PlainArray:
         key = "/".join(map(str, ("c", number, *(0 for _ in self.shape[1:]))))
         file = Path(str(self.slot.folder)) / self.name / key
         check_regular(file)
-        with open(file, "rb", buffering=0) as handle:
+        with open(file, "rb") as handle:  # buffered: fills what it can, where the system may hand out less at a time
             if self.compressed:
-                content = handle.readall()
+                content = handle.read()
                 self._check(key, content)
                 _decompress(memoryview(content)[:-CHECKSUM], values)
             else:
                 room = memoryview(values.data).cast("B")
                 read = handle.readinto(room)
-                self._check(key, room[:read], handle.readall())
+                behind = handle.read()
+                self._check(key, room[:read], behind)
+                if (read, len(behind)) != (len(room), CHECKSUM):
+                    raise ValueError("another number of bytes")
 
     def _check(self, key: str, *content: Any) -> None:
         if not self.slot.has(f"{self.name}/{key}", *content):
@@ -81,7 +84,8 @@ class PlainArray:
 def _decompress(stored: memoryview, values: np.ndarray) -> None:
     from numcodecs import blosc
 
-    if len(stored) < 16 or HEADER.unpack_from(stored)[0] != values.nbytes:
+    # Blosc is told where its buffer begins, and believes the header where it ends.
+    if len(stored) < HEADER.size or HEADER.unpack_from(stored)[::2] != (values.nbytes, len(stored)):
         raise ValueError("another number of bytes")
     blosc.decompress(stored, values)
 

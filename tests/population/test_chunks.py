@@ -74,6 +74,25 @@ def test_a_chunk_of_another_size_is_refused_before_it_is_decoded(counts_populati
         sealed_again(counts_population).read(1)
 
 
+def test_a_chunk_cut_short_by_a_faulty_writer_is_refused(tmp_path, counts_population):
+    """Its digests are right, and nothing behind the end of the file may be read, nor memory be handed out as it was."""
+    file = (
+        layout.block_folder(counts_population.path, counts_population.blocks[1].slot) / "train" / "counts" / "c" / "0"
+    )
+    file.write_bytes(file.read_bytes()[:20])
+    with pytest.raises(ChunkError, match="Block 1.*train/counts: a chunk is truncated or altered"):
+        sealed_again(counts_population).read(1)
+    with PopulationWriter(tmp_path / "rows", "rows", 2) as writer:
+        writer.write(["a"], (np.array([0, 9]), np.ones((9, 2))))
+        rows = writer.commit()
+    file = layout.block_folder(rows.path, rows.blocks[0].slot) / "train" / "x" / "c" / "0" / "0"
+    content = file.read_bytes()
+    for other in (content[:20], content + b"more"):
+        file.write_bytes(other)
+        with pytest.raises(ChunkError, match="Block 0.*train/x: a chunk is truncated or altered"):
+            sealed_again(rows).read(0)
+
+
 def test_metadata_of_another_kind_of_array_are_an_error(counts_population):
     entry = counts_population.blocks[0]
     file = layout.block_folder(counts_population.path, entry.slot) / "train" / "counts" / "zarr.json"
