@@ -87,6 +87,7 @@ def test_why_a_file_was_set_aside_is_told_without_what_is_in_it(tmp_path):
     place.arrive("bad.csv", content="client,token,count\nalice,known,secretvalue\n")
     place.arrive("strange.csv", content="client,token,count\nalice,secretword,1\n")
     place.arrive("headless.csv", content="alice,secretword,1\nalice,secretword,2\n")
+    place.arrive("semicolons.csv", content="alice;secretword;1\n")
     run = place.run(1)[-1]
     told = journal.path_of(tmp_path / "runs", "nightly").read_text()
     told += pipeline_page(place.ready.pipeline, journal.read_journal(tmp_path / "runs", "nightly"), run)

@@ -101,6 +101,7 @@ class CsvFile:
                     raise IngestError(
                         f"{self.path} has one column, {self.names[0][:60]!r}.",
                         f"Say what separates its columns: --option 'delimiter=\"{other}\"'.",
+                        without_values=f"{self.path} has one column.",
                     )
 
     def pieces(self, wanted: Mapping[str, As], size: int, account: Account) -> Iterator[Piece]:
