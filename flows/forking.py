@@ -2,7 +2,8 @@
 
 Prefect's runner starts a process for every run with `run_process`, which it looks up in its module so that it can be
 replaced; `forking` does that. Whatever is not as it should be (the template is not ready yet, has died, has more than
-one thread, cannot fork) is answered by Prefect's own way, which takes longer and is otherwise the same.
+one thread, cannot fork, is older than the installed code) is answered by Prefect's own way, which takes longer and is
+otherwise the same.
 """
 
 from __future__ import annotations
@@ -19,13 +20,28 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import anyio
+import prefect
 import prefect.runner._starter_engine as starter
 from prefect.utilities.processutils import get_sys_executable
+
+import fedcore
 
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 LOST = 1  # exit status of a run whose template died before it: nobody knows its own
 LOOK = 0.5  # seconds between looks at such a run
 TO_END = 5.0  # seconds that a run has for its end when the runner stops, before it is killed
+
+
+def installed() -> tuple[Any, ...]:
+    """Tells the code that is installed from that of before an upgrade, whose files are new ones."""
+    found: list[tuple[int, int] | None] = []
+    for package in (fedcore, prefect):
+        try:
+            state = os.stat(str(package.__file__))
+            found.append((state.st_ino, state.st_mtime_ns))
+        except OSError:  # in the course of one
+            found.append(None)
+    return tuple(found)
 
 
 class Forked:
@@ -59,6 +75,7 @@ class Template:
 
     def begin(self) -> None:
         self.ours, theirs = socket.socketpair()
+        self.code = installed()
         command = [get_sys_executable(), "-m", "fedcore.flows.template", str(theirs.fileno())]
         environment = {**os.environ, **dict.fromkeys(ONE_THREAD, "1")}
         self.process = subprocess.Popen(
@@ -78,12 +95,17 @@ class Template:
         """A new run's process; None if there is none to be had this way."""
         if self.reading is None or self.reading.done():
             if self.reading is not None:  # it died
+                self.writer.close()
                 self.process.wait()
                 self.begin()
             reader, self.writer = await asyncio.open_unix_connection(sock=self.ours)
             self.reading = asyncio.create_task(self._read(reader))
             await asyncio.sleep(0)
         if not self.ready:
+            return None
+        if self.code != installed():  # what a run imports late would be of another version than what it has
+            if not self.runs and not self.asked:
+                self.writer.close()
             return None
         self.number += 1
         answer = self.asked[self.number] = asyncio.get_running_loop().create_future()
@@ -101,6 +123,7 @@ class Template:
         for answer in self.asked.values():
             if not answer.done():
                 answer.set_result(None)
+        self.asked.clear()
         await asyncio.gather(*(_watch(run) for run in self.runs.values()))
         self.runs.clear()
 
@@ -111,18 +134,27 @@ class Template:
             run = Forked(told["pid"]) if "pid" in told else None
             if run is not None:
                 self.runs[run.pid] = run
-            self.asked.pop(told["number"]).set_result(run)
+            answer = self.asked.pop(told["number"])
+            if not answer.done():
+                answer.set_result(run)
+            elif run is not None:  # who asked was cancelled
+                run.send(signal.SIGTERM)
         else:
             self.runs.pop(told["pid"]).end(told["status"])
 
 
 async def _watch(run: Forked) -> None:
-    """Until the process is gone, of which nobody will tell how it ended."""
+    """Until the process is gone, of which nobody will tell how it ended, unless it has become a child of this one: the
+    first of a container gets orphans, and has to reap them."""
     while run.returncode is None:
+        try:
+            pid, status = os.waitpid(run.pid, os.WNOHANG)
+        except ChildProcessError:
+            pid, status = 0, 0
         try:
             os.kill(run.pid, 0)
         except ProcessLookupError:
-            run.end(LOST)
+            run.end(os.waitstatus_to_exitcode(status) if pid else LOST)
         else:
             await asyncio.sleep(LOOK)
 
@@ -145,7 +177,7 @@ def forking() -> Iterator[None]:
         **others: Any,
     ) -> Any:
         run = None
-        if command == [get_sys_executable(), "-m", "prefect.engine"]:
+        if command == [get_sys_executable(), "-m", "prefect.engine"] and others.keys() <= {"stream_output"}:
             run = await template.fork(env, cwd)
         if run is None:
             return await plain(

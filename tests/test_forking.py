@@ -17,7 +17,7 @@ if sys.platform != "linux":
     pytest.skip("runs are forked on Linux", allow_module_level=True)
 
 from fedcore.flows import forking
-from fedcore.flows.forking import LOST, Template
+from fedcore.flows.forking import LOST, Forked, Template, _watch
 
 ENGINE = """
 import json, os, sys, time
@@ -57,7 +57,7 @@ def template(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_runs_are_forked_and_told_apart(template, tmp_path):
+def test_runs_are_forked_and_told_apart(template, tmp_path, monkeypatch):
     async def go():
         await ready(template)
         environment = {"PATH": os.environ["PATH"], "STATUS": "3", "OMP_NUM_THREADS": "1"}
@@ -88,10 +88,43 @@ def test_runs_are_forked_and_told_apart(template, tmp_path):
         assert living.returncode == LOST
         await ready(template)
         again = await template.fork(environment, None)
+        # what is installed is other code than the template has: it ends once its runs have, and forks no more
+        monkeypatch.setattr(forking, "installed", lambda: ("an upgrade",))
+        assert await template.fork(environment, None) is None
         await again.ended.wait()
-        assert again.returncode == 3
+        assert again.returncode == 3 and template.process.poll() is None
+        assert await template.fork(environment, None) is None
+        assert await asyncio.to_thread(template.process.wait, 30) == 0
 
     asyncio.run(go())
+
+
+def test_a_run_that_its_template_left_behind_is_reaped():
+    """Where this process is the first of a container, or takes over orphans, nobody else does."""
+    left = subprocess.Popen([sys.executable, "-SIc", "raise SystemExit(3)"])
+    os.waitid(os.P_PID, left.pid, os.WEXITED | os.WNOWAIT)
+    run = Forked(left.pid)
+    asyncio.run(asyncio.wait_for(_watch(run), 10))
+    left.returncode = run.returncode
+    assert run.returncode == 3 and run.ended.is_set()
+
+
+def test_a_run_that_nobody_waits_for_any_more_ends(monkeypatch):
+    """What asked for it was cancelled between the question and the answer."""
+    monkeypatch.setattr(Template, "begin", lambda self: None)
+    with subprocess.Popen(["sleep", "20"]) as process:
+
+        async def go():
+            template = Template()
+            template.asked[1] = asyncio.get_running_loop().create_future()
+            template.asked[1].cancel()
+            template._hear({"number": 1, "pid": process.pid})
+
+        try:
+            asyncio.run(go())
+            assert process.wait(10) == -signal.SIGTERM
+        finally:
+            process.kill()
 
 
 @pytest.mark.slow
