@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 from fedcore.errors import ConfigError
 from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
 from fedcore.methods.federated_em.leaf_rows import rows_of
-from fedcore.methods.federated_em.private import bounded_rows
+from fedcore.methods.federated_em.private import _clip, bounded_rows
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.privacy.grid import GRID_NORM, grid_step
 from fedcore.rounds.statistics import IntegerSum
@@ -163,6 +164,20 @@ def test_neighbours_change_no_bit_of_a_client(covariance):
     rest = method.client_update(message, block_of(parts[1:]), None)[0][message.release].value()
     alone = [method.client_update(message, block_of([part]), None)[0][message.release].value() for part in parts]
     assert np.array_equal(together, sum(alone)) and np.array_equal(together - rest, alone[0])
+
+
+def test_a_long_statistic_is_clipped_alike_wherever_it_stands():
+    """einsum begins a new sum every 8192 numbers of all rows together: a neighbour would move the norm by its last bit,
+    and here an entry by a step."""
+    q = 2**14  # whose root takes a row of equal entries to a whole number of steps
+    message = SimpleNamespace(s=np.zeros(q), part_scales=np.ones(q), clip=1.0)
+    for entry in np.linspace(0.1, 0.9, 9):
+        means = np.full((3, q), entry)
+        means[0] = np.linspace(0.1, 1.0, q)
+        alone = means[1:2].copy()
+        for held in (means, alone):
+            _clip(held, np.ones(len(held), bool), message)
+        assert np.array_equal(means[1], alone[0]) and np.array_equal(means[2], alone[0])
 
 
 def test_the_bound_is_reached_so_that_a_smaller_one_would_be_wrong():

@@ -44,6 +44,7 @@ from fedcore.rounds.statistics import IntegerSum, Statistics
 ARGUMENT = "docs/privacy/federated-em.md"
 SPREADS = {"add_or_remove_one": 1.0, "replace_one": 2.0}  # sensitivity of a release, in clips
 CLIPPED_TOGETHER = 2**16  # numbers that are clipped at a time, so that they stay in the cache
+EINSUM_PIECE = 2**13  # numbers of all rows together after which einsum begins a new sum; no shorter row is cut by that
 
 
 # --- plan and state -------------------------------------------------------------------------------------------------
@@ -270,7 +271,11 @@ def _clip(means: np.ndarray, filled: np.ndarray, message: ReleaseMessage) -> Non
     means -= message.s
     if (message.part_scales != 1.0).any():
         means /= message.part_scales
-    norms = np.sqrt(np.einsum("ij,ij->i", means, means))
+    if means.shape[1] <= EINSUM_PIECE:
+        squares = np.einsum("ij,ij->i", means, means)
+    else:
+        squares = np.array([np.einsum("j,j->", row, row) for row in means])
+    norms = np.sqrt(squares)
     usable = np.isfinite(norms) & filled
     means *= (np.minimum(1.0, message.clip / np.maximum(norms, message.clip)) / grid_step(message.clip))[:, None]
     np.trunc(means, out=means)
