@@ -231,6 +231,15 @@ def test_a_client_is_a_function_of_its_own_message(monkeypatch):
         codec.transmit(x, u)
 
 
+@pytest.mark.parametrize("name", UNITS)
+def test_whether_a_part_is_sent_does_not_depend_on_who_else_is_there(name):
+    """Also of the last bit: a lone row lies in memory both ways."""
+    codec = Natural(UNITS[name], 0.1)
+    z = codec.units.forward(np.random.default_rng(0).standard_normal((40, codec.q)))
+    alone = [codec._squares(z[client : client + 1])[0] for client in range(len(z))]
+    assert np.array_equal(codec._squares(z), alone)
+
+
 def test_what_cannot_be_sent_is_named():
     codec = Natural(UNITS["full"], 1e-3)
     for bad in (np.nan, np.inf, 1e12, 1e200):

@@ -177,7 +177,7 @@ class Natural:
 
     def _squares(self, z: np.ndarray) -> np.ndarray:
         """(C, parts) squared norms. A client's has the same bits whoever else is there."""
-        if not z.flags.f_contiguous:
+        if self.order == "C":  # the flags of a lone client say both
             return np.add.reduceat(z * z, self._starts, axis=1)
         found = np.empty((len(self.parts), len(z)))
         for first, stop, numbers in self._alike:  # number by number: NumPy adds a lone column up in another order
@@ -195,7 +195,7 @@ class Natural:
                 z *= factor
             return
         factors = np.multiply(sent.T, factor, order="C")
-        if not z.flags.f_contiguous:
+        if self.order == "C":
             z *= np.repeat(factors.T, self._lengths, axis=1)
             return
         for first, stop, numbers in self._alike:
