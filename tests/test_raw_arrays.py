@@ -34,6 +34,13 @@ def test_what_is_written_is_read_here_and_behind_a_url(memory, tmp_path):
         write_values(here, {**VALUES, "phase": "rounds"})
 
 
+@pytest.mark.parametrize("wrong", [np.array(["a"]), np.array([1j]), np.array([None]), np.array(["2026"], "M8[D]")])
+def test_what_could_not_be_read_is_not_written(tmp_path, wrong):
+    with pytest.raises(RunError, match="'names' cannot be stored in 'a.arrays'"):
+        write_values(tmp_path / "a.arrays", {**VALUES, "names": wrong})
+    assert not list(tmp_path.iterdir())
+
+
 def written(arrays, content=bytes(64), schema=1, length=None) -> bytes:
     header = json.dumps({"schema": schema, "arrays": arrays}).encode()
     header += b" " * (-(16 + len(header)) % 64)

@@ -76,6 +76,8 @@ def write_values(path: Place, values: Mapping[str, Any], *, durable: bool = True
     raw = path.suffix == raw_arrays.SUFFIX
     if raw and scalars:
         raise RunError(f"{next(iter(scalars))!r} cannot be stored in {path.name!r}: it is no array.")
+    if raw and (odd := [key for key, value in arrays.items() if value.dtype.kind not in raw_arrays.KINDS]):
+        raise RunError(f"{odd[0]!r} cannot be stored in {path.name!r}: it is of type {arrays[odd[0]].dtype}.")
     if is_remote(path):
         content = b"".join(raw_arrays.pieces(arrays)) if raw else _zipped(arrays, scalars)
         files.write_whole(path, content)

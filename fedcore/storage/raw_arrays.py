@@ -25,6 +25,7 @@ from fedcore.storage.parsing import parse_json
 SUFFIX = ".arrays"
 MAGIC = b"fedcore\n"
 SCHEMA = 1
+KINDS = "biuf"  # of dtypes: booleans, whole numbers, floats
 ALIGNED = 64
 LARGEST_HEADER = 2**20
 PADDING = bytes(ALIGNED)
@@ -75,7 +76,7 @@ def arrays_of(content: np.ndarray) -> dict[str, np.ndarray]:
     at = start + length
     for name, kind, shape in header["arrays"]:
         dtype = np.dtype(kind)
-        if not isinstance(name, str) or dtype.kind not in "biuf" or any(type(n) is not int or n < 0 for n in shape):
+        if not isinstance(name, str) or dtype.kind not in KINDS or any(type(n) is not int or n < 0 for n in shape):
             raise ValueError(f"array {name!r} is not as declared")
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes > len(content) - at:
