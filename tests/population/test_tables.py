@@ -168,6 +168,13 @@ def test_a_table_without_a_client_says_how_to_go_on(tmp_path):
     assert "--client" in error.remedy and "--unit record" in error.remedy
 
 
+def test_names_of_another_file_are_not_told_where_values_are_not(tmp_path):
+    """The first file has lost its header."""
+    files = [text(tmp_path / "a.csv", "0.123,4.5\n1,2\n"), text(tmp_path / "b.csv", "x,y\n1,2\n")]
+    error = refused("b.csv has no column '0.123'", files, tmp_path / "p", unit="record")
+    assert "b.csv" in str(error.without_values) and "0.123" not in str(error.without_values)
+
+
 def test_records_promise_nothing_to_clients(tmp_path):
     population = ingest(text(tmp_path / "a.csv", "x,y\n1,2\n"), tmp_path / "p", unit="record")
     check_records(population, "record")

@@ -80,11 +80,13 @@ class TableSource:
                     "Tokens need a vocabulary, or feature ids a number of features.",
                     "Give vocabulary=FILE or features=N.",
                 )
+        told = columns is not None
         for file in (*self.files, *self.heldout):
             if columns is None:
                 columns = [name for name in file.names if name not in self.keys]
             self._check_client(file)
-            check_columns(file, file.name, (*self.keys, *columns))
+            check_columns(file, file.name, self.keys)
+            check_columns(file, file.name, columns, told)
         self.columns = tuple(columns or ())
         if twice := [name for name, times in Counter(self.columns).items() if times > 1]:
             raise IngestError(f"The column {twice[0]!r} is named twice.", "Name every column once.")

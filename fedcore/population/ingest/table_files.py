@@ -64,18 +64,18 @@ def text_type(kind: As) -> bool:
     return kind not in ("number", "whole")
 
 
-def _missing_column(where: object, name: str, names: Sequence[str]) -> IngestError:
-    shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-    return IngestError(
-        f"{where} has no column {name!r}.", f"Its columns are {shown}.", remedy_without_values="Look at its first line."
-    )
-
-
-def check_columns(file: TableFile, where: object, wanted: Sequence[str]) -> None:
-    """Raises IngestError if the file lacks a column."""
+def check_columns(file: TableFile, where: object, wanted: Sequence[str], told: bool = True) -> None:
+    """told: whether somebody named them; else they are those of another file. Raises IngestError if the file lacks
+    one."""
     for name in wanted:
         if name not in file.names:
-            raise _missing_column(where, name, file.names)
+            shown = ", ".join(file.names[:20]) + (", ..." if len(file.names) > 20 else "")
+            raise IngestError(
+                f"{where} has no column {name!r}.",
+                f"Its columns are {shown}.",
+                without_values=None if told else f"{where} lacks a column that the first file has.",
+                remedy_without_values="Look at its first line." if told else "Look at the first lines of both.",
+            )
 
 
 # --- CSV --------------------------------------------------------------------------------------------------------------
