@@ -71,6 +71,7 @@ class Template:
         self.number = 0
         self.ready = False
         self.reading: asyncio.Task[None] | None = None
+        self.writer: asyncio.StreamWriter
         self.begin()
 
     def begin(self) -> None:
@@ -165,7 +166,8 @@ def forking() -> Iterator[None]:
     if sys.platform != "linux":
         yield
         return
-    plain, template = starter.run_process, Template()
+    runner: Any = starter  # whose `run_process` is typed as overloaded
+    plain, template = runner.run_process, Template()
 
     async def run_process(
         command: list[str],
@@ -194,9 +196,9 @@ def forking() -> Iterator[None]:
             run.send(signal.SIGKILL)
         return run
 
-    starter.run_process = run_process
+    runner.run_process = run_process
     try:
         yield
     finally:
-        starter.run_process = plain
+        runner.run_process = plain
         template.close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -61,7 +62,7 @@ def of_series(place: Place, key: str, seed: int, world: str, way: str) -> tuple[
         if forgetting is None and run < RUNS - 1:
             continue  # of these only the last one counts
         now = rows[: NEW * (run + 1)]
-        population = rows_population(place, f"{world}-{seed}-{run}", lambda now=now: now, "generated")
+        population = rows_population(place, f"{world}-{seed}-{run}", partial(list, now), "generated")
         settings = SETTINGS if forgetting is None else SETTINGS | {"forgetting": forgetting}
         began = time.process_time()
         trained = train(place, f"{key}-{run}", settings, population, seed, start)
