@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from fedcore.errors import PopulationError, RunError
+from fedcore.errors import ConfigError, PopulationError, RunError
 from fedcore.methods.dictionaries import Dictionaries, DictionariesConfig
 from fedcore.methods.dictionaries.background import exposures, histogram, quantile
 from fedcore.methods.dictionaries.simulation import video
@@ -123,6 +123,8 @@ def test_what_it_does_not_take():
     with pytest.raises(PopulationError, match="all pixels"):
         run(clients(np.full((6, 4, 4, 1), 0.5)), model="background")
     method, block = Dictionaries(DictionariesConfig(model="background")), clients(np.ones((2, 2, 2, 3)))
+    with pytest.raises(ConfigError, match="starts from nothing"):
+        method.checked_warm_start({"global": np.ones((1, 12))}, "it", 12)
     with pytest.raises(RunError, match="before it had a background"):
         method.personalise(method.init(facts(block)), block, None)
 

@@ -1,5 +1,7 @@
 """The default learner: sums over all clients, codes of mixed length, local atoms that pay, runs of a series."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from pydantic import ValidationError
@@ -23,7 +25,7 @@ from fedcore.methods.dictionaries.shared_statistics import (
 from fedcore.methods.dictionaries.sizes import atoms_of, global_atoms_of, least_sparsity_of, sparsity_of
 from fedcore.methods.dictionaries.sparse_coding import Coder, omp
 from fedcore.randomness import stream
-from tests.run_in_memory import block_of, run_method
+from tests.run_in_memory import block_of, facts, run_method
 
 D, TRUE = 12, random_atoms(stream(0, "shared"), 20, 12)
 
@@ -69,6 +71,7 @@ def test_norms_are_capped_at_what_the_median_client_says():
     norms = np.array([1e-200, 1.0, 2.0, 3.0, 1e250])
     votes = np.bincount(vote(norms), minlength=shared_statistics.BINS).astype(float)
     assert 2.0 <= median_of_votes(votes) <= 2.0 * 2**0.25 and median_of_votes(0 * votes) == 0
+    assert vote(np.array([np.inf])) == len(votes) - 1 and median_of_votes(np.eye(len(votes))[-1]) == np.inf
     rows = np.array([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
     np.testing.assert_allclose(capped(rows, 1.0), [[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]])
     assert capped(rows, 0.0) is rows
@@ -145,6 +148,9 @@ def test_local_atoms_are_kept_where_held_out_samples_say_so():
     )
     assert len(found(shared + 1e-3 * stream(1, "n").standard_normal(shared.shape))) == 0
     assert len(found(mixed[:8])) == 0 and len(found(np.zeros((40, D)))) == 0
+    for client in range(6):  # of some the first tile is held out as a whole
+        one_by_one = (lambda: (row[None] for row in mixed[:20]), 20, common, 3, coder, 2, 1, 0, client)
+        assert len(local_atoms(*one_by_one)) <= 1
     run = run_method(default(atoms=9, global_atoms=6, sparsity=2), block_of([mixed, mixed[:2]]))
     assert run.outputs()["rank"][1] == 6 and run.infos[-1].scalars["with_local_atoms"] <= 1
 
@@ -164,9 +170,25 @@ def test_runs_of_a_series_remember_sums():
         assert run_method(method, block, given=left).column("active_clients")[0] == block.clients
     everybody = run_method(default(rounds=8, forgetting=0), block_of(rows), given=left)
     assert everybody.column("active_clients")[0] == 6
+    assert set(method.warm_start_of(replace(earlier.state, round=0))) == {"global"}  # sums of nobody yet
     for wrong in ({"known": np.zeros(3)}, {"sums_codes": np.full((20, 20), np.nan)}):
         with pytest.raises(ConfigError, match="has no array"):
             method.checked_warm_start(left | wrong, "it", D)
+
+
+def test_sizes_follow_the_atoms_that_are_given():
+    given, block = {"global": TRUE[:5]}, block_of([samples(50, 30), samples(51, 30)])
+    run = run_method(Dictionaries(DictionariesConfig(rounds=1)), block, given=given)
+    assert run.outputs()["local"].shape == (2, 1, D)  # a fifth of the atoms that there are
+    for settings in ({"atoms": 4, "global_atoms": "auto"}, {"split": "joint", "start": "given"}):
+        with pytest.raises(ConfigError, match="clients' dictionaries"):
+            default(**{"atoms": None, "global_atoms": "auto", **settings}).init(
+                facts(block, start={"global": samples(52, 40)})
+            )
+
+
+def test_nobody_is_kept_apart_where_nothing_is_matched():
+    assert default().clients_kept_apart(5000) == 0 < default(start="local").clients_kept_apart(5000)
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def _first(part: _Part, common: np.ndarray, count: int) -> np.ndarray:
     """(at most count, d) leading singular vectors of what the global atoms leave, by the smaller matrix of products; of
     the first tile alone where that has fewer samples than features."""
     rests = (y - part.coder(y, common, sparsity) @ common for y, sparsity in part.tiles(held=False))
-    rest = next(rests)
+    rest = next(rest for rest in rests if len(rest))  # of few wide samples all may be held out
     few = len(rest) < rest.shape[1]
     values, vectors = np.linalg.eigh(rest @ rest.T if few else sum((r.T @ r for r in rests), rest.T @ rest))
     vectors = vectors[:, ::-1][:, :count].T

@@ -141,8 +141,9 @@ class Dictionaries(PrivateMethod[DictionariesConfig, DictionariesState]):
         return state.phase
 
     def clients_kept_apart(self, clients: int) -> int:
-        """Those whose whole dictionaries are matched."""
-        return 0 if self.config.is_background else self.config.matched_clients
+        """Those whose whole dictionaries are matched; nobody's where there are sums from the start on."""
+        sums = self.config.nested and self.config.start != "local"
+        return 0 if self.config.is_background or sums else self.config.matched_clients
 
     def result(self, state: DictionariesState, features: Features) -> Result:
         if self.config.is_background:

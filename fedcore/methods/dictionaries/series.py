@@ -22,7 +22,7 @@ SERIES_NAMES = ("sums_codes", "sums_samples", "known")
 def arrays_of(state: DictionariesState) -> dict[str, np.ndarray]:
     """As arrays of a warm start: sums of codes (rg, rg), of codes and samples (rg, d), and (2,) how many clients and
     samples they are of; none before there are any."""
-    if not len(state.xx) or not state.population or not state.rows:
+    if not state.round or not len(state.xx) or not state.population or not state.rows:
         return {}
     xx, xy = state.xx, state.xy
     if state.remembers:

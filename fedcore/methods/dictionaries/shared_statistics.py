@@ -15,6 +15,7 @@ Sources: Mairal, Bach, Ponce, Sapiro 2010, Algorithm 2 (the move); Pati, Rezaiif
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,16 +67,17 @@ def capped(samples: np.ndarray, cap: float) -> np.ndarray:
 def vote(norm: np.ndarray) -> np.ndarray:
     """(c,) int64 which bin of a histogram of norms > 0 a client votes for; bins are quarters of octaves."""
     exponent = np.log2(np.maximum(norm, 2.0**-OCTAVES * 2)) + OCTAVES
-    return np.clip((exponent * VOTES_IN_OCTAVE).astype(np.int64), 0, BINS - 1)
+    return np.clip(exponent * VOTES_IN_OCTAVE, 0, BINS - 1).astype(np.int64)  # cut first: squares may be infinite
 
 
 def median_of_votes(votes: np.ndarray) -> float:
-    """Upper edge of the bin in which the median vote lies. votes: (bins,) counts; 0 if nobody voted."""
+    """Upper edge of the bin in which the median vote lies, perhaps inf; 0 if nobody voted. votes: (bins,) counts."""
     total = votes.sum()
     if total <= 0:
         return 0.0
     at = int(np.searchsorted(np.cumsum(votes), total / 2))
-    return float(2.0 ** ((at + 1) / VOTES_IN_OCTAVE - OCTAVES))
+    exponent = (at + 1) / VOTES_IN_OCTAVE - OCTAVES
+    return float(2.0**exponent) if exponent < sys.float_info.max_exp else np.inf
 
 
 # --- sums of clients ------------------------------------------------------------------------------------------------

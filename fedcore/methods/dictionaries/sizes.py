@@ -24,12 +24,12 @@ def global_atoms_of(config: DictionariesConfig, features: int) -> int | None:
     return min(PRIVATE_ATOMS if config.private else GLOBAL_ATOMS, OVERCOMPLETE * features)
 
 
-def atoms_of(config: DictionariesConfig, features: int) -> int:
-    """Atoms r of a client's dictionary at most: global and local ones."""
+def atoms_of(config: DictionariesConfig, features: int, common: int = 0) -> int:
+    """Atoms r of a client's dictionary at most: global and local ones. common: global ones, where these are known."""
     if config.atoms is not None:
         return config.atoms
-    count = global_atoms_of(config, features) or GLOBAL_ATOMS
-    if config.private:
+    count = common or global_atoms_of(config, features) or GLOBAL_ATOMS
+    if config.private:  # which learns no local atoms; a client has some if they are asked for
         return count
     return count + -(-count // LOCAL_SHARE)
 
@@ -39,7 +39,7 @@ def local_atoms_of(config: DictionariesConfig, features: int, count: int) -> int
     where they are asked for."""
     if config.private and config.atoms is None:
         return 0
-    return max(atoms_of(config, features) - count, 0)
+    return max(atoms_of(config, features, count) - count, 0)
 
 
 def sparsity_of(config: DictionariesConfig, features: int) -> int:

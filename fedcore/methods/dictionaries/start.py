@@ -10,7 +10,7 @@ from fedcore.errors import ConfigError
 from fedcore.methods.dictionaries import series
 from fedcore.methods.dictionaries.config import DictionariesConfig
 from fedcore.methods.dictionaries.operators import polar
-from fedcore.methods.dictionaries.sizes import global_atoms_of
+from fedcore.methods.dictionaries.sizes import atoms_of, global_atoms_of
 from fedcore.methods.dictionaries.state import DictionariesState
 from fedcore.rounds.method import PublicFacts
 
@@ -32,6 +32,8 @@ def checked_warm_start(
 ) -> dict[str, np.ndarray]:
     """The array 'global' as float64 (rg, d), atoms scaled to norm 1, and those of `series`. Raises ConfigError, naming
     `what`."""
+    if config.is_background:
+        raise ConfigError("a background starts from nothing but its frames.", "Leave the start out.")
     common = arrays.get("global")
     if common is None or common.dtype.kind not in "iuf" or not np.isfinite(common).all():
         raise ConfigError(f"{what} has no array 'global' of finite numbers.")
@@ -73,8 +75,11 @@ def given_atoms(config: DictionariesConfig, public: PublicFacts) -> np.ndarray:
 
 
 def _check_shape(config: DictionariesConfig, common: np.ndarray, what: str, features: int) -> None:
-    """Raises ConfigError unless it is (rg, d); with global_atoms = "auto" any rg is as good."""
+    """Raises ConfigError unless it is (rg, d); with global_atoms = "auto" any rg is as good that atoms has room for."""
     open_number = config.global_atoms == "auto" and common.ndim == 2 and len(common)
     shape = (len(common) if open_number else global_atoms_of(config, features), features)
     if common.shape != shape:
         raise ConfigError(f"'global' of {what} has shape {common.shape}, and the run needs {shape}.")
+    most = atoms_of(config, features, len(common) if config.nested else 0)
+    if len(common) > most:
+        raise ConfigError(f"{what} has {len(common)} atoms, and clients' dictionaries {most}.", "Raise atoms.")

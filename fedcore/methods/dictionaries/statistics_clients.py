@@ -132,7 +132,7 @@ def local_round(
 ) -> tuple[Statistics, Memory]:
     """Every client learns local atoms, and keeps them where its held-out samples say so."""
     common, d = message.global_atoms, block.features
-    wanted, most = len(common), atoms_of(config, d) - len(common)
+    wanted, most = len(common), atoms_of(config, d, len(common)) - len(common)
     coder = coder_of(config, d)
     active = memory["rank"] > 0
     local, ranks = np.zeros((block.clients, most, d)), np.where(active, wanted, 0)

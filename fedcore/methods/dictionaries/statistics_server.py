@@ -46,7 +46,7 @@ SUM_BYTES = 8  # of a number of a sum in a message
 
 def has_local_pass(config: DictionariesConfig, state: DictionariesState) -> bool:
     count = len(state.common) or global_atoms_of(config, state.features) or 0
-    return atoms_of(config, state.features) > count
+    return atoms_of(config, state.features, count) > count
 
 
 def first_message(config: DictionariesConfig, state: DictionariesState) -> FirstSumsMessage:
