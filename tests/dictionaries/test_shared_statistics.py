@@ -187,6 +187,14 @@ def test_sizes_follow_the_atoms_that_are_given():
             )
 
 
+def test_a_tolerance_ends_no_run_whose_codes_are_still_short():
+    block = block_of([samples(53, 30), samples(54, 30)])
+    ran = run_method(default(tolerance=2.0, atoms=4, global_atoms=4), block)
+    assert ran.state.round == 8 and ran.state.phase == "done"
+    given = {"global": ran.state.common}
+    assert run_method(default(tolerance=2.0, atoms=4, global_atoms=4), block, given=given).state.round == 1
+
+
 def test_nobody_is_kept_apart_where_nothing_is_matched():
     assert default().clients_kept_apart(5000) == 0 < default(start="local").clients_kept_apart(5000)
 

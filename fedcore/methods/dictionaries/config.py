@@ -249,8 +249,8 @@ class DictionariesConfig(BaseModel):
     tolerance: float = Field(
         0.0,
         ge=0,
-        description="the run ends when no global atom moves by more; 0, with sampled clients, with "
-        "split = nested, or loss = huber: all rounds are made",
+        description="the run ends when no global atom moves by more, but split = nested not in the first seven rounds; "
+        "0, with sampled clients, or loss = huber: all rounds are made",
     )
 
     # privacy

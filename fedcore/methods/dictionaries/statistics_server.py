@@ -27,6 +27,7 @@ from fedcore.methods.dictionaries.messages import (
     to_compute_with,
 )
 from fedcore.methods.dictionaries.shared_statistics import (
+    FIRST_ROUNDS,
     WIDE,
     ahead,
     median_of_votes,
@@ -128,7 +129,8 @@ def after_round(
         "bytes_up": counts.active_clients * SUM_BYTES * (xx.size + xy.size),
         "bytes_down": counts.active_clients * np.dtype(config.precision).itemsize * common.size,
     }
-    last = number >= config.rounds or (config.participation == 1 and movement < config.tolerance)
+    may_end = config.participation == 1 and (state.warm or number > FIRST_ROUNDS[-1][0])
+    last = number >= config.rounds or (may_end and movement < config.tolerance)
     phase = state.phase if not last else "local" if has_local_pass(config, state) else "done"
     return replace(state, round=number, common=common, previous=before, xx=xx, xy=xy, phase=phase), RoundInfo(scalars)
 
