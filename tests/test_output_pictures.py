@@ -75,11 +75,12 @@ def test_rows_that_are_no_pictures_are_refused(trained, tmp_path):
 
 
 def test_names_of_folders():
-    assert [folder_name(one) for one in ("a/b", "..", "clip.mp4:000008", "é")] == [
+    assert [folder_name(one) for one in ("a/b", "..", "clip.mp4:000008", "é", "frames.csv")] == [
         "a%2Fb",
         "%2E%2E",
         "clip.mp4:000008",
         "%C3%A9",
+        "frames%2Ecsv",
     ]
     with pytest.raises(ConfigError, match="too long"):
         folder_name("x" * 201)

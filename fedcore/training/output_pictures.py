@@ -36,6 +36,7 @@ LONGEST = 200  # bytes of the name of a client's folder
 SHOWN = 8  # rows on the contact sheet
 LONGEST_SIDE = 240  # pixels of a picture on it
 GAP = 4  # pixels between them
+TABLES = ("frames.csv", "contact.png", "about.json")  # beside the clients' folders
 BEYOND = 0.5  # of [0, 1]: so far outside pixels are not those of a camera
 
 
@@ -188,7 +189,7 @@ class PictureFolder(_Pictures):
 def folder_name(client: str) -> str:
     """The name of a client's folder: its id, with % and a number for what cannot be in one. Raises ConfigError."""
     name = quote(client, safe=" :+@,()=")
-    if not name.strip("."):
+    if not name.strip(".") or name in TABLES:
         name = name.replace(".", "%2E")
     if len(name) > LONGEST:
         raise ConfigError(f"the id {client[:40]!r}... is too long for the name of a folder.", "End the name in .npz.")
