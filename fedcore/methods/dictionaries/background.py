@@ -181,7 +181,8 @@ def histogram(values: np.ndarray) -> np.ndarray:
 def quantile(counts: np.ndarray, share: float) -> float:
     """The value in the middle of the cell in which the quantile lies, of sums of `histogram`."""
     half = len(counts) // 2
-    place = int(np.searchsorted(np.cumsum(counts), share * counts.sum())) - half
+    below = np.cumsum(counts)  # the last of which may be less than the sum by rounding
+    place = int(np.searchsorted(below, min(share * counts.sum(), below[-1]))) - half
     if place == 0:
         return 0.0
     return float(np.sign(place) * 2.0 ** ((abs(place) - 0.5) / PER_OCTAVE - OCTAVES))
