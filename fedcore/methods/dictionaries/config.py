@@ -232,8 +232,9 @@ class DictionariesConfig(BaseModel):
         0.5,
         ge=0,
         le=1,
-        description="split = nested, started from a run on this population whose clients are as they were: weight of "
-        "its sums beside those of the clients that came since, who alone answer in the rounds; 0: everybody answers",
+        description="split = nested, started from a run on this population whose clients have as many samples as then: "
+        "weight of its sums beside those of the clients that came since, who alone answer in the rounds; 0: everybody "
+        "answers",
     )
 
     # messages

@@ -2,8 +2,8 @@
 
 Where clients have come since, and those that were there are as they were, the new clients alone answer; for the others
 stand the sums of the run before, with the weight `forgetting`, coded by the atoms of that time (Mairal, Bach, Ponce,
-Sapiro 2010 do so from sample to sample). Where anybody's samples have changed in number, where somebody has left or
-nobody has come, everybody answers, from the atoms of the run before.
+Sapiro 2010 do so from sample to sample). Where the samples of all of them have changed in number, or nobody has come,
+everybody answers, from the atoms of the run before.
 """
 
 from __future__ import annotations
