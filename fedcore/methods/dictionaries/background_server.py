@@ -31,8 +31,13 @@ FEW = 0.05  # share of the weight that a pixel must keep under the biweight to m
 SMALLEST = 1e-6  # cut, of the range: below it residuals are rounding
 
 
-def init(public: PublicFacts) -> DictionariesState:
+def init(config: DictionariesConfig, public: PublicFacts) -> DictionariesState:
     return DictionariesState("start", 0, public.seed, public.features, public.clients or 0)
+
+
+def total_rounds(config: DictionariesConfig, state: DictionariesState) -> int:
+    """With the passes for the range and the mean."""
+    return 2 + config.rounds
 
 
 def message(config: DictionariesConfig, state: DictionariesState) -> BackgroundMessage | None:

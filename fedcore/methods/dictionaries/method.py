@@ -8,16 +8,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.methods.dictionaries import (
-    background_outputs,
-    background_server,
-    clients,
-    scores,
-    series,
-    server,
-    start,
-    statistics_server,
-)
+from fedcore.methods.dictionaries import background_outputs, background_server, clients, scores, series, server, start
 from fedcore.methods.dictionaries.background import background_update
 from fedcore.methods.dictionaries.config import DictionariesConfig
 from fedcore.methods.dictionaries.fitted import fitted_model_of
@@ -102,17 +93,12 @@ class Dictionaries(PrivateMethod[DictionariesConfig, DictionariesState]):
         return private_plan.likely_warm_start(self.config, public) if self.private else None
 
     def init(self, public: PublicFacts) -> DictionariesState:
-        if self.config.is_background:
-            return background_server.init(public)
         state: DictionariesState = self._server.init(self.config, public)
         return state
 
     def total_rounds(self, state: DictionariesState) -> int:
-        if self.private:
-            return len(state.scales)
-        if self.config.is_background:
-            return 2 + self.config.rounds
-        return 1 + self.config.rounds + (self.config.nested and statistics_server.has_local_pass(self.config, state))
+        rounds: int = self._server.total_rounds(self.config, state)
+        return rounds
 
     def message(self, state: DictionariesState) -> Message | None:
         return self._server.message(self.config, state)

@@ -55,6 +55,11 @@ def init(config: DictionariesConfig, public: PublicFacts) -> DictionariesState:
     return series.begun(state, public.warm_start or {}, config.forgetting) if warm else state
 
 
+def total_rounds(config: DictionariesConfig, state: DictionariesState) -> int:
+    """With the start, and the pass for local atoms if there is one."""
+    return 1 + config.rounds + (config.nested and statistics_server.has_local_pass(config, state))
+
+
 def message(config: DictionariesConfig, state: DictionariesState) -> Message | None:
     if state.phase == "done":
         return None

@@ -70,6 +70,11 @@ def init(config: DictionariesConfig, public: PublicFacts) -> DictionariesState:
     )
 
 
+def total_rounds(config: DictionariesConfig, state: DictionariesState) -> int:
+    """One for each release."""
+    return len(state.scales)
+
+
 def message(config: DictionariesConfig, state: DictionariesState) -> PrivateMessage | None:
     match state.phase:
         case "done":
