@@ -1,5 +1,6 @@
 """The default learner: sums over all clients, codes of mixed length, local atoms that pay, runs of a series."""
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -193,6 +194,14 @@ def test_a_tolerance_ends_no_run_whose_codes_are_still_short():
     assert ran.state.round == 8 and ran.state.phase == "done"
     given = {"global": ran.state.common}
     assert run_method(default(tolerance=2.0, atoms=4, global_atoms=4), block, given=given).state.round == 1
+
+
+def test_no_global_atoms_move_in_silence():
+    block = block_of([samples(55 + i, 6) for i in range(2)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ran = run_method(default(start="given", global_atoms=0, rounds=1), block, given={"global": np.zeros((0, D))})
+    assert ran.state.common.shape == (0, D)
 
 
 def test_nobody_is_kept_apart_where_nothing_is_matched():

@@ -121,6 +121,8 @@ def descend(atoms: np.ndarray, xx: np.ndarray, xy: np.ndarray, sweeps: int = 1) 
     atoms, xy: (r, d); xx: (r, r). Unused atoms stay. Returns (r, d).
     """
     atoms = np.array(atoms, np.float64)
+    if not len(atoms):
+        return atoms
     energy = np.diagonal(xx)
     used = np.flatnonzero(energy > UNUSED * max(float(energy.mean()), np.finfo(float).tiny))
     for _ in range(sweeps):

@@ -259,10 +259,8 @@ def _moved_by_sums(
     if config.participation < 1:
         # About as many samples as those of all clients: the last rounds', older ones fading
         xx, xy = (1 - config.participation) * state.xx + xx, (1 - config.participation) * state.xy + xy
-    common, doubled = state.common, 0
-    if len(common):
-        generator = stream(state.seed, "dictionaries/split", state.round + 1)
-        common, doubled = without_unused(descend(common, xx, xy, config.sweeps), np.diagonal(xx), generator)
+    generator = stream(state.seed, "dictionaries/split", state.round + 1)
+    common, doubled = without_unused(descend(state.common, xx, xy, config.sweeps), np.diagonal(xx), generator)
     scalars = {"doubled": float(doubled), "bytes_up": counts.active_clients * SUM_BYTES * (xx.size + xy.size)}
     return replace(state, common=common, xx=xx, xy=xy), scalars
 

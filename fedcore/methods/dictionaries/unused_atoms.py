@@ -16,6 +16,8 @@ def without_unused(common: np.ndarray, energy: np.ndarray, generator: np.random.
 
     common: (rg, d); energy: (rg,) sum of squared codes of each atom.
     """
+    if not len(common):
+        return common, 0
     dead = np.flatnonzero(energy <= UNUSED * max(float(energy.mean()), np.finfo(float).tiny))
     if not len(dead) or len(dead) == len(energy):
         return common, 0
