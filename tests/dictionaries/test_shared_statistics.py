@@ -56,6 +56,7 @@ def test_sizes_follow_the_features():
         assert tuple(f(config, d) for f in (global_atoms_of, atoms_of, sparsity_of, least_sparsity_of)) == wanted
     assert global_atoms_of(DictionariesConfig(atoms=60), 784) == 50 and global_atoms_of(DictionariesConfig(), 3) == 6
     assert atoms_of(DictionariesConfig(global_atoms=50), 784) == 60
+    assert atoms_of(DictionariesConfig(private=True), 784, 30) == 30  # nobody asked for local ones
     assert least_sparsity_of(DictionariesConfig(sparsity=3, least_sparsity=2), 784) == 2
 
 
