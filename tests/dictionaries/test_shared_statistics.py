@@ -162,7 +162,7 @@ def test_local_atoms_are_kept_where_held_out_samples_say_so():
 
 def test_runs_of_a_series_remember_sums():
     rows = [samples(40 + i, 40) for i in range(6)]
-    method, first = default(rounds=8), block_of(rows[:4])
+    method, first = default(rounds=8, forgetting=0.5), block_of(rows[:4])
     earlier = run_method(method, first)
     left = method.checked_warm_start(method.warm_start_of(earlier.state), "it", D)
     later = run_method(method, block_of(rows), given=left)

@@ -229,12 +229,12 @@ class DictionariesConfig(BaseModel):
     sweeps: int = Field(1, ge=1, le=100, description="statistics: passes over the global atoms in a round")
 
     forgetting: float = Field(
-        0.5,
+        0.0,
         ge=0,
         le=1,
         description="split = nested, started from a run on this population whose clients have as many samples as then: "
-        "weight of its sums beside those of the clients that came since, who alone answer in the rounds; 0: everybody "
-        "answers",
+        "weight of its sums beside those of the clients that came since, who alone answer in the rounds; for atoms "
+        "that drift. 0: everybody answers",
     )
 
     # messages
