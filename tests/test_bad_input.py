@@ -795,7 +795,7 @@ TABLE = [
         trained,
         ("personalise", "runs/r", "p", "out.txt"),
         "ConfigError",
-        ("'.txt'", "'out.txt'", ".parquet or .csv"),
+        ("'.txt'", "'out.txt'", ".parquet, .csv"),
     ),
     Row(
         "outputs in a folder with the name of a file",

@@ -54,6 +54,7 @@ config = { clusters = 2, rounds = 1, anyway = true, epsilon = EPSILON }
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.prefect
 def test_a_webhook_is_told_that_the_budget_is_low(own_server, tmp_path):
     """Of a deployment whose budget pays one run: by that run; the next one is refused."""

@@ -177,6 +177,7 @@ def different_flows(traces, other) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.prefect
 def test_two_flows_tell_nothing_of_who_is_there(tmp_path_factory):
     """Those that show most; digests are left out, since there is no world of other secrets."""

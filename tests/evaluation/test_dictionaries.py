@@ -107,7 +107,7 @@ def trained(population, tmp_path):
         population=str(population.path),
         runs=str(tmp_path / "runs"),
         run_id="r",
-        settings={"rounds": 3, "starts": 1},
+        settings={"profile": "recommended", "rounds": 3, "starts": 1},
     )
     with concluding(session := start_run(request, InProcessBackend(), stamp="then")):
         while session.training.step() is not None:

@@ -19,6 +19,7 @@ STRIDES = {"train": 11, "train private": 23, "train (objects)": 17, "train priva
 STRIDES |= {"train by cohort": 37, "train on": 41, "train on (objects)": 17}
 STRIDES |= {"resume": 29, "resume private": 41, "resume (objects)": 29, "resume private (objects)": 53}
 STRIDES |= {"ingest": 83, "append": 251, "forget": 97, "compact": 97, "pipeline": 97, "copy": 83, "copy (objects)": 41}
+LONG = ("pipeline", "train by cohort")  # heavy
 FEW = 23
 REALLY = (
     "import sys; from pathlib import Path; from tests.faults.walk import Walk; Walk(sys.argv[1], Path(sys.argv[2]))"
@@ -37,7 +38,10 @@ def test_some_faults(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in QUICK])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.heavy] if name in LONG else []) for name in COMMANDS if name not in QUICK],
+)
 def test_more_faults(name, tmp_path):
     check(walk(name, tmp_path / "walk", STRIDES.get(name, FEW)))
 

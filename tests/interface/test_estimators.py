@@ -24,6 +24,7 @@ DICE = RANDOM.multinomial(60, [0.4, 0.3, 0.2, 0.1], size=500)
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 def test_mixtures_keep_all_rules_of_scikit_learn():
     results = check_estimator(fedcore.FederatedMixture(max_iter=5), on_fail=None)
     assert len(results) > 30
