@@ -14,7 +14,7 @@ LIMIT = 64 * MIB
 CHILD = """
 import json, sys
 from fedcore.population.ingest.ingest import ingest
-import pyarrow.csv, pyarrow.parquet, zarr
+import numcodecs.blosc, pyarrow.csv, pyarrow.parquet, zarr
 source, dest, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 
 def peak():  # of this program alone; ru_maxrss would include what the parent held before the exec
