@@ -4,6 +4,7 @@ that would take longer than most of these commands.
 
 import json
 import logging
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -32,10 +33,20 @@ def post(events: Sequence[Mapping[str, Any]], address: str) -> bool:
     return True
 
 
-def ask(address: str, path: str, body: Any) -> Any:
-    """What a server answers, as JSON; None if it says nothing. Raises URLError, OSError and ValueError."""
+def ask(address: str, path: str, body: Any, patience: float = PATIENCE) -> Any:
+    """What a server answers, as JSON; None if it says nothing. Raises URLError, OSError and ValueError.
+
+    patience: seconds for which a server that says 503 is asked again, as one does whose SQLite database is busy
+    """
     headers = {"content-type": "application/json"} | authorization()
     request = urllib.request.Request(f"{address.rstrip('/')}{path}", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-        said = answer.read()
-    return json.loads(said) if said else None
+    until = time.monotonic() + patience
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+                said = answer.read()
+            return json.loads(said) if said else None
+        except urllib.error.HTTPError as error:
+            if error.code != 503 or time.monotonic() >= until:
+                raise
+            time.sleep(0.2)

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 import urllib.error
-import urllib.request
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,7 +17,8 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 import pytest
-from fedcore.flows.server import authorization, server
+from fedcore.flows import announce
+from fedcore.flows.server import server
 
 from fedcore.population.store import Population
 from fedcore.rounds.engine import InProcessBackend
@@ -141,10 +141,7 @@ def first(look, seconds):
 
 
 def ask(base, path, body):
-    headers = {"content-type": "application/json"} | authorization()
-    request = urllib.request.Request(f"{base}/api{path}", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=20) as answer:
-        return json.load(answer)
+    return announce.ask(f"{base}/api", path, body, patience=60)
 
 
 DEPLOYED = """
