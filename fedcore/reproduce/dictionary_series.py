@@ -2,8 +2,9 @@
 
 Samples of 12 numbers are sums of 2 of 20 atoms. *Series*: four clients of 40 samples come between two runs; the atoms
 stay, or turn a little from run to run. The later runs start from scratch or from the run before, and the error is that
-of fresh samples of the latest law. *Hostile*: of twelve clients two have garbage, as large as samples or a million
-times as large; the error is that of the others' law.
+of fresh samples of the latest law. *Hostile*: of twelve clients two have garbage, as large as samples or larger; the
+error is that of the others' law. *Uneven*: nobody is hostile, but samples, or clients, are of very different size; the
+error is that of samples of one size.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ RUNS, NEW, SAMPLES, FRESH = 6, 4, 40, 400
 TURN = {"stay": 0.0, "turn": 0.25}  # of the atoms from run to run, in units of their norm
 WAYS: dict[str, float | None] = {"from scratch, all clients": None, "from the run before, all clients": 0.0}
 WAYS |= {f"new clients, and sums with forgetting {f:g}": f for f in (0.5, 0.8, 0.95, 1.0)}
-HOSTILE = {"none": 0.0, "as large": 1.0, "a million times as large": 1e6}
+HOSTILE = {"none": 0.0, "as large": 1.0, "twice as large": 2.0, "four times as large": 4.0}
+HOSTILE |= {"a million times as large": 1e6}
+UNEVEN = {"samples": (1.0, 0.0), "clients": (0.0, 1.0)}  # standard deviations of the logarithms of their sizes
 SEEDS = 5
 
 
@@ -83,6 +86,21 @@ def of_hostile(place: Place, key: str, seed: int, kind: str) -> tuple[float, flo
     return error(drawn(generator, atoms, FRESH), trained.common), time.process_time() - began
 
 
+def of_uneven(place: Place, key: str, seed: int, kind: str) -> tuple[float, float]:
+    generator, (of_samples, of_clients) = stream(seed, "dictionary-series/uneven"), UNEVEN[kind]
+    atoms = random_atoms(generator, TRUE, FEATURES)
+    rows = [
+        drawn(generator, atoms, SAMPLES)
+        * np.exp(of_samples * generator.standard_normal((SAMPLES, 1)) + of_clients * generator.standard_normal())
+        for _ in range(12)
+    ]
+    population = rows_population(place, f"uneven-{kind}-{seed}", lambda: rows, "generated")
+    began = time.process_time()
+    trained = train(place, key, SETTINGS, population, seed)
+    seconds = time.process_time() - began
+    return error(drawn(generator, atoms, FRESH), trained.common), seconds
+
+
 class DictionarySeries:
     """See the module. A `fedcore.reproduce.experiment.Experiment`."""
 
@@ -92,6 +110,7 @@ class DictionarySeries:
     def cells(self, options: Options, place: Place) -> Sequence[Cell]:
         own_data_only(options)
         found = [Cell(f"hostile-{n}", f"hostile: {kind}", {"hostile": kind}) for n, kind in enumerate(HOSTILE)]
+        found += [Cell(f"uneven-{n}", f"uneven: {kind}", {"uneven": kind}) for n, kind in enumerate(UNEVEN)]
         for world in TURN:
             for number, way in enumerate(WAYS):
                 found.append(Cell(f"{world}-{number}", f"atoms {world}, {way}", {"world": world, "way": way}))
@@ -103,6 +122,8 @@ class DictionarySeries:
             found = [
                 of_hostile(place, f"{cell.key}-{seed}", seed, asked["hostile"])
                 if "hostile" in asked
+                else of_uneven(place, f"{cell.key}-{seed}", seed, asked["uneven"])
+                if "uneven" in asked
                 else of_series(place, f"{cell.key}-{seed}", seed, asked["world"], asked["way"])
                 for seed in range(1, seeds(options) + 1)
             ]
@@ -111,7 +132,9 @@ class DictionarySeries:
 
     def table(self, options: Options, results: Mapping[str, dict]) -> ResultTable:
         rows = [
-            {"clients": f"hostile: {kind}", **_row(results[f"hostile-{number}"])} for number, kind in enumerate(HOSTILE)
+            {"clients": f"{name}: {kind}", **_row(results[f"{name}-{number}"])}
+            for name, kinds in (("hostile", HOSTILE), ("uneven", UNEVEN))
+            for number, kind in enumerate(kinds)
         ]
         for world in TURN:
             for number, way in enumerate(WAYS):

@@ -8,15 +8,22 @@ import pytest
 from pydantic import ValidationError
 
 from fedcore.errors import ConfigError, PopulationError
-from fedcore.methods.dictionaries import Dictionaries, DictionariesConfig, shared_statistics, statistics_server
+from fedcore.methods.dictionaries import (
+    Dictionaries,
+    DictionariesConfig,
+    client_groups,
+    shared_statistics,
+    statistics_server,
+)
 from fedcore.methods.dictionaries.baselines.pooled import singular_vectors
 from fedcore.methods.dictionaries.local_atoms import local_atoms
 from fedcore.methods.dictionaries.operators import random_atoms
 from fedcore.methods.dictionaries.shared_statistics import (
     SharedSums,
     ahead,
-    capped,
+    client_factors,
     drawn_sparsity,
+    levelled,
     median_of_votes,
     numbers_of_rows,
     orthonormal_atoms,
@@ -77,9 +84,17 @@ def test_norms_are_capped_at_what_the_median_client_says():
         vote(np.array([np.inf])) == len(votes) - 1
         and median_of_votes(np.arange(len(votes)) // (len(votes) - 1)) == np.inf
     )
-    rows = np.array([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
-    np.testing.assert_allclose(capped(rows, 1.0), [[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]])
-    assert capped(rows, 0.0) is rows
+
+
+def test_loud_samples_count_as_one_of_the_median_client():
+    rows = np.array([[[30.0, 40.0], [0.6, 0.8], [0.0, 0.0]]])
+    level = levelled(rows, 6.0)
+    np.testing.assert_allclose(level.samples, [[[1.2, 1.6], [0.6, 0.8], [0.0, 0.0]]])
+    assert level.loud == 1 and level.nonzero == 2 and level.energy == pytest.approx(5.0)
+    for cap in (0.0, np.inf, 60.0):
+        assert levelled(rows, cap).samples is rows and client_factors(level.energy, level.nonzero, 0.0) == 1
+    factors = client_factors(np.array([2.0, 50.0, 0.0]), np.array([2.0, 2.0, 0.0]), 6.0)
+    np.testing.assert_allclose(factors, [1.0, 0.5, 1.0])  # root mean squares 1, 5 and none; 2.5 are allowed
 
 
 def test_sums_are_those_of_the_pooled_samples():
@@ -128,15 +143,29 @@ def test_a_default_run_learns_from_clients_of_any_size(monkeypatch, wide):
         run_method(method, block_of(rows[-2:]))
 
 
-def test_samples_that_shout_are_heard_little_louder_than_others(monkeypatch):
+def test_clients_that_shout_are_heard_little_louder_than_others(monkeypatch):
     rows = [samples(20 + i, 40) for i in range(8)]
-    loud = [*rows, 1e9 * stream(1, "loud").standard_normal((3, D))]
-    fresh = samples(98, 100)
-    quiet, beside = (run_method(default(), block_of(own)).state.common for own in (rows, loud))
-    monkeypatch.setattr(statistics_server, "NORMS", 1e12)
-    heard, unchanged = (run_method(default(), block_of(own)).state.common for own in (loud, rows))
-    assert error(fresh, beside) < 2 * error(fresh, quiet) < 0.5 * error(fresh, heard)
-    np.testing.assert_array_equal(quiet, unchanged)  # nobody shouts: the cap touches no sample
+    noise, fresh = stream(1, "loud").standard_normal((2, 20, D)), samples(98, 100)
+    quiet = run_method(default(), block_of(rows))
+    runs = {size: run_method(default(), block_of([*rows, *(size * noise)])) for size in (1.0, 1.5, 2.0, 1e9)}
+    monkeypatch.setattr(statistics_server, "LOUD", 1e12)
+    heard, unchanged = (run_method(default(), block_of(own)) for own in ([*rows, *(1e9 * noise)], rows))
+    np.testing.assert_array_equal(quiet.state.common, unchanged.state.common)  # nobody shouts, and nothing is scaled
+    assert (quiet.column("loud_rows") == 0).all() and (runs[1e9].column("loud_rows") == 40 / 360).all()
+    assert (runs[1.5].column("loud_clients") == 2 / 10).all()
+    errors = {size: error(fresh, run.state.common) for size, run in runs.items()}
+    assert max(errors.values()) < 0.5 * error(fresh, heard.state.common), errors
+
+
+def test_a_loud_client_is_the_same_in_tiles(monkeypatch):
+    rows = [samples(20 + i, 40) for i in range(3)] + [4 * samples(30, 90), 2 * samples(31, 80)]
+    whole = run_method(default(rounds=3), block_of(rows))
+    monkeypatch.setattr(client_groups, "TILE_NUMBERS", 60 * D)
+    tiles = run_method(default(rounds=3), block_of(rows))
+    for name in ("loud_rows", "loud_clients", "loss"):
+        np.testing.assert_allclose(tiles.column(name), whole.column(name), rtol=1e-9)
+    assert whole.column("loud_clients")[0] > 0 < whole.column("loud_rows")[0]
+    np.testing.assert_allclose(tiles.state.common, whole.state.common, atol=1e-9)
 
 
 def test_local_atoms_are_kept_where_held_out_samples_say_so():

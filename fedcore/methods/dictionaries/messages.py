@@ -82,7 +82,7 @@ class SumsMessage:
 
     number, seed, common, threshold: as in `RoundMessage`
     least, most: atoms of the codes of this round
-    cap:         norm to which larger samples are scaled down; 0 for none
+    cap:         norm beyond which samples are scaled down (`shared_statistics.levelled`); 0 for none
     seen:        clients before this one are known from an earlier run, and do not answer
     """
 

@@ -43,7 +43,7 @@ class Dictionaries(PrivateMethod[DictionariesConfig, DictionariesState]):
 
     name: ClassVar[str] = "dictionaries"
     kinds: ClassVar[tuple[Kind, ...]] = ("rows",)
-    arithmetic_version: ClassVar[str] = "dictionaries-3"
+    arithmetic_version: ClassVar[str] = "dictionaries-4"
     streams_rows: ClassVar[bool] = True
     Config = DictionariesConfig
     State = DictionariesState

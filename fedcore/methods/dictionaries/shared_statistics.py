@@ -33,6 +33,8 @@ BINS = 2 * OCTAVES * VOTES_IN_OCTAVE
 FIRST_ROUNDS = ((4, 1, 1), (7, 2, 3))  # rounds up to which codes have so few atoms
 SETTLING_ROUNDS = 3  # after them, before moves are lengthened
 AHEAD = 0.8  # of the last move
+LOUD = 3.0  # norms of the median client, beyond which a sample counts as one of that norm
+CLIENT = 1.25  # norms of the median client, to which a client's samples are scaled down if they have more on the whole
 
 
 # --- samples --------------------------------------------------------------------------------------------------------
@@ -56,12 +58,41 @@ def drawn_sparsity(numbers: np.ndarray, least: int, most: int) -> np.ndarray:
     return least + np.minimum((numbers * (most - least + 1)).astype(np.int64), most - least)
 
 
-def capped(samples: np.ndarray, cap: float) -> np.ndarray:
-    """Samples (..., d) with those beyond norm `cap` scaled down to it; as they are if it is 0."""
+@dataclass(frozen=True, slots=True)
+class Levelled:
+    """Samples of clients, none of them louder than it may be.
+
+    samples: (c, m, d); energy: (c,) sum of their squared norms; nonzero: (c,) samples other than zero; loud: how many
+    were scaled down
+    """
+
+    samples: np.ndarray
+    energy: np.ndarray
+    nonzero: np.ndarray
+    loud: int
+
+
+def levelled(samples: np.ndarray, cap: float) -> Levelled:
+    """Samples (c, m, d) with those beyond norm `cap` scaled down to cap / LOUD, the norm of the median client's: so the
+    louder a sample is, the less it gains by that. As they are if cap is 0 or infinite."""
+    squares = np.einsum("cmd,cmd->cm", samples, samples)
+    loud = np.zeros(squares.shape, bool) if not 0 < cap < np.inf else squares > cap * cap
+    if loud.any():
+        factors = np.ones(squares.shape)
+        factors[loud] = cap / LOUD / np.sqrt(squares[loud])
+        samples = samples * factors[..., None]
+        squares = np.where(loud, (cap / LOUD) ** 2, squares)
+    return Levelled(samples, squares.sum(1), np.count_nonzero(squares, axis=1), int(np.count_nonzero(loud)))
+
+
+def client_factors(energy: np.ndarray, nonzero: np.ndarray, cap: float) -> np.ndarray:
+    """(c,) at most 1: what a client's levelled samples are multiplied by, so that their root mean square norm is at
+    most CLIENT times the median client's. energy, nonzero: as in `Levelled`, of all of its samples."""
     if not 0 < cap < np.inf:
-        return samples
-    norms = np.sqrt(np.einsum("...d,...d->...", samples, samples))
-    return samples * (cap / np.maximum(norms, cap))[..., None]
+        return np.ones(len(energy))
+    most = CLIENT * cap / LOUD
+    norms = np.sqrt(energy / np.maximum(nonzero, 1))
+    return most / np.maximum(norms, most)
 
 
 def vote(norm: np.ndarray) -> np.ndarray:
@@ -71,12 +102,12 @@ def vote(norm: np.ndarray) -> np.ndarray:
 
 
 def median_of_votes(votes: np.ndarray) -> float:
-    """Upper edge of the bin in which the median vote lies, perhaps inf; 0 if nobody voted. votes: (bins,) counts."""
+    """Geometric middle of the bin in which the median vote lies, perhaps inf; 0 if nobody voted. votes: (bins,)."""
     total = votes.sum()
     if total <= 0:
         return 0.0
     at = int(np.searchsorted(np.cumsum(votes), total / 2))
-    exponent = (at + 1) / VOTES_IN_OCTAVE - OCTAVES
+    exponent = (at + 0.5) / VOTES_IN_OCTAVE - OCTAVES
     return float(2.0**exponent) if exponent < sys.float_info.max_exp else np.inf
 
 
@@ -105,6 +136,12 @@ class SharedSums:
         self.xy += x.T @ samples
         self.nonzero += float(np.count_nonzero(x))
         return errors
+
+    def include(self, other: SharedSums, factor: float) -> None:
+        """Adds sums of samples that are to be multiplied by a factor, as their codes then are."""
+        self.xx += factor**2 * other.xx
+        self.xy += factor**2 * other.xy
+        self.nonzero += other.nonzero
 
 
 def moments(samples: np.ndarray) -> np.ndarray:

@@ -34,7 +34,7 @@ class DictionariesState:
     xx, xy:     (rg, rg), (rg, d) sums of codes and samples, fading over rounds if clients are sampled; learner
                 "statistics" only, else (0, 0)
     previous:   (rg, d) the global dictionary of the round before, split "nested"; (0, 0) if there was none
-    cap:        norm to which larger samples are scaled down, 0 for none; learner "statistics", split "nested"
+    cap:        norm beyond which samples are scaled down, 0 for none; learner "statistics", split "nested"
     warm:       whether that learner started from given atoms
     old_xx, old_xy: sums of earlier runs of a series, forgotten as far as they are; (0, 0) if there are none
     seen, seen_rows: clients and samples that are in them; 0 if there are none

@@ -21,8 +21,9 @@ from fedcore.methods.dictionaries.messages import Counts, FirstSumsMessage, Loca
 from fedcore.methods.dictionaries.shared_statistics import (
     BINS,
     SharedSums,
-    capped,
+    client_factors,
     drawn_sparsity,
+    levelled,
     moments,
     numbers_of_rows,
     signed_sums,
@@ -104,22 +105,35 @@ def shared_round(
     if message.threshold < 1:
         uniforms = client_uniforms(message.seed, PARTICIPATION, message.number, block.first, block.clients)[:, 0]
         taking &= uniforms <= message.threshold
-    sums = SharedSums.none(*common.shape)
+    sums, loud, bounded = SharedSums.none(*common.shape), 0, 0
     # All have the same atoms: long stacks, so that matching pursuit has many samples at a time
     for group in groups(block, memory["rank"], taking, TILE_NUMBERS):
-        loss = np.zeros(len(group.clients))
+        loss, energy, nonzero = np.zeros((3, len(group.clients)))
+        # How loud a client that is read in tiles is, is known when they are read
+        found = SharedSums.none(*common.shape) if group.in_tiles else sums
         for place, tile in placed_tiles(group):
+            level = levelled(tile, message.cap)
+            loud, energy, nonzero = loud + level.loud, energy + level.energy, nonzero + level.nonzero
+            factors = client_factors(energy, nonzero, message.cap)
+            scaled = level.samples
+            if not group.in_tiles and (factors < 1).any():
+                scaled = scaled * factors[:, None, None]
             rows = place + np.arange(tile.shape[1])
             numbers = numbers_of_rows(message.seed, SPARSITY, message.number, block.first, group.clients, rows)
             sparsity = drawn_sparsity(numbers, message.least, message.most).ravel()
-            flat = capped(tile.reshape(-1, block.features), message.cap)
-            loss += sums.add(flat, common, coder, sparsity).reshape(tile.shape[:2]).sum(1)
+            flat = scaled.reshape(-1, block.features)
+            loss += found.add(flat, common, coder, sparsity).reshape(tile.shape[:2]).sum(1)
+        bounded += int(np.count_nonzero(factors < 1))
+        if group.in_tiles:
+            sums.include(found, float(factors[0]))
+            loss *= factors**2
         memory["loss"][group.clients] = loss / group.sizes
     sizes = np.diff(block.ptr)
     counts = Counts(float(taking.sum()), float(sizes[taking].sum()), float((memory["loss"] * sizes)[taking].sum()))
     counts.nonzero = sums.nonzero
     statistics: dict[str, Statistic] = {
         "counts": FloatSum.at(block.leaf, counts.to_array()),
+        "loud": FloatSum.at(block.leaf, [float(loud), float(bounded)]),
         "worst": _worst(block, memory, taking),
         "xx": FloatSum.at(block.leaf, sums.xx),
         "xy": FloatSum.at(block.leaf, sums.xy),

@@ -28,6 +28,7 @@ from fedcore.methods.dictionaries.messages import (
 )
 from fedcore.methods.dictionaries.shared_statistics import (
     FIRST_ROUNDS,
+    LOUD,
     WIDE,
     ahead,
     median_of_votes,
@@ -41,7 +42,6 @@ from fedcore.methods.dictionaries.unused_atoms import without_unused
 from fedcore.randomness import stream
 from fedcore.rounds.method import RoundInfo
 
-NORMS = 3.0  # of the median client; larger samples are scaled down to as many
 SUM_BYTES = 8  # of a number of a sum in a message
 
 
@@ -80,7 +80,7 @@ def after_first_sums(
     clients, rows, silent, few, seen = (float(value) for value in result["sizes"])
     if clients == 0:
         raise PopulationError("no client of the population has samples other than zero.", "Check what was ingested.")
-    cap = NORMS * median_of_votes(np.asarray(result["votes"]))
+    cap = LOUD * median_of_votes(np.asarray(result["votes"]))
     sums, common = np.asarray(result["sums"]), state.common
     if not len(common):
         generator, wanted = stream(state.seed, "dictionaries/first"), global_atoms_of(config, state.features) or 0
@@ -119,12 +119,15 @@ def after_round(
         raise RunError(f"the global dictionary of round {number} is not finite.", "Scale the data.")
     movement = d12(common, before)
     samples = max(counts.samples, 1.0)
+    loud, bounded = (float(value) for value in result["loud"])
     scalars = {
         "movement": movement,
         "loss": counts.loss / samples,
         "worst_loss": max(float(result["worst"].score), 0.0),
         "nonzero": counts.nonzero / samples,
         "doubled": float(replaced),
+        "loud_rows": loud / samples,
+        "loud_clients": bounded / max(counts.active_clients, 1.0),
         "active_clients": counts.active_clients,
         "bytes_up": counts.active_clients * SUM_BYTES * (xx.size + xy.size),
         "bytes_down": counts.active_clients * np.dtype(config.precision).itemsize * common.size,
