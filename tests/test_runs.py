@@ -3,6 +3,7 @@
 import json
 import zipfile
 from dataclasses import dataclass
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -142,6 +143,13 @@ def test_a_state_that_is_not_as_declared_is_refused(tmp_path, change):
     _rewritten(tmp_path / "s.zip", change)
     with pytest.raises(RunError):
         read_values(tmp_path / "s.zip")
+
+
+def test_arrays_are_described_as_zarr_describes_them():
+    kinds = ("?", "i1", "u1", "<i2", "u2", "i4", "u4", ">i8", "u8", "f2", "f4", ">f8", "c16")
+    for kind, shape in zip(kinds, cycle([(), (3,), (2, 0, 4)]), strict=False):
+        arguments = shape, np.dtype(kind)
+        assert value_files._described(*arguments) == value_files._described_by_zarr(*arguments)
 
 
 def _described(content, change):
