@@ -75,7 +75,7 @@ def rounded_up():
     """Grid values are rounded away from zero, and not bounded once more."""
 
     def away(values, clip, bound):
-        grid = values * (bound / max(float(np.linalg.norm(values)), clip))
+        grid = values * (bound / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), clip))
         return np.sign(grid) * np.ceil(np.abs(grid))
 
     with mock.patch.object(clients, "clipped", away), mock.patch.object(clients, "bound_norms", lambda grid, ptr: grid):

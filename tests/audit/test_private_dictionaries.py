@@ -1,11 +1,18 @@
 """Private dictionaries: one client moves no release beyond its bound, nobody tells a canary better than is paid for,
 and sabotaged builds are caught."""
 
+from collections import Counter
+from unittest import mock
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedcore.methods.dictionaries.matching_pursuit import omp
+from fedcore.methods.dictionaries.operators import normalise
+from fedcore.methods.dictionaries.private import clients
+from fedcore.methods.dictionaries.private.messages import MomentsMessage, PrivateSumsMessage
 from fedcore.population.blocks import leaves
 from fedcore.rounds.statistics import merge_all
 from tests.audit.attack import PRODUCT, Build, attack_release, attack_runs
@@ -66,6 +73,61 @@ def test_a_clients_part_is_its_own_to_the_last_bit_in_large_leaves():
             found = total([parts[i] for i in chosen], (1024, 7, 1)[number % 3], (np.float32, np.float64)[number % 2])
             assert whole(found[name].value()) == whole(alone[chosen].sum(axis=0))
         assert np.count_nonzero(alone.any(axis=1)) >= 15
+
+
+def before_the_cut(people, asked):
+    """How often each vector that is clipped occurs, by its bytes, if all clients answer together, and one by one."""
+    together: Counter[bytes] = Counter()
+    alone: Counter[bytes] = Counter()
+    for found, blocks in ((together, [people]), (alone, [[own] for own in people])):
+
+        def clipped(values, clip, bound, found=found):
+            found.update(own.tobytes() for own in values)
+            return np.zeros_like(values)
+
+        with mock.patch.object(clients, "clipped", clipped):
+            for each in blocks:
+                for message in asked:
+                    clients.client_update(message, block_of(each))
+    return together, alone
+
+
+def some_company(seed):
+    generator = np.random.default_rng(seed)
+    d, r = (int(generator.choice(of)) for of in ((1, 2, 7, 24, 65), (1, 3, 40)))
+    atoms = normalise(generator.normal(size=(r, d)))[0]
+    sums = PrivateSumsMessage("sums", atoms, int(generator.integers(1, 9)), float(d), 1e9)
+    sizes = [*generator.integers(0, 14, generator.integers(2, 40)), *[9] * generator.integers(0, 60)]
+    return [generator.normal(size=(size, d)) for size in sizes], (sums, MomentsMessage("moments", 1.0))
+
+
+@pytest.mark.slow
+@given(st.integers(0, 2**31))
+@settings(max_examples=25, deadline=None)
+def test_a_clients_vector_has_the_same_bits_in_any_company(seed):
+    """Before it is clipped and cut: few of a release's whole numbers move if a last bit does."""
+    together, alone = before_the_cut(*some_company(seed))
+    assert together == alone
+
+
+def test_codes_of_all_rows_in_one_product_are_caught():
+    with mock.patch.object(clients, "omp_apart", omp):
+        found = (before_the_cut(*some_company(seed)) for seed in range(20))
+        assert any(together != alone for together, alone in found)
+
+
+def test_a_large_client_is_the_same_in_tiles_and_alone():
+    """Rows that are read tile by tile, between others that are stacked."""
+    generator, case = np.random.default_rng(3), CASES["dictionaries"]
+    parts = [generator.normal(size=(size, 2)) for size in (5, 90, 7, 33)]
+    with mock.patch.object(clients, "TILE_NUMBERS", 2 * 24):
+        for round in rounds_of(case, block_of(parts)):
+            name = round.planned[0].name
+            whole_sum, *own = (
+                case.method.client_update(round.message, block_of(rows), None)[0][name].value()
+                for rows in (parts, *([part] for part in parts))
+            )
+            assert whole(whole_sum) == whole(sum(own)) and all(part.any() for part in own)
 
 
 def first_sums(case):

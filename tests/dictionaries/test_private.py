@@ -111,8 +111,8 @@ def test_rounds_of_private_runs_in_all_spellings():
 def test_a_symmetric_matrix_is_packed_with_its_norm():
     matrix = np.random.default_rng(0).normal(size=(5, 5))
     matrix = matrix + matrix.T
-    assert np.linalg.norm(packed(matrix)) == pytest.approx(np.linalg.norm(matrix), rel=1e-14)
-    np.testing.assert_allclose(unpacked(packed(matrix), 5), matrix, rtol=1e-14)
+    assert np.linalg.norm(packed(matrix[None])) == pytest.approx(np.linalg.norm(matrix), rel=1e-14)
+    np.testing.assert_allclose(unpacked(packed(matrix[None])[0], 5), matrix, rtol=1e-14)
 
 
 def test_a_noised_ladder_tells_the_typical_value():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 from scipy import sparse
 
+APART = 4  # samples of a client whose codes may not depend on others: a multiple of so many, filled up with zeros
 TILE_NUMBERS = 2**18  # float64 numbers in the correlations of the samples worked on at a time
 FACTOR_NUMBERS = 2**20  # in their factors
 NEXT = 1e-12  # share by which an atom's correlation has to exceed that of the atom before it to be the larger one
@@ -61,6 +62,34 @@ def omp_with_errors(samples: np.ndarray, atoms: np.ndarray, k: int | np.ndarray)
     return codes, errors
 
 
+def omp_apart(samples: np.ndarray, atoms: np.ndarray, k: int) -> np.ndarray:
+    """Codes as of `omp`, (c, m, r), of the samples (c, m, d) of c clients, m a multiple of APART, by atoms (r, d).
+
+    Those of a client do not depend, to the last bit, on how many others there are, who they are, or where it stands:
+    products of matrices are made client by client, and everything else is of one sample by itself. Sums over anything
+    but the features run along an axis in front of the samples', of which there are several, so that NumPy adds entry
+    to entry, in order.
+    """
+    c, m, d = samples.shape
+    r = len(atoms)
+    codes = np.zeros((c, m, r))
+    most = min(k, r, d)
+    if most <= 0 or not codes.size:
+        return codes
+    dictionary = _Dictionaries(np.asarray(atoms, np.float64)[None])
+    squares = np.add.reduce(samples * samples, axis=2)
+    rows = max(min(TILE_NUMBERS // r, FACTOR_NUMBERS // most**2) // APART, 4) * APART
+    together = max(rows // m, 1)
+    for first in range(0, c, together):
+        some = slice(first, first + together)
+        for low in range(0, m, rows):
+            part = slice(low, low + rows)
+            mine = np.zeros((len(samples[some]), len(samples[0, part]), r))
+            _code(samples[some, part], dictionary, None, most, mine, squares[some, part].copy())
+            codes[some, part] = mine
+    return codes
+
+
 class _Dictionaries:
     """What is needed of a stack of dictionaries (b, r, d).
 
@@ -89,9 +118,9 @@ def _squares(samples: np.ndarray) -> np.ndarray:
 def _code(
     samples: np.ndarray, of: _Dictionaries, k: np.ndarray | None, most: int, codes: np.ndarray, errors: np.ndarray
 ) -> None:
-    """Writes into codes (b, m, r), zeros before, those of samples (b, m, d), and takes what they explain from errors
-    (b, m). k: (b * m,), at most `most`; None: all have `most`. State of the samples is kept with these along the last
-    axis, so that every step is vectorised."""
+    """Writes into codes (b, m, r), zeros before, those of samples (b, m, d) by b dictionaries or by one, and takes what
+    they explain from errors (b, m). k: (b * m,), at most `most`; None: all have `most`. State of the samples is kept
+    with these along the last axis, so that every step is vectorised."""
     b, m, r = codes.shape
     count, atoms = b * m, len(of.gram)
     # Correlations with what is left: those of the sample less codes times the Gram matrix. As one product of a sparse
@@ -105,7 +134,7 @@ def _code(
         # Those of most atoms first, so that the ones that go on are always the first ones.
         place = np.argsort(-k, kind="stable")
         k, rounding = k[place], rounding[place]
-    shift = place // m * r  # of the sample's dictionary in the stack
+    shift = place // m * r % atoms  # of the sample's dictionary in the stack
     rows = np.tile(shift.astype(np.int32), (most + 1, 1))  # of `both`: the sample, then the atoms chosen
     rows[0] = atoms + place
     terms = np.zeros((most + 1, count))  # 1 for the sample, then its codes times -1

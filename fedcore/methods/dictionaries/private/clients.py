@@ -4,20 +4,23 @@
     moments   its mean of y y', clipped
     sums      means of codes times what they leave and of squared codes, clipped; the cell of the former's norm
 
-It is a function of the message and of the client's own rows, to the last bit, and no rows make it fail or warn: clients
-are answered one after the other, in tiles whose size follows from the number of columns alone. The argument is
-docs/privacy/dictionaries.md.
+It is a function of the message and of the client's own rows, to the last bit, and no rows make it fail or warn.
+Clients with about as many rows are stacked, and answered together: products of matrices are made client by client,
+sums run over a client's own numbers in an order that follows from their shape alone, and everything else is of one
+number at a time. The argument is docs/privacy/dictionaries.md.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
-from fedcore.methods.dictionaries.matching_pursuit import omp
-from fedcore.methods.dictionaries.private.ladders import ENERGIES, NORMS
+from fedcore.methods.dictionaries.matching_pursuit import APART, omp_apart
+from fedcore.methods.dictionaries.private.ladders import ENERGIES, NORMS, Ladder
 from fedcore.methods.dictionaries.private.messages import (
     MomentsMessage,
     PrivateMessage,
@@ -28,7 +31,7 @@ from fedcore.population.blocks import RowsBlock
 from fedcore.privacy.grid import GRID_NORM, bound_norms
 from fedcore.rounds.statistics import IntegerSum, Statistics
 
-TILE_NUMBERS = 2**18  # of a tile of rows
+TILE_NUMBERS = 2**18  # of a tile of rows, and of what a stack of clients needs beside them
 # Of the squared bound of a round's vector: steps of the atoms, energies of their codes, the ladder
 SHARES = (0.90, 0.07, 0.03)
 STEP_BOUND, ENERGY_BOUND, CELL_BOUND = (math.floor(math.sqrt(share) * GRID_NORM) for share in SHARES)
@@ -39,8 +42,8 @@ def client_update(message: PrivateMessage, block: RowsBlock) -> Statistics:
     """The leaf's exact sum on the grid, int64, and nothing else."""
     total = np.zeros(cells_of(message, block.features), np.int64)
     with np.errstate(all="ignore"):
-        for low, high in zip(block.ptr[:-1].tolist(), block.ptr[1:].tolist(), strict=True):
-            total += contribution(message, block, low, high).astype(np.int64)
+        for stack in stacks(block, room_of(message, block.features)):
+            total += contributions(message, stack).sum(axis=0).astype(np.int64)
     return {message.release: IntegerSum(total)}
 
 
@@ -64,84 +67,167 @@ def sums_cells(r: int, d: int) -> int:
     return r * d + r + NORMS.cells
 
 
-def contribution(message: PrivateMessage, block: RowsBlock, low: int, high: int) -> np.ndarray:
-    """(cells,) float64 whole numbers z with sum z^2 <= 2^32 exactly: of the client with the rows low .. high - 1."""
+def room_of(message: PrivateMessage, d: int) -> int:
+    """How many numbers a client needs beside its rows."""
     match message:
         case ScaleMessage():
-            grid = _energy(block, low, high)
+            return ENERGIES.cells
         case MomentsMessage():
-            grid = _moments(message, block, low, high)
+            return d * d
         case PrivateSumsMessage():
-            grid = _sums(message, block, low, high)
-    return bound_norms(grid, np.array([0, len(grid)]))
+            return 2 * message.atoms.size
 
 
-def tiles(block: RowsBlock, low: int, high: int) -> Iterator[np.ndarray]:
-    """(m, d) float64 rows of a client, without those that are not finite or whose square is not."""
-    step = max(TILE_NUMBERS // max(block.features, 1), 1)
-    for first in range(low, high, step):
-        rows = np.array(block.x[first : min(first + step, high)], np.float64, order="C")
-        usable = np.isfinite(np.einsum("ij,ij->i", rows, rows))
-        yield rows if usable.all() else rows[usable]
+# --- rows -----------------------------------------------------------------------------------------------------------
 
 
-def _energy(block: RowsBlock, low: int, high: int) -> np.ndarray:
-    energy, count, grid = 0.0, 0, np.zeros(ENERGIES.cells)
-    for rows in tiles(block, low, high):
-        energy, count = energy + float(np.sum(rows * rows)), count + len(rows)
-    if count and energy > 0 and math.isfinite(energy):
-        grid[ENERGIES.cell(energy / count)] = GRID_NORM
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Clients of a leaf who are answered together; each has rows, filled up with zeros to `rows`, a multiple of APART.
+
+    lows, highs: (c,) int64 where the rows of each begin and end in the block
+    """
+
+    block: RowsBlock
+    lows: np.ndarray
+    highs: np.ndarray
+    rows: int
+
+    def __len__(self) -> int:
+        return len(self.lows)
+
+    def tiles(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(c, m, d) float64 rows, zeros for those that are not finite or whose square is not, and (c,) how many others
+        there are; more than one tile only of a client that is alone."""
+        step = min(self.rows, _longest(self.block.features))
+        for first in range(0, self.rows, step):
+            tile = np.zeros((len(self), min(step, self.rows - first), self.block.features))
+            counts = np.minimum(self.highs - self.lows - first, tile.shape[1])
+            for own, low, count in zip(tile, self.lows + first, counts, strict=True):
+                own[:count] = self.block.x[low : low + count]
+            usable = np.isfinite(np.add.reduce(tile * tile, axis=2))
+            if not usable.all():
+                tile[~usable] = 0.0
+                counts = counts - np.count_nonzero(~usable, axis=1)
+            yield tile, counts
+
+
+def _longest(d: int) -> int:
+    """Rows of a tile at most."""
+    return max(TILE_NUMBERS // max(d, 1) // APART, 1) * APART
+
+
+def stacks(block: RowsBlock, room: int) -> Iterator[Stack]:
+    """All clients of the leaf with rows, each once, those of about as many rows together."""
+    lows, highs = block.ptr[:-1], block.ptr[1:]
+    rows = -(-(highs - lows) // APART) * APART
+    order = np.argsort(rows, kind="stable")
+    order = order[np.searchsorted(rows[order], 1) :]
+    edges = np.flatnonzero(np.diff(rows[order], prepend=-1, append=-1))
+    for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        many = int(rows[order[first]])
+        together = max(TILE_NUMBERS // max(many * block.features, room), 1)
+        for low in range(first, last, together):
+            mine = order[low : min(low + together, last)]
+            yield Stack(block, lows[mine], highs[mine], many)
+
+
+# --- contributions --------------------------------------------------------------------------------------------------
+
+
+def contributions(message: PrivateMessage, stack: Stack) -> np.ndarray:
+    """(c, cells) float64 whole numbers, z with sum z^2 <= 2^32 exactly, of each of the clients."""
+    match message:
+        case ScaleMessage():
+            grid = _energy(stack)
+        case MomentsMessage():
+            grid = _moments(message, stack)
+        case PrivateSumsMessage():
+            grid = _sums(message, stack)
+    return bound_norms(grid.ravel(), np.arange(len(grid) + 1) * grid.shape[1]).reshape(grid.shape)
+
+
+def _energy(stack: Stack) -> np.ndarray:
+    energy, rows = np.zeros(len(stack)), np.zeros(len(stack), np.int64)
+    for tile, counts in stack.tiles():
+        energy, rows = energy + squares_of(tile), rows + counts
+    mean = energy / np.maximum(rows, 1)
+    return _in_cells(ENERGIES, mean, np.isfinite(energy), GRID_NORM)
+
+
+def _moments(message: MomentsMessage, stack: Stack) -> np.ndarray:
+    d = stack.block.features
+    total, rows = np.zeros((len(stack), d, d)), np.zeros(len(stack), np.int64)
+    for tile, counts in stack.tiles():
+        total += tile.swapaxes(1, 2) @ tile
+        rows += counts
+    return clipped(packed(total / np.maximum(rows, 1)[:, None, None]), message.clip, GRID_NORM)
+
+
+def _sums(message: PrivateSumsMessage, stack: Stack) -> np.ndarray:
+    atoms = np.array(message.atoms, np.float64, order="C")  # what came over a wire may lie at any address
+    c, (r, d) = len(stack), atoms.shape
+    steps, energies, rows = np.zeros((c, r, d)), np.zeros((c, r)), np.zeros(c, np.int64)
+    for tile, counts in stack.tiles():
+        codes = omp_apart(tile, atoms, message.sparsity)
+        rest = codes @ atoms
+        np.subtract(tile, rest, out=rest)
+        steps += codes.swapaxes(1, 2) @ rest
+        energies += np.add.reduce(codes * codes, axis=1)
+        rows += counts
+    some = np.maximum(rows, 1)[:, None]
+    means = steps.reshape(c, r * d) / some
+    norms = np.sqrt(squares_of(means))
+    parts = (
+        clipped(means, message.clip, STEP_BOUND),
+        clipped(energies / some, ENERGY_CLIP * message.scale, ENERGY_BOUND),
+        _in_cells(NORMS, norms / message.scale, np.isfinite(norms), CELL_BOUND),
+    )
+    return np.concatenate(parts, axis=1)
+
+
+def _in_cells(ladder: Ladder, values: np.ndarray, finite: np.ndarray, bound: int) -> np.ndarray:
+    """(c, cells): `bound` in the cell of each client's value, (c,), and 0 if that is 0 or not finite."""
+    grid = np.zeros((len(values), ladder.cells))
+    there = np.flatnonzero(finite & (values > 0))
+    grid[there, ladder.cell(values[there])] = bound
     return grid
 
 
-def _moments(message: MomentsMessage, block: RowsBlock, low: int, high: int) -> np.ndarray:
-    d, count = block.features, 0
-    total = np.zeros((d, d))
-    for rows in tiles(block, low, high):
-        total += rows.T @ rows
-        count += len(rows)
-    return clipped(packed(total / max(count, 1)), message.clip, GRID_NORM)
-
-
-def _sums(message: PrivateSumsMessage, block: RowsBlock, low: int, high: int) -> np.ndarray:
-    (r, d), count = message.atoms.shape, 0
-    atoms = np.array(message.atoms, np.float64, order="C")  # what came over a wire may lie at any address
-    steps, energies = np.zeros((r, d)), np.zeros(r)
-    for rows in tiles(block, low, high):
-        codes = omp(rows, atoms, message.sparsity)
-        steps += codes.T @ (rows - codes @ atoms)
-        energies += np.sum(codes * codes, axis=0)
-        count += len(rows)
-    steps, energies = steps / max(count, 1), energies / max(count, 1)
-    ladder, norm = np.zeros(NORMS.cells), float(np.sqrt(np.sum(steps * steps)))
-    if norm > 0 and math.isfinite(norm):
-        ladder[NORMS.cell(norm / message.scale)] = CELL_BOUND
-    grid = (
-        clipped(steps.ravel(), message.clip, STEP_BOUND),
-        clipped(energies, ENERGY_CLIP * message.scale, ENERGY_BOUND),
-        ladder,
-    )
-    return np.concatenate(grid)
+def squares_of(values: np.ndarray) -> np.ndarray:
+    """(c,) sums of squares of all numbers of each client, first axis."""
+    flat = values.reshape(len(values), -1)
+    return np.asarray(np.add.reduce(flat * flat, axis=1))
 
 
 def clipped(values: np.ndarray, clip: float, bound: int) -> np.ndarray:
-    """The vector scaled down to norm `clip` where it is longer, in units of clip / bound and cut toward zero; 0 if its
-    norm is not finite. Rounding can leave it a hair above the bound."""
-    norm = float(np.sqrt(np.sum(values * values)))
-    if not math.isfinite(norm):
-        return np.zeros_like(values)
-    return np.trunc(values * (bound / max(norm, clip)))
+    """Vectors (c, q) scaled down to norm `clip` where they are longer, in units of clip / bound and cut toward zero; 0
+    if their norm is not finite. Rounding can leave them a hair above the bound."""
+    norms = np.sqrt(squares_of(values))[:, None]
+    return np.where(np.isfinite(norms), np.trunc(values * (bound / np.maximum(norms, clip))), 0.0)
 
 
-def packed(matrix: np.ndarray) -> np.ndarray:
-    """(d (d + 1) / 2,) of a symmetric matrix, with its Frobenius norm: entries off the diagonal times sqrt(2)."""
-    rows, columns = np.triu_indices(len(matrix))
-    return matrix[rows, columns] * np.where(rows == columns, 1.0, math.sqrt(2.0))
+# --- symmetric matrices -----------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=2)
+def _upper(d: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where the entries of the upper triangle are in a flat matrix (d, d), and their weights in its Frobenius norm."""
+    rows, columns = np.triu_indices(d)
+    return rows * d + columns, np.where(rows == columns, 1.0, math.sqrt(2.0))
+
+
+def packed(matrices: np.ndarray) -> np.ndarray:
+    """(c, d (d + 1) / 2) of symmetric matrices (c, d, d), with their Frobenius norms: entries off the diagonal times
+    sqrt(2)."""
+    places, weights = _upper(matrices.shape[-1])
+    return matrices.reshape(len(matrices), -1)[:, places] * weights
 
 
 def unpacked(values: np.ndarray, d: int) -> np.ndarray:
     """The symmetric matrix (d, d) of `packed` values."""
-    rows, columns = np.triu_indices(d)
-    matrix = np.zeros((d, d))
-    matrix[rows, columns] = values / np.where(rows == columns, 1.0, math.sqrt(2.0))
+    places, weights = _upper(d)
+    matrix = np.zeros(d * d)
+    matrix[places] = values / weights
+    matrix = matrix.reshape(d, d)
     return matrix + np.triu(matrix, 1).T

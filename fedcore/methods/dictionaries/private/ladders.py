@@ -20,9 +20,14 @@ class Ladder:
     lowest: float
     cells: int
 
-    def cell(self, value: float) -> int:
-        """The cell of a positive number."""
-        return int(np.clip(np.floor((np.log2(value) - self.lowest) / STEP), 0, self.cells - 1))
+    @property
+    def edges(self) -> np.ndarray:
+        """(cells - 1,) where all cells but the first begin."""
+        return np.exp2(self.lowest + STEP * np.arange(1, self.cells))
+
+    def cell(self, values: np.ndarray) -> np.ndarray:
+        """The cells of positive numbers: by comparisons, which have no rounding."""
+        return np.searchsorted(self.edges, values, side="right")
 
     def quantile(self, counts: np.ndarray, share: float) -> float:
         """The upper end of the cell in which this share of the clients is reached, in the window of WINDOW cells that
