@@ -10,6 +10,8 @@ import hashlib
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
+from numpy.random.bit_generator import ISeedSequence
 
 DRAWS_PER_COUNTER = 4  # a Philox counter yields four 64-bit words
 
@@ -19,6 +21,22 @@ def _key(seed: int, purpose: str, round: int) -> np.ndarray:
     return np.frombuffer(digest, np.uint64)
 
 
+class _Key(ISeedSequence):
+    """Gives Philox its key. Handed the key itself Philox asks the system for a seed as well, which it never uses, and
+    which takes longer than a thousand draws."""
+
+    def __init__(self, key: np.ndarray) -> None:
+        self.key = key
+
+    def generate_state(self, n_words: int, dtype: npt.DTypeLike = np.uint64) -> np.ndarray:
+        assert n_words == len(self.key) and dtype == np.uint64  # what Philox asks for
+        return self.key
+
+
+def _philox(seed: int, purpose: str, round: int, counter: int = 0) -> np.random.Philox:
+    return np.random.Philox(_Key(_key(seed, purpose, round)), counter=counter)
+
+
 def stream(seed: int, purpose: str, round: int = 0, client: int | None = None) -> np.random.Generator:
     """The generator of this name. Ask again for the same name and it starts from its beginning.
 
@@ -26,7 +44,7 @@ def stream(seed: int, purpose: str, round: int = 0, client: int | None = None) -
     True
     """
     name = purpose if client is None else f"{purpose}|{client}"
-    return np.random.Generator(np.random.Philox(key=_key(seed, name, round)))
+    return np.random.Generator(_philox(seed, name, round))
 
 
 def client_uniforms(seed: int, purpose: str, round: int, first: int, clients: int, draws: int = 1) -> np.ndarray:
@@ -36,7 +54,7 @@ def client_uniforms(seed: int, purpose: str, round: int, first: int, clients: in
     clients into blocks sees the same numbers.
     """
     counters = -(-draws // DRAWS_PER_COUNTER)
-    generator = np.random.Generator(np.random.Philox(key=_key(seed, purpose, round), counter=first * counters))
+    generator = np.random.Generator(_philox(seed, purpose, round, first * counters))
     bits = generator.integers(0, 2**53, size=(clients, counters * DRAWS_PER_COUNTER), dtype=np.int64)
     return (bits[:, :draws] + 0.5) * 2.0**-53
 
@@ -54,12 +72,25 @@ def client_dither(
 
     order: how the array lies in memory.
     """
-    counters = -(-(draws + 2) // (4 * DRAWS_PER_COUNTER))
-    philox = np.random.Philox(key=_key(seed, purpose, round), counter=first * counters)
-    words = philox.random_raw(clients * counters * DRAWS_PER_COUNTER).astype("<u8", copy=False)
-    bits = words.reshape(clients, -1).view("<u2")
-    shared = bits[:, :2].astype(np.float64) @ np.array([1.0, 2.0**16])
-    u = bits[:, 2 : 2 + draws].astype(np.float64, order=order)
-    u *= 2.0**-16
-    u += ((shared + 0.5) * 2.0**-48)[:, None]
-    return u
+    return ClientDither(seed, purpose, round, first, draws, order).of_next(clients)
+
+
+class ClientDither:
+    """`client_dither` of client after client, from `first` on, so that one generator makes them all."""
+
+    def __init__(
+        self, seed: int, purpose: str, round: int, first: int, draws: int, order: Literal["C", "F"] = "C"
+    ) -> None:
+        self.draws, self.order = draws, order
+        self.counters = -(-(draws + 2) // (4 * DRAWS_PER_COUNTER))  # of a client
+        self.philox = _philox(seed, purpose, round, first * self.counters)
+
+    def of_next(self, clients: int) -> np.ndarray:
+        """(clients, draws) float64."""
+        words = self.philox.random_raw(clients * self.counters * DRAWS_PER_COUNTER).astype("<u8", copy=False)
+        bits = words.view("<u2").reshape(clients, 4 * self.counters * DRAWS_PER_COUNTER)
+        shared = bits[:, :2].astype(np.float64) @ np.array([1.0, 2.0**16])
+        u = bits[:, 2 : 2 + self.draws].astype(np.float64, order=self.order)
+        u *= 2.0**-16
+        u += ((shared + 0.5) * 2.0**-48)[:, None]
+        return u

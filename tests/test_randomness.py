@@ -1,11 +1,13 @@
 """Streams are named: content is a function of the name."""
 
+import hashlib
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.randomness import client_dither, client_uniforms, stream
+from fedcore.randomness import ClientDither, client_dither, client_uniforms, stream
 
 
 @given(st.integers(0, 50), st.integers(1, 30), st.integers(1, 9))
@@ -39,6 +41,15 @@ def test_a_clients_dither_does_not_depend_on_the_block(first, clients, draws):
     part = client_dither(3, "codec", 2, first, clients, draws)
     assert (whole[first:] == part).all() and part.shape == (clients, draws)
     assert (part > 0).all() and (part < 1).all()
+    one_after_the_other = ClientDither(3, "codec", 2, 0, draws)
+    assert (one_after_the_other.of_next(first) == whole[:first]).all()
+    assert (one_after_the_other.of_next(clients) == part).all()
+
+
+def test_a_stream_is_philox_with_its_key():
+    key = np.frombuffer(hashlib.blake2b(b"7|start|3", digest_size=16).digest(), np.uint64)
+    expected = np.random.Generator(np.random.Philox(key=key)).random(5)
+    assert (stream(7, "start", 3).random(5) == expected).all()
 
 
 def test_the_law_of_dither():

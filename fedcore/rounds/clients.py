@@ -211,23 +211,48 @@ def answer_block(method: AnyMethod, source: Source, message: Message, index: int
         population = _population(source)
         block = participants_of(method, source, population, index, method.reads_heldout(message))
         memory = None if source.memory_in is None else _memory(source, source.memory_in, index, block.clients)
-        total, kept, written = None, [], {}
+        total, remembered, written = None, _Remembered(index, block.clients, source.memory_out is not None), {}
         for leaf in participating(block, population.clients_per_leaf, source.ranges):
             start = leaf.first - block.first
             mine = None if memory is None else {k: v[start : start + leaf.clients] for k, v in memory.items()}
             statistics, new = checked_answer(method, method.client_update(message, leaf, mine))
             total = merge(total, statistics)
-            kept.append({} if new is None else new)
-        if any(part.keys() != kept[0].keys() for part in kept):
-            raise ValueError(f"leaves of block {index} remember different things")
-        if source.memory_out and any(kept):
-            # In the order that a file gives them back in: other orders have other last bits in products.
-            together = {name: np.ascontiguousarray(np.concatenate([part[name] for part in kept])) for name in kept[0]}
+            remembered.add({} if new is None else new)
+        if source.memory_out and (together := remembered.together()):
             file = memory_file(source.memory_out, index)
             written[file.name] = write_values(file, together, durable=source.durable, name=False)
             if source.training:
                 MEMORIES.keep((source.training, source.memory_out, index), together, source.cache_bytes - BLOCKS.bytes)
         return total if total is None or not source.memory_out else {**total, WRITTEN: FileDigests(written)}
+
+
+class _Remembered:
+    """The memories of a block's clients, put together leaf by leaf while each is in the cache, in the order that a file
+    gives them back in: other orders have other last bits in products. wanted: whether anybody will ask for them."""
+
+    def __init__(self, block: int, clients: int, wanted: bool) -> None:
+        self.block, self.clients, self.wanted = block, clients, wanted
+        self.kinds: dict[str, tuple[tuple[int, ...], np.dtype]] | None = None
+        self.arrays: dict[str, np.ndarray] = {}
+        self.filled = 0
+
+    def add(self, memory: Memory) -> None:
+        """Of the next clients. Raises ValueError if they remember other things than those before."""
+        kinds = {name: (values.shape[1:], values.dtype) for name, values in memory.items()}
+        if self.kinds is None:
+            self.kinds = kinds
+            if self.wanted:
+                self.arrays = {name: np.empty((self.clients, *shape), of) for name, (shape, of) in kinds.items()}
+        if kinds != self.kinds:
+            raise ValueError(f"leaves of block {self.block} remember different things")
+        stop = self.filled
+        for name, array in self.arrays.items():
+            stop = self.filled + len(memory[name])
+            array[self.filled : stop] = memory[name]
+        self.filled = stop
+
+    def together(self) -> dict[str, np.ndarray]:
+        return {name: array[: self.filled] for name, array in self.arrays.items()}
 
 
 def participants_of(

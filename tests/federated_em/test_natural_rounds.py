@@ -5,7 +5,7 @@ import pytest
 
 from fedcore.errors import RunError
 from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, models
-from fedcore.methods.federated_em.clients import CODEC
+from fedcore.methods.federated_em.differences import CODEC
 from fedcore.methods.federated_em.resolution import first_resolution, next_resolution
 from fedcore.randomness import client_dither, client_uniforms
 from fedcore.rounds.statistics import values

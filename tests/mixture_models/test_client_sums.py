@@ -1,8 +1,9 @@
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.methods.mixture_models.client_sums import client_tiles, products_by_client, tile_rows
+from fedcore.methods.mixture_models.client_sums import BUFFER, client_tiles, products_by_client, tile_rows, workspace
 
 
 @given(st.lists(st.integers(0, 12), max_size=15), st.integers(1, 20), st.booleans())
@@ -29,3 +30,12 @@ def test_tiles_cover_every_row_once(sizes, tile, equal):
 def test_rows_of_a_tile_are_no_power_of_two():
     for numbers in (1, 3, 31, 100, 1000, 10**6):
         assert tile_rows(numbers) % 16 == 8
+
+
+def test_numpys_buffer_is_as_before_after_an_answer_and_after_a_failure():
+    before = np.getbufsize()
+    with workspace(64):
+        assert np.getbufsize() == BUFFER < before
+    with pytest.raises(KeyError), workspace(64):
+        raise KeyError
+    assert np.getbufsize() == before

@@ -15,8 +15,9 @@ import numpy as np
 
 from fedcore.errors import PopulationError
 from fedcore.methods.federated_em import criteria, models
-from fedcore.methods.federated_em.codecs import Codec, Identity, check_finite
+from fedcore.methods.federated_em.codecs import Codec, check_finite
 from fedcore.methods.federated_em.config import FederatedEMConfig
+from fedcore.methods.federated_em.differences import compressed_differences, treats_clients_singly
 from fedcore.methods.federated_em.leaf_rows import LeafRows, rows_of
 from fedcore.methods.federated_em.messages import (
     InitialMemoryMessage,
@@ -36,11 +37,8 @@ from fedcore.methods.mixture_models.contract import CurvedEM, is_sparse
 from fedcore.methods.mixture_models.hidden_cells import HiddenCells, hidden_only, without_hidden
 from fedcore.methods.mixture_models.validation import Split, training_part, validation_part
 from fedcore.population.blocks import ClientBlock, RowsBlock
-from fedcore.randomness import client_dither, client_uniforms
 from fedcore.rounds.method import Memory
 from fedcore.rounds.statistics import FloatSum, Statistic, Statistics
-
-PARTICIPATION, BATCH, CODEC = "federated_em/participation", "federated_em/batch", "federated_em/codec"
 
 
 def _leaf_and_weights(
@@ -233,7 +231,7 @@ def round_update(
     statistics: dict[str, Statistic]
     total = None
     if treats_clients_singly(config, codec):
-        statistics, memory = _compressed_differences(config, model, codec, message, block, leaf, weights, memory)
+        statistics, memory = compressed_differences(config, model, codec, message, block, leaf, weights, memory)
     else:
         total = weighted_statistic(model, message.theta, leaf, weights)
         filled = np.count_nonzero(leaf.sizes)
@@ -250,122 +248,3 @@ def round_update(
             total = weighted_statistic(model, message.theta, leaf, weights)
         statistics |= {"loss": FloatSum.at(block.leaf, loss), "total": FloatSum.at(block.leaf, total)}
     return statistics, memory
-
-
-def treats_clients_singly(config: FederatedEMConfig, codec: Codec) -> bool:
-    """Whether a round needs each client's s_i. Without a codec, with all clients and all rows it does not: then
-    H = sum w_i s_i - S_k, whatever the memories and alpha are.
-    """
-    everything = isinstance(codec, Identity) and config.participation == 1
-    return not everything or config.batch is not None or config.variance_reduced
-
-
-def remembers(config: FederatedEMConfig, codec: Codec) -> bool:
-    """Whether clients keep V_i: not in the naive variant, and not where H does not depend on it."""
-    return config.algorithm != "naive" and not (isinstance(codec, Identity) and config.participation == 1)
-
-
-def _compressed_differences(
-    config: FederatedEMConfig,
-    model: CurvedEM,
-    codec: Codec,
-    message: RoundMessage,
-    block: ClientBlock,
-    leaf: LeafRows,
-    weights: Weights,
-    memory: Memory | None,
-) -> tuple[dict[str, Statistic], Memory | None]:
-    """Q_i = Quant(s_i - V_i - S_k) of the active clients, and V_i + alpha Q_i (lines 4 to 12 of Algorithm 1). In
-    natural units Q_i = Quant(s_i - V_i); V_i is the model's own statistic before a client's first answer, and sum then
-    has w_i (V_i + Q_i)."""
-    clients, q = block.clients, model.q
-    memory = {} if memory is None else dict(memory)
-    if remembers(config, codec):
-        memory.setdefault("V", np.zeros((clients, q)))
-    if config.variance_reduced:  # also where nobody has rows: all leaves of a block remember the same names
-        memory.setdefault("S", np.zeros((clients, q)))
-    if config.natural:
-        memory.setdefault("heard", np.zeros(clients, bool))
-    w = weights.of_clients(leaf.sizes)
-    statistics: dict[str, Statistic] = {}
-    if message.audit:
-        v = memory.get("V")
-        statistics["memory"] = FloatSum.at(block.leaf, np.zeros(q) if v is None else w @ v)
-    active = leaf.sizes > 0
-    if message.threshold < 1:
-        active &= _uniforms(message, PARTICIPATION, block)[:, 0] <= message.threshold
-    total, costs = np.zeros(q), np.zeros(3)
-    if config.natural:
-        new = active & ~memory["heard"]
-        weight = float(w[new].sum())
-        statistics["heard"] = FloatSum.at(block.leaf, weight)
-        if new.any():
-            known = message.s if config.sends_statistic else model.statistic_of(message.theta)
-            memory |= {"V": _with_rows(memory["V"], new, known), "heard": memory["heard"] | new}
-            total = weight * known
-    if active.any():
-        chosen = slice(None) if active.all() else active  # a slice copies nothing
-        delta, evaluations = _oracle(config, model, message, block, leaf, active, memory)
-        if not config.natural:
-            delta -= message.s
-        if "V" in memory:
-            delta -= memory["V"][chosen]
-        decoded, bits = codec.transmit(
-            delta, _draws(message, codec, block)[chosen], block.first + np.flatnonzero(active)
-        )
-        total += w[chosen] @ decoded
-        if "V" in memory:
-            rate = config.memory_rate(codec.omega)
-            if rate != 1.0:
-                decoded *= rate
-            decoded += memory["V"][chosen]
-            memory["V"] = _with_rows(memory["V"], chosen, decoded)
-        costs = np.array([np.count_nonzero(active), evaluations, bits.sum()], np.float64)
-    statistics |= {"sum": FloatSum.at(block.leaf, total), "costs": FloatSum.at(block.leaf, costs)}
-    return statistics, memory or None
-
-
-def _oracle(
-    config: FederatedEMConfig,
-    model: CurvedEM,
-    message: RoundMessage,
-    block: ClientBlock,
-    leaf: LeafRows,
-    active: np.ndarray,
-    memory: Memory,
-) -> tuple[np.ndarray, float]:
-    """(A, q) s_i of the active clients, and the conditional expectations that it took. VR-FedEM keeps s_i in the
-    memory."""
-    if message.oracle == "full":
-        means, evaluations = leaf.client_means(model, message.theta, active), float(leaf.sizes[active].sum())
-    else:
-        batch = leaf.batch(_uniforms(message, BATCH, block, message.batch)[active], active)
-        means, evaluations = model.e_mean(message.theta, batch.y, batch.ptr), float(batch.sizes.sum())
-        if message.previous is not None:  # the recursive oracle, line 8 of Algorithm 2
-            means = memory["S"][active] + (means - model.e_mean(message.previous, batch.y, batch.ptr))
-            evaluations *= 2
-    if config.variance_reduced:
-        memory["S"] = _with_rows(memory["S"], slice(None) if active.all() else active, means)
-        means = means.copy()  # the caller changes it in place
-    return means, evaluations
-
-
-def _with_rows(kept: np.ndarray, chosen: slice | np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """kept (C, q) with these rows in place of the chosen ones; never changed in place."""
-    if isinstance(chosen, slice):
-        return rows
-    changed = kept.copy()
-    changed[chosen] = rows
-    return changed
-
-
-def _uniforms(message: RoundMessage, purpose: str, block: ClientBlock, draws: int = 1) -> np.ndarray:
-    return client_uniforms(message.seed, purpose, message.number, block.first, block.clients, max(draws, 1))
-
-
-def _draws(message: RoundMessage, codec: Codec, block: ClientBlock) -> np.ndarray:
-    """(C, draws) uniforms of the codec."""
-    if codec.dithers:
-        name = message.seed, CODEC, message.number, block.first, block.clients
-        return client_dither(*name, codec.draws, codec.order)
-    return _uniforms(message, CODEC, block, codec.draws)

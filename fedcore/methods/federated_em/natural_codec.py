@@ -27,13 +27,12 @@ from fedcore.errors import ConfigError
 from fedcore.methods.federated_em.bits import gamma_length
 from fedcore.methods.federated_em.codecs import check_finite
 from fedcore.methods.federated_em.range_coder import UNIT, Context, RangeReader, RangeWriter, context_units, whole_bytes
-from fedcore.methods.mixture_models.client_sums import row_tiles
+from fedcore.methods.mixture_models.client_sums import uncopied_broadcasts
 from fedcore.methods.mixture_models.natural_units import Units
 
 SENT_ABOVE = 1.5  # squared norm of a part that is sent, relative to that of its rounding errors
 OWN_CONTEXTS = 30  # numbers of a part that has its own contexts
 UNARY = 24  # sizes from here on are coded by Elias gamma codes of what goes beyond
-TILE_NUMBERS = 2**16  # of the messages that are coded together; what is sent does not depend on it
 LARGEST_LEVEL = 2.0**40
 MOST_ZEROS = 41  # at the head of a code of such a level
 
@@ -78,13 +77,10 @@ class Natural:
     ) -> tuple[np.ndarray, np.ndarray]:
         """As `fedcore.methods.federated_em.codecs.Codec` says; x: differences of packed statistics. Messages are whole
         bytes."""
-        clients = np.arange(len(x)) if clients is None else clients
-        decoded, bits = np.empty(x.shape), np.empty(len(x), np.int64)
-        for tile in row_tiles(len(x), max(1, TILE_NUMBERS // self.q)):
-            levels, sent = self._rounded(x[tile], uniforms[tile], clients[tile])
-            bits[tile] = self.bits(levels, sent)
-            decoded[tile] = self._decoded(levels, sent, uniforms[tile])
-        return decoded, bits
+        with uncopied_broadcasts():
+            levels, sent = self._rounded(x, uniforms, clients)
+            bits = self.bits(levels, sent)
+            return self._decoded(levels, sent, uniforms), bits
 
     def quantise(
         self, x: np.ndarray, uniforms: np.ndarray, clients: np.ndarray | None = None
@@ -112,9 +108,8 @@ class Natural:
             sent = np.ones((len(z), len(self.parts)), bool)
         else:
             sent = squares > SENT_ABOVE * self._lengths / 12
-        z += uniforms
-        z -= 0.5
-        np.rint(z, out=z)
+        z += uniforms  # 1/2 more than the dither, hence rounded down
+        np.floor(z, out=z)
         self._scale(z, sent, 1.0)
         return z, sent
 
@@ -130,24 +125,44 @@ class Natural:
 
         levels: whole numbers of any dtype
         """
-        size, sent = np.abs(levels).astype(np.float64, copy=False), sent.astype(np.float64)
-        plain, at_the_end = np.zeros(len(levels), np.int64), np.zeros(1, np.int64)
+        size, plain = np.abs(levels).astype(np.float64, copy=False), np.zeros(len(levels), np.int64)
+        at_the_end: np.ndarray | int = 0
         if size.max(initial=0) >= UNARY:
             beyond = size >= UNARY
-            at_the_end = _count(beyond.astype(np.float64), self._contexts)
+            at_the_end = self._count(beyond)
             long, at = np.nonzero(beyond)
             np.add.at(plain, long, gamma_length(size[long, at].astype(np.int64) - UNARY + 1))
             np.minimum(size, UNARY, out=size)
-        sizes = _count(size, self._contexts)
-        nonzero = _count(np.minimum(size, 1.0, out=size), self._contexts)
-        plain += nonzero.sum(axis=1)  # signs
-        no = [_count(sent, self._part_contexts) - nonzero, nonzero - at_the_end]
-        yes = [nonzero, sizes - nonzero]
+        sizes, nonzero = self._count(size), self._count(size != 0)
+        plain += nonzero.sum(axis=0)  # signs
+        of_sent = (self._of_parts @ sent.T).astype(np.int64)  # numbers of each pair of contexts, parts of each kind
+        pairs, k = len(sizes), len(of_sent) - len(sizes)
+        no, yes = np.zeros((2, 2 * pairs + k, len(levels)), np.int64)
+        np.subtract(of_sent[:pairs], nonzero, out=no[:pairs])
+        np.subtract(nonzero, at_the_end, out=no[pairs : 2 * pairs])
+        yes[:pairs] = nonzero
+        np.subtract(sizes, nonzero, out=yes[pairs : 2 * pairs])
         if not self.everything:
-            yes.append(_count(sent, self._kinds))
-            no.append(self._kinds.sum(axis=0).astype(np.int64) - yes[-1])
-        units = context_units(np.concatenate(no, axis=1), np.concatenate(yes, axis=1)).sum(axis=1)
-        return 8 * whole_bytes(units + plain * int(1 / UNIT))
+            np.subtract(self._kinds.sum(axis=0, dtype=np.int64)[:, None], of_sent[pairs:], out=no[2 * pairs :])
+            yes[2 * pairs :] = of_sent[pairs:]
+        plain *= int(1 / UNIT)
+        plain += context_units(no, yes).sum(axis=0)
+        return 8 * whole_bytes(plain)
+
+    def _count(self, numbers: np.ndarray) -> np.ndarray:
+        """(contexts, C) int64: sums of whole numbers (C, q) >= 0 over those that the contexts code; exact in any
+        order."""
+        if self.order == "C":
+            return (numbers.astype(np.float64, copy=False) @ self._contexts).T.astype(np.int64)
+        found = np.zeros((len(self._runs), len(numbers)), np.int64)
+        for total, run in zip(found, self._runs, strict=True):
+            own = numbers.T[run]
+            if own.dtype == bool:  # bytes: a sum of 255 of them fits into one
+                for low in range(0, len(own), 255):
+                    total += np.add.reduce(own[low : low + 255].view(np.uint8), axis=0, dtype=np.uint8)
+            else:
+                total[:] = own.sum(axis=0)
+        return found
 
     def to_bits(self, x: np.ndarray, uniforms: np.ndarray) -> tuple[bytes, int]:
         levels, sent = self.quantise(x[None], uniforms[None])
@@ -179,13 +194,12 @@ class Natural:
         """(C, parts) squared norms. A client's has the same bits whoever else is there."""
         if self.order == "C":  # the flags of a lone client say both
             return np.add.reduceat(z * z, self._starts, axis=1)
+        if len(z) == 1:  # whose numbers would be added up in another order
+            return self._squares(np.repeat(z.T, 2, axis=1).T)[:1]
         found = np.empty((len(self.parts), len(z)))
-        for first, stop, numbers in self._alike:  # number by number: NumPy adds a lone column up in another order
-            part = z.T[numbers].reshape(stop - first, -1, len(z))
-            total, square = found[first:stop], np.empty((stop - first, len(z)))
-            np.multiply(part[:, 0], part[:, 0], out=total)
-            for number in range(1, part.shape[1]):
-                total += np.multiply(part[:, number], part[:, number], out=square)
+        for first, stop, numbers in self._alike:
+            part = z.T[numbers].reshape(stop - first, self._lengths[first], len(z))
+            np.einsum("pnc,pnc->pc", part, part, out=found[first:stop])
         return found.T
 
     def _scale(self, z: np.ndarray, sent: np.ndarray, factor: float) -> None:
@@ -233,10 +247,16 @@ class Natural:
         """(q, contexts) float64, 1 where a number is coded by the contexts."""
         return np.repeat(np.sign(self._part_contexts), self._lengths, axis=0)
 
+    @cached_property
+    def _runs(self) -> list[slice]:
+        """For each pair of contexts which numbers it codes: neighbours."""
+        ends = np.concatenate([[0], np.cumsum(self._contexts.sum(axis=0).astype(np.int64))]).tolist()
+        return [slice(low, high) for low, high in zip(ends[:-1], ends[1:], strict=True)]
 
-def _count(numbers: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """(C, groups) int64: sums of whole numbers (C, n), exact in any order, where groups (n, groups) says."""
-    return (numbers @ groups).astype(np.int64)
+    @cached_property
+    def _of_parts(self) -> np.ndarray:
+        """(contexts + kinds, parts) float64: how many numbers of a part the contexts code, and its kind."""
+        return np.concatenate([self._part_contexts, self._kinds], axis=1).T.copy()
 
 
 @dataclass(frozen=True, slots=True)

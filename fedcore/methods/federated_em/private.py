@@ -215,14 +215,16 @@ def client_update(config: FederatedEMConfig, model: CurvedEM, message: ReleaseMe
     apart (`fedcore.methods.mixture_models.client_sums`); other models answer them one by one. No rows make this fail
     or warn: that would be seen, and would not be noised.
     """
-    # parameters that nobody can use fail here, for all clients alike
-    model.e_mean(message.theta, np.zeros((0, block.features)), np.zeros(2, np.int64))
     total, missing = np.zeros(model.q, np.int64), models.factory_of(config).missing
+    # Parameters that nobody can use fail for all clients alike: mixtures prepare them before they look at rows.
+    if not isinstance(model, Mixture):
+        model.e_mean(message.theta, np.zeros((0, block.features)), np.zeros(2, np.int64))
     with np.errstate(all="ignore"):
         if isinstance(model, Mixture):
             view = RowView(block.x, message.scaling.centre, message.scaling.scale, message.bound)
             for _, part in LeafRows(view, block.ptr, np.diff(block.ptr).astype(np.float64)).portions():
-                total += clipped_on_grid(model, message, part).sum(axis=0).astype(np.int64)
+                grid = clipped_on_grid(model, message, part)
+                total += (np.ones(len(grid)) @ grid).astype(np.int64)  # exact: whole numbers far below 2**53
             return {message.release: IntegerSum(total)}
         for client in range(block.clients):
             leaf = rows_of(block.slice(client, client + 1, block.leaf), message.scaling)

@@ -25,9 +25,9 @@ import numpy as np
 
 from fedcore.errors import RunError
 from fedcore.methods.federated_em import criteria, looks, models, start
-from fedcore.methods.federated_em.clients import PARTICIPATION, remembers, treats_clients_singly
 from fedcore.methods.federated_em.codecs import Codec
 from fedcore.methods.federated_em.config import FederatedEMConfig
+from fedcore.methods.federated_em.differences import PARTICIPATION, remembers, treats_clients_singly
 from fedcore.methods.federated_em.messages import (
     BITS_PER_NUMBER,
     InitialMemoryMessage,

@@ -18,8 +18,8 @@ import numpy as np
 
 from fedcore.errors import ConfigError, PopulationError
 from fedcore.methods.federated_em import models
-from fedcore.methods.federated_em.clients import remembers
 from fedcore.methods.federated_em.config import FederatedEMConfig
+from fedcore.methods.federated_em.differences import remembers
 from fedcore.methods.federated_em.messages import (
     BITS_PER_NUMBER,
     ClusterMessage,

@@ -27,6 +27,7 @@ Number = TypeVar("Number", int, np.ndarray)
 LANES = 8  # float64 numbers in 64 bytes: the widest vectors, and a line of the cache
 LONG = 32  # rows of a client from which on BLAS does well without its rows being turned
 KEPT_BYTES = 32 * 2**20  # of working memory, for each thread
+BUFFER = 64  # numbers; NumPy wants a multiple of 16
 TILE_BYTES = 2_000_000  # features and responsibilities of a tile; measured: smaller and larger ones are slower
 
 
@@ -254,6 +255,17 @@ _kept = threading.local()
 
 
 @contextmanager
+def uncopied_broadcasts() -> Iterator[None]:
+    """Inside it NumPy uses an operand like (n, 1) or (1, m) as it is. With its usual buffer, which several runs of the
+    other operand fit into, it copies it out first, which takes twice as long as the arithmetic."""
+    before = np.setbufsize(BUFFER)
+    try:
+        yield
+    finally:
+        np.setbufsize(before)
+
+
+@contextmanager
 def workspace(size: int) -> Iterator[Workspace]:
     """Working memory for tiles of `size` rows. A thread keeps its last one, because memory that the system has just
     handed out costs more than the work that is done in it; what it holds means nothing to the next answer."""
@@ -262,7 +274,8 @@ def workspace(size: int) -> Iterator[Workspace]:
         work = Workspace(padded(size))
     _kept.work = None
     try:
-        yield work
+        with uncopied_broadcasts():
+            yield work
     finally:
         if sum(array.nbytes for array in work.arrays.values()) <= KEPT_BYTES:
             _kept.work = work

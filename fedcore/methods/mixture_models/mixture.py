@@ -21,6 +21,7 @@ from fedcore.methods.mixture_models.client_sums import (
     client_totals,
     divisors_of,
     fill,
+    padded,
     padded_tiles,
     row_tiles,
     take_into,
@@ -169,7 +170,8 @@ class Mixture(ABC):
         """
         prepared, size, rows_of_clients = self._prepared(theta), self._tile(y), np.diff(ptr)
         sums = np.empty((len(ptr) - 1, self.q))
-        sums[(rows_of_clients == 0) | (rows_of_clients > size)] = 0.0  # in no tile, or in several that are added up
+        several = rows_of_clients > padded(size)  # in several tiles, which are added up
+        sums[(rows_of_clients == 0) | several] = 0.0
         counts = client_totals(ptr, weights)
         with workspace(size) as work:
             for tile in padded_tiles(ptr, size):
@@ -189,16 +191,17 @@ class Mixture(ABC):
                 own = self._by_client(r, z, work, each)
                 if gaps is not None:
                     self._add_gaps(theta, gaps.without(tile.padding), each, own, shared, w)
-                if tile.whole and isinstance(tile.clients, slice):
-                    self.layout.pack(own, shared, out=sums[tile.clients])
-                    continue
+                there = tile.whole and isinstance(tile.clients, slice)
                 together = work.array("packed", work.columns // LANES, self.q)[: len(own)]
-                own = self.layout.pack(own, shared, out=together)
-                if tile.whole:
-                    sums[tile.clients] = own
+                own = self.layout.pack(own, shared, out=sums[tile.clients] if there else together)
+                if tile.whole:  # while it is in the cache
+                    own *= 1.0 / divisors_of(counts[tile.clients])[:, None]
+                    if not there:
+                        sums[tile.clients] = own
                 else:
                     sums[tile.clients] += own
-        sums *= 1.0 / divisors_of(counts)[:, None]
+        if several.any():
+            sums[several] *= 1.0 / divisors_of(counts[several])[:, None]
         return sums, counts
 
     def _add_gaps(
@@ -278,7 +281,7 @@ def responsibilities(log_joint: np.ndarray) -> np.ndarray:
     """Softmax over the first axis, in place: (G, n), every column adds up to 1."""
     log_joint -= log_joint.max(axis=0)
     np.exp(log_joint, out=log_joint)
-    log_joint /= log_joint.sum(axis=0)
+    log_joint *= 1.0 / log_joint.sum(axis=0)
     return log_joint
 
 

@@ -185,38 +185,37 @@ class NaturalUnits:
 
     def _axes_forward(self, differences: np.ndarray) -> np.ndarray:
         z = np.array(differences.T, np.float64, order="C")
-        counts, first, second = self._axes(z)
-        mu, known = self._mu[:, :, None], counts[:, None]
+        known, first, second = self._axes(z)
+        mu, twice, squared = self._axis_shifts
         shift = mu * known
         first -= shift
-        shift += first
-        shift += first  # 2 d1 - mu d0
-        shift *= mu
-        second -= shift
-        second *= 1.0 / self._variances[:, :, None]
-        second -= known
+        second -= np.multiply(twice, first, out=shift)
+        second -= np.multiply(squared, known, out=shift)
         z *= 1.0 / self._axis_sizes
         return z.T
 
     def _axes_backward(self, z: np.ndarray) -> np.ndarray:
         moments = np.multiply(z.T, self._axis_sizes, order="C")
-        counts, first, second = self._axes(moments)
-        mu, known = self._mu[:, :, None], counts[:, None]
-        second += known
-        second *= self._variances[:, :, None]
-        shift = mu * known
-        first += shift
-        np.subtract(first, shift, out=shift)
-        shift += first  # 2 d1 - mu d0
-        shift *= mu
+        known, first, second = self._axes(moments)
+        mu, twice, squared = self._axis_shifts
+        shift = squared * known
         second += shift
+        second += np.multiply(twice, first, out=shift)
+        first += np.multiply(mu, known, out=shift)
         return moments.T
 
+    @cached_property
+    def _axis_shifts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(G, d, 1) each: mu, 2 mu, mu^2 + v. With c1 = d1 - mu d0, d2 - mu (2 d1 - mu d0) - v d0 is
+        d2 - 2 mu c1 - (mu^2 + v) d0."""
+        mu = self._mu[:, :, None]
+        return mu, 2 * mu, mu * mu + self._variances[:, :, None]
+
     def _axes(self, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Views of (q, C): (G, C), (G, d, C) and (G, d, C)."""
+        """Views of (q, C): (G, 1, C), (G, d, C) and (G, d, C)."""
         g, d = self._mu.shape
         low = g + g * d
-        return columns[:g], columns[g:low].reshape(g, d, -1), columns[low:].reshape(g, d, -1)
+        return columns[:g, None], columns[g:low].reshape(g, d, -1), columns[low:].reshape(g, d, -1)
 
     # --- full covariances: every component by one matrix --------------------------------------------------------------
 
@@ -267,8 +266,8 @@ class NaturalUnits:
     def _axis_sizes(self) -> np.ndarray:
         """(q, 1) what moments about mu are divided by, diagonal covariances only."""
         own = self._root[:, None] * np.sqrt(self._variances)
-        second = np.repeat(np.sqrt(2.0) * self._root, self.model.features)
-        return np.concatenate([self._root, own.ravel(), second])[:, None]
+        second = np.sqrt(2.0) * self._root[:, None] * self._variances
+        return np.concatenate([self._root, own.ravel(), second.ravel()])[:, None]
 
     @cached_property
     def _variances(self) -> np.ndarray:
