@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from fedcore.methods.histograms import Histograms
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
+from fedcore.rounds.engine import InProcessBackend
 from fedcore.training import output_parts
 from fedcore.training.output_parts import Parts, part_file
 from fedcore.training.personalise import personalise
@@ -106,6 +108,32 @@ def test_two_processes_write_the_same_bytes_as_one(tmp_path, rows):
         assert told["clients"] == 9
     assert contents(tmp_path / "alone" / "out.csv") == contents(tmp_path / "shared" / "out.csv")
     assert not list((tmp_path / "shared").glob(".*"))
+
+
+class Elsewhere:
+    """A backend that answers while this process writes."""
+
+    def __init__(self):
+        self.threads = set()
+
+    def map_blocks(self, *asked):
+        self.threads.add(threading.get_ident())
+        return InProcessBackend().map_blocks(*asked)
+
+
+def test_who_answers_while_it_is_written_writes_the_same_bytes(tmp_path, counted, monkeypatch):
+    """Also after an interruption that left a damaged part."""
+    population, run = counted
+    personalise(run.path, population.path, tmp_path / "alone.csv")
+    for name, kept in (("shared", 0), ("cut", 3)):
+        dest, elsewhere = tmp_path / f"{name}.csv", Elsewhere()
+        if kept:
+            interrupted(monkeypatch, run, population, dest, after=8)  # four blocks
+            part_file(tmp_path / f".{name}.csv.parts", 2).write_bytes(b"")
+        told = personalise(run.path, population.path, dest, backend=elsewhere, at_once=2)
+        assert told.get("blocks_kept", 0) == kept and elsewhere.threads - {threading.get_ident()}
+        assert dest.read_bytes() == (tmp_path / "alone.csv").read_bytes()
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_what_was_done_is_not_done_again(tmp_path, counted, monkeypatch):

@@ -33,6 +33,7 @@ OTHERS = stat.S_IRWXG | stat.S_IRWXO  # what a private file or folder allows to 
 LONGEST_NAME = 255  # bytes of a file's name, for most file systems
 ODD_FILES = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
 PARTIAL = re.compile(r"\.(?P<name>.+)\.\d+(\.[0-9a-f]{8})?\.partial")  # of a file that is being written
+FLUSHED_AT_ONCE = 8  # files whose flushing is awaited together, for which a journal commits once
 ABANDONED = 3600.0  # seconds after which nobody writes a file any more that takes milliseconds
 LOST_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")  # what pathlib makes of a URL
 
@@ -204,17 +205,25 @@ def opened(path: Path, mode: Literal["wb", "ab", "w"] = "wb", private: bool = Fa
 
 def seal(folder: Path) -> None:
     """Make a local folder durable with all below it, and private with all below it if it is private itself: for what
-    a library has written there.
+    a library has written there. Nothing may count on any part of it before.
     """
-    private = is_private(folder)
+    private, found = is_private(folder), list[Path]()
     for where, _, names in os.walk(folder):
+        inside = [Path(where, name) for name in names]
         if private:
             os.chmod(where, 0o700)
-        for name in names:
-            if private:
-                os.chmod(os.path.join(where, name), 0o600)
-            flush(Path(where, name))
-        flush(Path(where))
+            for file in inside:
+                os.chmod(file, 0o600)
+        found += [*inside, Path(where)]
+    if FLUSHED_AT_ONCE == 1:
+        for path in found:
+            flush(path)
+        return
+    from concurrent.futures import ThreadPoolExecutor  # late: most commands seal nothing
+
+    with ThreadPoolExecutor(min(FLUSHED_AT_ONCE, len(found))) as pool:
+        for _ in pool.map(flush, found):
+            pass
 
 
 def sweep_partials(path: Path) -> None:

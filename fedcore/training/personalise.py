@@ -5,7 +5,8 @@ They contain each client's own data and are not differentially private: they are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -76,13 +77,18 @@ def personalise(
             asked = (method, population.location, population.version, folder, digests, str(parts.folder.absolute()))
             together = _Joined(files, parts, population)
             kept = set(parts.there(blocks))
-            for low in range(0, blocks, at_once):
-                lot = range(low, min(low + at_once, blocks))
+
+            def answer(lot: Iterable[int]) -> None:
                 if missing := [index for index in lot if index not in kept]:
                     backend.map_blocks(partial(_answer, *asked), state, missing, _sizes(population, missing))
+
+            lots = [range(low, min(low + at_once, blocks)) for low in range(0, blocks, at_once)]
+            for lot, settled in _answered(lots, answer, ahead=not isinstance(backend, InProcessBackend)):
                 for index in lot:
                     if not together.add(index):  # damaged
-                        backend.map_blocks(partial(_answer, *asked), state, [index], _sizes(population, [index]))
+                        settled()
+                        kept.discard(index)
+                        answer([index])
                         together.add(index)
                     if progress is not None:
                         progress(index + 1, blocks)
@@ -109,6 +115,24 @@ def _identity(run: Run, population: Population) -> dict[str, Any]:
         "population": [population.id, population.version, population.checksum],
         "fedcore": version("fedcore"),
     }
+
+
+def _answered(
+    lots: Sequence[range], answer: Callable[[range], None], ahead: bool
+) -> Iterator[tuple[range, Callable[[], object]]]:
+    """(each lot once it is answered, what waits until nothing is being answered). ahead: the next one is being answered
+    meanwhile, as other processes can while this one writes."""
+    if not ahead:
+        for lot in lots:
+            answer(lot)
+            yield lot, lambda: None
+        return
+    with ThreadPoolExecutor(1) as pool:
+        made = [pool.submit(answer, lot) for lot in lots[:1]]
+        for number, lot in enumerate(lots):
+            made[number].result()
+            made += [pool.submit(answer, following) for following in lots[number + 1 : number + 2]]
+            yield lot, partial(wait, made)
 
 
 def _sizes(population: Population, blocks: Sequence[int]) -> list[int]:

@@ -27,9 +27,9 @@ import zarr
 from fedcore.population import arrays, slots
 from fedcore.rounds import clients
 from fedcore.rounds.caches import BLOCKS, MEMORIES
+from fedcore.storage import files, remote_lock
 from fedcore.storage import objects as object_storage
 from fedcore.storage import process as processes
-from fedcore.storage import remote_lock
 
 RANDOM = re.compile(r"[0-9a-f]{32}|(?<=\.)\d+(\.[0-9a-f]{8})?(?=\.partial)|(?<=metrics-)[0-9a-f]{16}")
 FIRST_PID = 10**8  # larger than any that a system gives
@@ -145,6 +145,7 @@ class Machine:
                 stack.enter_context(mock.patch(f"{module}.this_process", self._holder))
             stack.enter_context(mock.patch.object(processes.Holder, "alive", self._alive()))
             stack.enter_context(mock.patch.object(clients, "is_high_latency", lambda _: False))  # reads in one order
+            stack.enter_context(mock.patch.object(files, "FLUSHED_AT_ONCE", 1))  # and flushes
             stack.enter_context(zarr.config.set({"async.concurrency": 1, "threading.max_workers": 1}))
             _watch(self)
             stack.callback(_watch, None)

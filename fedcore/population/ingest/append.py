@@ -23,9 +23,11 @@ from fedcore.population.columns import ColumnEntry
 from fedcore.population.ingest.batches import Account, MatrixBatch, Source, keyed_batches, matrix_batches
 from fedcore.population.ingest.documents import refuse_other_halves
 from fedcore.population.ingest.indices import KnownClients, Newcomers
+from fedcore.population.ingest.known_keys import KnownKeys
 from fedcore.population.ingest.readings import readings_again
 from fedcore.population.ingest.sources import Options
 from fedcore.population.ingest.spill import (
+    KEYS_SHARE,
     Clients,
     LargeClient,
     Layout,
@@ -197,8 +199,10 @@ def _index_keyed(
 ) -> None:
     """Sorts the source by client id, finds the known clients, and spills all by client index."""
     by_id = Spill(folder / "id", spill.layout, memory // SPILL_SHARE)
+    keys = KnownKeys(keys_of, by_id.memory // KEYS_SHARE)
     for batch in keyed_batches(source, account, parent.manifest.nfc):
-        spill_batch(by_id, batch)
+        spill_batch(by_id, batch, keys)
+    del keys  # its memory, before the sorting
     account.settle()
     known = KnownClients(parent, folder / "known", memory // SPILL_SHARE)
     for clients in by_id.clients():

@@ -18,6 +18,7 @@ import numpy as np
 from fedcore.errors import IngestError
 
 MISSING = ("", "NA", "NaN", "nan", "null")  # of a number
+LINE_BREAK = ord("\n")
 LONGEST_RECORD = 64 << 20  # bytes; a longer one is taken for a lost quotation mark
 
 
@@ -30,7 +31,7 @@ class Block:
 
     @property
     def lines(self) -> int:
-        return self.data.count(b"\n") + (not self.data.endswith(b"\n"))
+        return _breaks(self.data) + (not self.data.endswith(b"\n"))
 
 
 def blocks(file: Path, size: int, quotes: bool = True) -> Iterator[Block]:
@@ -49,7 +50,7 @@ def blocks(file: Path, size: int, quotes: bool = True) -> Iterator[Block]:
                 if cut:
                     block = Block(line, rest[:cut])
                     yield block
-                    line, rest = line + block.data.count(b"\n"), rest[cut:]
+                    line, rest = line + _breaks(block.data), rest[cut:]
                 if not piece:
                     return
                 if len(rest) > LONGEST_RECORD + size:
@@ -58,9 +59,23 @@ def blocks(file: Path, size: int, quotes: bool = True) -> Iterator[Block]:
         raise IngestError(f"{file} cannot be read: {error.strerror}.", "Check the path and its permissions.") from error
 
 
+def _breaks(data: bytes) -> int:
+    """How many line breaks; without the interpreter's lock, which `bytes.count` holds, and faster."""
+    return int(np.count_nonzero(np.frombuffer(data, np.uint8) == LINE_BREAK))
+
+
+def _has_blank_line(data: bytes) -> bool:
+    if data.startswith((b"\n", b"\r\n")):
+        return True
+    held = np.frombuffer(data, np.uint8)
+    breaks = np.flatnonzero(held == LINE_BREAK)
+    apart = np.diff(breaks)
+    return bool((apart == 1).any() or (held[breaks[1:][apart == 2] - 1] == ord("\r")).any())
+
+
 def _last_record_end(data: bytes, quoted: bool) -> int:
     """Position after the last line break, if quoted outside quotation marks; 0 if there is none."""
-    quotes = quoted and data.count(b'"')
+    quotes = quoted and b'"' in data
     end = len(data)
     while True:
         end = data.rfind(b"\n", 0, end)
@@ -156,9 +171,10 @@ def parse_quickly(
     import pyarrow as pa
     import pyarrow.csv as arrow_csv
 
-    blank = block.data.startswith((b"\n", b"\r\n")) or b"\n\n" in block.data or b"\n\r\n" in block.data
     quoted = b'"' in block.data
-    if blank or len(delimiter.encode()) > 1 or (quoted and not _plainly_quoted(block.data, delimiter)):
+    if len(delimiter.encode()) > 1 or _has_blank_line(block.data):
+        return None
+    if quoted and not _plainly_quoted(block.data, delimiter):
         return None
     try:
         table = arrow_csv.read_csv(

@@ -25,12 +25,14 @@ from fedcore.population.ingest import append as appending
 from fedcore.population.ingest import calendars, sources
 from fedcore.population.ingest.batches import Account, Source, keyed_batches, matrix_batches
 from fedcore.population.ingest.documents import halves_of
+from fedcore.population.ingest.known_keys import KnownKeys
 from fedcore.population.ingest.readings import Bound
 from fedcore.population.ingest.sources import Format, Options, Where, WhoseRows
 from fedcore.population.ingest.sources_frames import FrameSource
 from fedcore.population.ingest.sources_table import TableSource
 from fedcore.population.ingest.sources_text import Tokeniser
 from fedcore.population.ingest.spill import (
+    KEYS_SHARE,
     LAST_KEY,
     Clients,
     LargeClient,
@@ -310,9 +312,10 @@ def sorted_clients(
     """
     low, high = (0, LAST_KEY) if calendar is None else key_range(calendar)
     spill = Spill(folder, Layout(source.kind, source.features, source.dtype), memory, low, high)
-    keyed = keys_of if calendar is None else keys_by_period(calendar)
+    known = KnownKeys(keys_of if calendar is None else keys_by_period(calendar), memory // KEYS_SHARE)
     for batch in keyed_batches(source, account, nfc):
-        spill_batch(spill, batch, keyed)
+        spill_batch(spill, batch, known)
+    del known  # its memory, before the sorting
     account.settle()
     yield from spill.clients()
 

@@ -62,7 +62,8 @@ class Reading:
     def read(self, column, missing: frozenset[str]) -> Values:
         """column: an Arrow array, of numbers where the kind is number; missing: texts that stand for nothing"""
         if self.kind == "number":
-            return column.fill_null(np.nan).to_numpy(zero_copy_only=False)[:, None], np.zeros(len(column), bool), str
+            there = column.fill_null(np.nan) if column.null_count else column
+            return there.to_numpy(zero_copy_only=False)[:, None], np.zeros(len(column), bool), str
         if self.kind == "date" and _is_time(column.type):
             return self._seconds_in_unit(_since(column))[:, None], np.zeros(len(column), bool), str
         coded = column.dictionary_encode()

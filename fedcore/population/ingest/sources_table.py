@@ -199,7 +199,8 @@ class TableSource:
         if self.kind == "rows":
             x = self._rows(account, columns, where, good)
             for half, mine in self._parts(heldout, second, good):
-                yield Batch(half, *self._renamed(names, codes[mine]), x=x[mine])
+                unique, owners = self._renamed(names, codes[mine])
+                yield Batch(half, unique, owners, x=x if mine.all() else x[mine])
             return
         tokens, amounts = self._counts(account, columns, where, good)
         if self.kind == "words":
@@ -259,10 +260,11 @@ class TableSource:
     @staticmethod
     def _renamed(names: list[str], codes: np.ndarray) -> tuple[list[str], np.ndarray]:
         """Only the clients that still have a row."""
-        if not len(codes):
-            return [], codes
-        kept, codes = np.unique(codes, return_inverse=True)
-        return [names[code] for code in kept.tolist()], codes
+        there = np.zeros(len(names), bool)
+        there[codes] = True
+        if there.all():
+            return names, codes
+        return [names[code] for code in np.flatnonzero(there).tolist()], (np.cumsum(there) - 1)[codes]
 
     def _owners(
         self, account: Account, file: TableFile, piece: Piece, good: np.ndarray
@@ -274,7 +276,8 @@ class TableSource:
         coded = clients.dictionary_encode()
         names = coded.dictionary.to_pylist()
         faults = self._faults(names)
-        codes = coded.indices.fill_null(len(names)).to_numpy(zero_copy_only=False).astype(np.int64)
+        indices = coded.indices.fill_null(len(names)) if clients.null_count else coded.indices
+        codes = indices.to_numpy(zero_copy_only=False).astype(np.int64)
         if any(faults) or clients.null_count:
             faults.append("the client id is missing")
             good &= ~np.array([bool(fault) for fault in faults])[codes]

@@ -21,11 +21,13 @@ from fedcore.population import identifiers
 from fedcore.population.blocks import Kind
 from fedcore.population.checks import LARGEST_COUNT, Rows
 from fedcore.population.ingest.batches import Batch
+from fedcore.population.ingest.known_keys import KnownKeys
 from fedcore.population.periods import Calendar
 from fedcore.population.words import RECORD, checked_words
 from fedcore.population.writer import PopulationWriter
 
 FAN_OUT = 64
+KEYS_SHARE = 4  # of a spill's memory, what known keys take while it is filled
 ID_COST = 48  # bytes that one logged id costs while it is sorted, beside its record and text
 KEY = [("k1", "<u8"), ("k2", "<u8")]
 ID = np.dtype([*KEY, ("length", "<i8")])
@@ -126,6 +128,38 @@ class _Bucket:
 
 
 @dataclass
+class _Held:
+    """Records in one array, which is used again once they were taken.
+
+    usual: how many there may be without another array; its pages cost nothing until they are filled
+    """
+
+    dtype: np.dtype
+    usual: int
+    count: int = 0
+    _array: np.ndarray | None = None
+
+    def room(self, records: int) -> np.ndarray:
+        """(records,), where the next ones are to be written."""
+        start, stop = self.count, self.count + records
+        if self._array is None or stop > len(self._array):
+            larger = np.empty(self.usual + stop, self.dtype)
+            if self._array is not None:
+                larger[:start] = self._array[:start]
+            self._array = larger
+        self.count = stop
+        return self._array[start:stop]
+
+    def taken(self) -> np.ndarray:
+        """All of them, until the next are written over them."""
+        count, self.count = self.count, 0
+        return np.empty(0, self.dtype) if self._array is None else self._array[:count]
+
+    def release(self) -> None:
+        self.count, self._array = 0, None
+
+
+@dataclass
 class Spill:
     """Collects records by key and hands whole clients on in the order of (k1, k2).
 
@@ -140,10 +174,14 @@ class Spill:
     high: int = LAST_KEY
     heldout: bool = False  # whether there is a held-out part, if only an empty one
     fan_out: int = FAN_OUT
-    _held: dict[str, list[np.ndarray]] = field(default_factory=lambda: {log: [] for log in LOGS})
+    _held: dict[str, _Held] = field(default_factory=dict)
     _size: int = 0
-    _named: np.ndarray | None = None
     _buckets: list[_Bucket] | None = None
+
+    def __post_init__(self) -> None:
+        for log in LOGS:
+            dtype = self._dtype(log)
+            self._held[log] = _Held(dtype, self.memory // dtype.itemsize)
 
     # ---- in
 
@@ -151,50 +189,36 @@ class Spill:
         """Names clients: keys (C, 2), ids (C). Every client must be named at least once."""
         if not len(ids):
             return
-        fresh = self._fresh(keys)
-        if not fresh.all():
-            keys, ids = keys[fresh], [ids[place] for place in np.flatnonzero(fresh).tolist()]
-            if not ids:
-                return
         text, lengths = identifiers.encode(list(ids))
-        record = np.empty(len(ids), ID)
+        record = self._held["ids"].room(len(ids))
         record["k1"], record["k2"], record["length"] = keys[:, 0], keys[:, 1], lengths
-        self._hold("ids", record)
-        self._hold("text", text)
-
-    def _fresh(self, keys: np.ndarray) -> np.ndarray:
-        """(C,) bool: False only for clients that were named before; a small cache, so some are named again."""
-        if self._named is None:
-            size = 1 << max((self.memory // 64).bit_length() - 1, 4)
-            self._named = np.full((size, 2), LAST_KEY, np.uint64)
-        slot = (keys[:, 0] & np.uint64(len(self._named) - 1)).astype(np.int64)
-        fresh = (self._named[slot] != keys).any(axis=1)
-        self._named[slot] = keys
-        return fresh
+        self._held["text"].room(len(text))[:] = text
+        self._filled("ids", record)
+        self._filled("text", text)
 
     def add_counts(self, heldout: bool, keys: np.ndarray, tokens: np.ndarray, amounts: np.ndarray) -> None:
         """keys (n, 2), tokens (n,), amounts (n,) int64: one count each."""
-        record = np.empty(len(tokens), self.layout.record)
+        log = "heldout" if heldout else "train"
+        record = self._held[log].room(len(tokens))
         record["k1"], record["k2"], record["token"], record["amount"] = keys[:, 0], keys[:, 1], tokens, amounts
-        self._hold("heldout" if heldout else "train", record)
+        self._filled(log, record)
 
     def add_rows(self, heldout: bool, keys: np.ndarray, x: np.ndarray) -> None:
         """keys (n, 2), x (n, D) or (n,) records of words: one dense row, or one word, each."""
-        record = np.empty(len(x), self.layout.record)
+        log = "heldout" if heldout else "train"
+        record = self._held[log].room(len(x))
         record["k1"], record["k2"], record["x"] = keys[:, 0], keys[:, 1], x
-        self._hold("heldout" if heldout else "train", record)
+        self._filled(log, record)
 
     def _hold(self, log: str, records: np.ndarray) -> None:
-        if len(records):
-            self._held[log].append(records)
-            self._size += records.nbytes + (ID_COST * len(records) if log == "ids" else 0)
+        self._held[log].room(len(records))[:] = records
+        self._filled(log, records)
+
+    def _filled(self, log: str, records: np.ndarray) -> None:
+        self._size += records.nbytes + (ID_COST * len(records) if log == "ids" else 0)
         # Ids and their text are cut together, so the buffer is only emptied when both are in.
         if self._size > self.memory and log != "ids":
             self._distribute()
-
-    def _take(self, log: str, dtype: np.dtype) -> np.ndarray:
-        pieces, self._held[log] = self._held[log], []
-        return np.concatenate(pieces) if pieces else np.zeros(0, dtype)
 
     def _distribute(self) -> None:
         """Empties the buffer into the files of the buckets."""
@@ -203,13 +227,13 @@ class Spill:
             for bucket in self._buckets:
                 bucket.folder.mkdir(parents=True, exist_ok=True)
         for log in ("train", "heldout"):
-            records = self._take(log, self.layout.record)
+            records = self._held[log].taken()
             order, bounds = self._ranges(records["k1"])
             for bucket, low, high in zip(self._buckets, bounds[:-1], bounds[1:], strict=True):
                 if high > low:
-                    _append(bucket.file(log), records[order[low:high]])
+                    _append(bucket.file(log), records.take(order[low:high]))
                     bucket.size += int(high - low) * records.itemsize
-        ids, text = self._take("ids", ID), self._take("text", np.dtype(np.uint8))
+        ids, text = self._held["ids"].taken(), self._held["text"].taken()
         starts = np.concatenate([[0], np.cumsum(ids["length"])])
         order, bounds = self._ranges(ids["k1"])
         for bucket, low, high in zip(self._buckets, bounds[:-1], bounds[1:], strict=True):
@@ -234,10 +258,12 @@ class Spill:
     def clients(self) -> Iterator[Clients | LargeClient]:
         """Every client once, in the order of (k1, k2); empties the spill."""
         if self._buckets is None:
-            if self._held["ids"]:
-                yield self._sorted(*[self._take(log, self._dtype(log)) for log in LOGS])
+            if self._held["ids"].count:
+                yield self._sorted(*[self._held[log].taken() for log in LOGS])
             return
         self._distribute()
+        for held in self._held.values():
+            held.release()
         for bucket in self._buckets:
             if bucket.one_client is None:
                 continue
@@ -322,9 +348,10 @@ class Spill:
             pairs = zip(records["k1"].tolist(), records["k2"].tolist(), strict=True)
             position = np.array([place[pair] for pair in pairs], np.int64)
         if self.layout.kind != "counts":
-            order = np.argsort(position, kind="stable")
+            small = position.astype(np.uint16) if clients <= 1 << 16 else position  # which NumPy sorts by radix
+            order = np.argsort(small, kind="stable")
             ptr = np.concatenate([[0], np.cumsum(np.bincount(position, minlength=clients))])
-            return ptr, records["x"][order]
+            return ptr, records["x"].take(order, axis=0)
         totals = np.bincount(position, weights=records["amount"], minlength=clients)
         if len(totals) and totals.max() > LARGEST_COUNT:
             raise too_many(names[int(totals.argmax())])
@@ -364,15 +391,15 @@ def _pieces(file: Path, dtype: np.dtype, records: int) -> Iterator[np.ndarray]:
             yield piece
 
 
-def spill_batch(spill: Spill, batch: Batch, keyed: Callable[[Sequence[str]], np.ndarray] = keys_of) -> None:
-    """Adds a batch of a keyed source, by the hash of its client ids. keyed: (C, 2) uint64, keys in another order."""
-    keys = keyed(batch.ids)
+def spill_batch(spill: Spill, batch: Batch, known: KnownKeys) -> None:
+    """Adds a batch of a keyed source, by the hash of its client ids."""
+    keys, new = known(batch.ids)
     spill.heldout |= batch.heldout
-    spill.add(keys, batch.ids)
+    spill.add(keys[new], [batch.ids[place] for place in np.flatnonzero(new).tolist()])
     if batch.x is not None:
-        spill.add_rows(batch.heldout, keys[batch.codes], batch.x)
+        spill.add_rows(batch.heldout, keys.take(batch.codes, axis=0), batch.x)
     elif batch.tokens is not None and batch.amounts is not None:
-        spill.add_counts(batch.heldout, keys[batch.codes], batch.tokens, batch.amounts)
+        spill.add_counts(batch.heldout, keys.take(batch.codes, axis=0), batch.tokens, batch.amounts)
 
 
 def write_clients(writer: PopulationWriter, clients: Clients | LargeClient) -> None:
