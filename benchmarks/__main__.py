@@ -22,6 +22,7 @@ NAMES = {
     "perma_mnist": "PerMA on the MNIST table: seconds beside the paper's and beside a loop over clients",
     "private_gmm": "passes of a private mixture over 100 rows for each client: seconds against NumPy, memory",
     "scale": "rounds at 10,000 to --clients clients, 1 to 4 workers, cached or not: seconds and memory",
+    "plan": "what `fedcore plan` promises of a run of every method, over what the run took",
     "peers": "one iteration of what other libraries offer, on the same rows and one core",
     "orchestration": "what Prefect, its server, Dask and the run store take of a round, cheap or of a second",
     "startup": "seconds of small commands in fresh processes, with a Prefect server and without",
@@ -80,6 +81,8 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument("--json", action="store_true", help="print one object")
         one.add_argument("--history", type=Path, metavar="FILE", help="append what was measured to this file")
         one.add_argument("--clients", type=int, help="size of the population")
+        one.add_argument("--least", type=int, help="of `scale`: the smallest size")
+        one.add_argument("--only", nargs="+", default=[], metavar="CASE", help="of `scale` and `plan`: these cases")
         one.add_argument("--workers", type=int)
         one.add_argument("--repeats", type=int, default=3)
         one.add_argument("--runs", type=int, default=50, help="of `serve`: so many, one after the other")

@@ -43,6 +43,12 @@ class Trained:
         (first, before), (last, after) = seen[0], seen[-1]
         return (after - before) / (last - first)
 
+    def cpu_of_rounds(self) -> float:
+        """CPU-seconds from the first commit to that of the last round; NaN if one of them was not seen."""
+        if not self.spent or self.spent[0][0] != 0 or self.spent[-1][0] != len(self.metrics):
+            return float("nan")
+        return self.spent[-1][1] - self.spent[0][1]
+
     @property
     def peaks(self) -> dict[str, float]:
         return {"flow_MiB": self.flow / 2**20, **({"worker_MiB": self.worker / 2**20} if self.worker else {})}
@@ -63,22 +69,7 @@ def train(
     at the run as it goes, every POLL seconds. Raises RuntimeError with what the command said if it failed."""
     given = {KEPT[0]: KEPT[1], **os.environ, **environment}
     with tempfile.TemporaryDirectory() as folder:
-        words = [
-            sys.executable,
-            "-m",
-            "fedcore.cli",
-            "train",
-            method,
-            str(population),
-            "--runs",
-            folder,
-            "--json",
-            "--cache",
-            f"{cache}MiB",
-            *(["--local"] if workers is None else ["--workers", str(workers)]),
-            *(word for name, value in settings.items() for word in ("--set", f"{name}={value}")),
-            *more,
-        ]
+        words = _words("train", method, population, settings, folder, workers, cache, more)
         before, began, output = _children(), perf_counter(), Path(folder) / "output"
         with open(output, "w+") as told, open(Path(folder) / "errors", "w+") as said:
             process = subprocess.Popen(words, stdout=told, stderr=said, env=given)
@@ -105,6 +96,34 @@ def train(
             spent,
             tuple(run.info["plan"]),
         )
+
+
+def plan(
+    method: str,
+    population: Path,
+    settings: Mapping[str, object],
+    *,
+    workers: int | None = 2,
+    cache: int = 512,
+    more: Sequence[str] = (),
+) -> dict:
+    """What `fedcore plan` says of such a run, as JSON. Arguments and errors are those of `train`."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = _words("plan", method, population, settings, folder, workers, cache, more)
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip() or done.stdout.strip())
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _words(command: str, method: str, population: Path, settings, runs: str, workers, cache: int, more) -> list[str]:
+    return [
+        *(sys.executable, "-m", "fedcore.cli", command, method, str(population)),
+        *("--runs", runs, "--json", "--cache", f"{cache}MiB"),
+        *(["--local"] if workers is None else ["--workers", str(workers)]),
+        *(word for name, value in settings.items() for word in ("--set", f"{name}={value}")),
+        *more,
+    ]
 
 
 def _watch(process: subprocess.Popen, folder: Path) -> tuple[tuple[int, float], ...]:

@@ -8,7 +8,6 @@ rounds to whole numbers nor looks for rows that are not finite. A ratio of 1 is 
 Then `fedcore train private_gmm --local` on a tenth of the clients and on all of them: peak memory, seconds of a pass.
 """
 
-import os
 from collections import defaultdict
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from threadpoolctl import threadpool_limits
 from benchmarks import machine
 from benchmarks.command import train
 from benchmarks.measured import in_turns
+from benchmarks.populations import given_a_budget, kept
 from fedcore.methods.private_gmm.boxes import CUBE_BITS, SLACK, keys_of
 from fedcore.methods.private_gmm.config import PrivateGMMConfig
 from fedcore.methods.private_gmm.integer_rows import ONE
@@ -33,7 +33,7 @@ from fedcore.privacy.accounting import make_budget
 from fedcore.privacy.mechanisms import TestNoise
 from fedcore.rounds.method import PublicFacts
 from fedcore.rounds.statistics import merge
-from fedcore.training.budget import ledger_name, ledger_of, remember_head
+from fedcore.training.budget import ledger_name
 
 COLUMNS, COMPONENTS, SEPARATION, ROWS = 20, 5, 10.0, 100
 BATCH = 1024  # clients drawn together
@@ -51,10 +51,8 @@ def measure(options) -> dict:
 
 
 def population_of(folder: Path, clients: int) -> Population:
-    """Made block by block and kept; with a budget for records that no benchmark uses up."""
-    folder.mkdir(parents=True, exist_ok=True)
-    os.environ["FEDCORE_LEDGER"] = f"sqlite:///{(folder / 'ledger.sqlite').resolve()}"
-    path, truth = folder / f"separated-{clients}", mixture(COLUMNS, COMPONENTS, SEPARATION, 1)
+    """Made block by block and kept; with a budget for records."""
+    path, truth = kept(folder, f"separated-{clients}"), mixture(COLUMNS, COMPONENTS, SEPARATION, 1)
     if not path.exists():
         with PopulationWriter(
             path, "rows", COLUMNS, nominal_clients=clients, public_for_evaluation=PUBLIC, ledger=ledger_name()
@@ -64,10 +62,7 @@ def population_of(folder: Path, clients: int) -> Population:
                 rows, _ = sample(truth, count * ROWS, first + 1)
                 writer.write(client_names(first, count), (np.arange(count + 1) * ROWS, rows.astype(np.float32)))
             made = writer.commit(Provenance(sources=("benchmark",)))
-        ledger = ledger_of(made)
-        ledger.register(made.id)
-        ledger.set_budget(made.id, 1e6, 1e-10, unit="record")
-        remember_head(made, ledger)
+        given_a_budget(made, "record")
     return Population.open(path)
 
 

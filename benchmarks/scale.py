@@ -10,12 +10,15 @@ command `fedcore train` with Prefect, Dask and the store, on 1, 2 and 4 workers 
 round_s is of rounds when files are in the page cache and futures have their size; first_s is of the first pass of a
 fresh process after the pages of the population were dropped, where the system lets us (`posix_fadvise`). CPU-seconds
 are of all processes, from commit to commit. Cells that do not fit into memory are left out.
+
+--least N: no smaller sizes; --only CASE ...: these cases, whose populations alone are made; --repeats 0: no floors.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import NamedTuple
@@ -36,11 +39,14 @@ from fedcore.privacy.plan import PlannedRelease
 CLIENTS, WORKERS = 1_000_000, (1, 2, 4)
 SMALLEST = 10_000
 WARM_UP = 4  # rounds that fill caches and size the futures
-ROUNDS = {10_000: 200, 100_000: 60, 1_000_000: 14}  # of a long run, by clients; of more clients:
+ROUNDS = {10_000: 150, 100_000: 40, 1_000_000: 14}  # of a long run, by clients; of more clients:
 FEWEST_ROUNDS = 8
 UNIT = 100_000  # clients that per-client costs of larger populations are compared with
 HISTOGRAMS = {"overseed": 10}
-MIXTURES = {"components": COMPONENTS, "covariance": "diag", "monitor_every": 1_000_000}
+MIXTURES = {
+    **{"components": COMPONENTS, "covariance": "diag", "monitor_every": 1_000_000},
+    **{"start": "random", "cluster_rounds": 1, "restarts": 1, "pseudo_rows": 1.0},  # the start is not what is measured
+}
 
 
 class Case(NamedTuple):
@@ -63,41 +69,45 @@ CASES = (
 
 def measure(options) -> dict:
     workers = (options.workers,) if isinstance(options.workers, int) else options.workers
-    rows, each = [], {}
-    for clients in sizes(options.clients):
-        made = populations(options.dir, clients)
-        known = {name: floor for name, floor in floors_of(made, options.repeats)}
-        for case in CASES:
-            for number in workers if case.every else workers[-2:][:1]:
-                for blocks in ("cached", "store"):
-                    cache = cache_of(made[case.population], number) if blocks == "cached" else 0
-                    if cache is None:
-                        continue
-                    row = _row(case, made[case.population], number, cache, known.get(case.what))
-                    spent, cell = row.get("cpu_us_per_client"), (case.what, number, blocks)
-                    if clients == UNIT and spent:
-                        each[cell] = spent
-                    compared = {"cpu_of_100000": spent / each[cell]} if spent and cell in each else {}
-                    rows.append(
-                        {"what": case.what, "clients": clients, "workers": number, "blocks": blocks, **row, **compared}
-                    )
+    cases = [case for case in CASES if not options.only or case.what in options.only]
+    wanted = {case.population for case in cases}
+    made = {
+        clients: populations(options.dir, clients, wanted)
+        for clients in sizes(options.clients, options.least or SMALLEST)
+    }
+    known = {clients: dict(floors_of(made[clients], options.repeats)) if options.repeats else {} for clients in made}
+    rows = []
+    for case in cases:
+        for number in workers if case.every else workers[-2:][:1]:
+            for blocks in ("cached", "store"):
+                cells = {}  # sizes follow each other, so that they meet the same minutes
+                for clients, of_size in made.items():
+                    population = of_size[case.population]
+                    cache = cache_of(population, number) if blocks == "cached" else 0
+                    if cache is not None:
+                        cells[clients] = _row(case, population, number, cache, known[clients].get(case.what))
+                unit = cells.get(UNIT, {}).get("cpu_us_per_client")
+                for clients, row in cells.items():
+                    spent = row.get("cpu_us_per_client")
+                    compared = {"cpu_of_100000": spent / unit} if spent and unit else {}
+                    named = {"what": case.what, "clients": clients, "workers": number, "blocks": blocks}
+                    rows.append({**named, **row, **compared})
     return {"benchmark": "scale", "rows": rows}
 
 
-def sizes(most: int) -> list[int]:
-    """Powers of ten, and `most`."""
+def sizes(most: int, least: int) -> list[int]:
+    """`least` times powers of ten, and `most`."""
     found = []
     while not found or found[-1] * 10 <= most:
-        found.append(found[-1] * 10 if found else min(SMALLEST, most))
+        found.append(found[-1] * 10 if found else min(least, most))
     return found if found[-1] == most else [*found, most]
 
 
-def populations(folder: Path, clients: int) -> dict[str, Population]:
-    return {
-        "counts": reddit_like(folder, clients),
-        "rows": mixture_rows(folder, clients),
-        "ragged": mixture_rows(folder, clients, ragged=True),
-    }
+MAKERS = {"counts": reddit_like, "rows": mixture_rows, "ragged": partial(mixture_rows, ragged=True)}
+
+
+def populations(folder: Path, clients: int, wanted: Collection[str]) -> dict[str, Population]:
+    return {name: make(folder, clients) for name, make in MAKERS.items() if name in wanted}
 
 
 # --- floors ---------------------------------------------------------------------------------------------------------
@@ -112,9 +122,9 @@ class Floor(NamedTuple):
 
 def floors_of(made: dict[str, Population], repeats: int) -> Iterator[tuple[str, Floor]]:
     """By the name of a case; those whose arrays would take more than half of what is free are left out."""
-    counts, with_counts = made["counts"], _fits(5 * _decoded(made["counts"]))
+    counts = made.get("counts")
     with threadpool_limits(1):
-        if with_counts:
+        if counts is not None and _fits(5 * _decoded(counts)):
             matrix = floors.counts_in_memory(counts)
             settings = settings_of("reddit-like", {"clients": counts.n_clients})
             centres = true_centres(settings, 1)
@@ -123,7 +133,7 @@ def floors_of(made: dict[str, Population], repeats: int) -> Iterator[tuple[str, 
             yield "grid", _timed(floors.grid_sums(matrix, centres, centres.mean(axis=0)), repeats)
             del matrix
         for what, name in (("em", "rows"), ("ragged em", "ragged")):
-            if not _fits(3 * _decoded(made[name])):
+            if name not in made or not _fits(3 * _decoded(made[name])):
                 continue
             x = np.concatenate([made[name].read(index).x for index in range(len(made[name].blocks))]).astype(np.float64)
             means = mixture_means()

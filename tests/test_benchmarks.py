@@ -42,7 +42,9 @@ def quick(monkeypatch):
 
 
 def options(folder, **given):
-    return SimpleNamespace(**{"dir": folder, "clients": 20, "workers": 1, "repeats": 1, "peers": {}, **given})
+    return SimpleNamespace(
+        **{"dir": folder, "clients": 20, "workers": 1, "repeats": 1, "least": None, "only": [], "peers": {}, **given}
+    )
 
 
 def rows_of(result: dict) -> dict[str, dict]:
@@ -211,7 +213,9 @@ def test_scale(tmp_path, monkeypatch):
     assert first["of_floor"] == pytest.approx(0.375 / first["floor_s"]) and first["worker_MiB"] == 2.0
     assert {row["what"] for row in rows} == {"float", "grid", "em", "ragged em"}
     assert {cache for *_, cache in asked} >= {0} and max(cache for *_, cache in asked) >= 64
-    assert scale.sizes(10**6) == [40, 400, 4000, 40_000, 400_000, 10**6]
+    assert scale.sizes(10**6, 40) == [40, 400, 4000, 40_000, 400_000, 10**6]
+    only = scale.measure(options(tmp_path, clients=400, least=400, only=["em"], repeats=0))["rows"]
+    assert {(row["what"], row["clients"], "of_floor" in row) for row in only} == {("em", 400, False)}
 
 
 def test_noise_is_measured_beside_other_samplers(tmp_path, monkeypatch):
