@@ -34,7 +34,8 @@ class KnownKeys:
             slots = max(self._memory // (WORD * (words + 2)), 1)
             self._table = np.zeros((1 << (slots.bit_length() - 1), words + 2), np.uint64)
         words = self._table.shape[1] - 2
-        fits = lengths <= WORD * words if text.all() else np.zeros(len(lengths), bool)  # NUL is what fills a word
+        # NUL is what fills a word, and nothing else what fills a slot that is free
+        fits = (lengths > 0) & (lengths <= WORD * words) if text.all() else np.zeros(len(lengths), bool)
         spelled = _in_words(text, lengths, fits, words)
         slot = _slots(spelled, len(self._table))
         found = self._table[slot]
