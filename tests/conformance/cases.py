@@ -40,6 +40,7 @@ FAST = [
     "dictionaries/default",
     "dictionaries/statistics-omp",
     "dictionaries/private",
+    "dictionaries/background",
 ]
 SLOW = [
     "histograms/private-merged",

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from fedcore.errors import ConfigError, PopulationError, RunError
 from fedcore.methods.dictionaries import Dictionaries, DictionariesConfig
 from fedcore.methods.dictionaries.background import exposures, histogram, quantile
+from fedcore.methods.dictionaries.background_modes import BOUND
 from fedcore.methods.dictionaries.simulation import video
 from fedcore.methods.dictionaries.simulation.errors_against_truth import best_mask_scores, psnr
 from fedcore.randomness import stream
@@ -46,6 +47,7 @@ def test_background_and_masks_are_found(gain):
     np.testing.assert_allclose(out["rows_global"] + out["rows_local"], made.frames.reshape(18, -1), atol=1e-6)
     assert out["rows_shown"].all()
     assert ran.column("spread")[-1] == pytest.approx(0.0103, rel=0.1)  # noise of .01
+    assert ran.column("modes")[-1] == 0  # nothing sways
     if gain:
         median = np.median(made.frames, axis=0)
         assert miss(ran.state.common, made.background) > 5 + miss(median, made.background)
@@ -91,6 +93,62 @@ def test_a_client_moves_a_pixel_by_no_more_than_its_cut():
     np.testing.assert_allclose(answers[1][100], answers[2][100], rtol=1e-4)
 
 
+def lit(made, size=0.15):
+    """Its frames and backgrounds, with light that moves over them."""
+    down, across = np.mgrid[-1 : 1 : HIGH * 1j, -1 : 1 : WIDE * 1j]
+    sides = stream(4, "light").standard_normal((18, 2)) * size
+    light = 1 + np.einsum("tk,khw->thw", sides, np.stack([down, across]))[..., None]
+    return light * made.frames, light * made.background
+
+
+def test_light_that_moves_is_background():
+    frames, truth = lit(clip(gain=0.0))
+    ran = run(clients(frames), model="background")
+    assert list(ran.column("modes")[:4]) == [0, 0, 0, 4] and ran.column("modes")[-1] in (2, 3)
+    errors = [
+        np.mean((made.outputs()["rows_global"].reshape(truth.shape) - truth) ** 2)
+        for made in (ran, run(clients(frames), model="background", modes=0))
+    ]
+    assert psnr(errors[0]) > psnr(errors[1]) + 10
+    images = ran.state.common
+    np.testing.assert_allclose(images[1:] @ images[1:].T / images.shape[1], np.eye(len(images) - 1), atol=1e-9)
+    np.testing.assert_allclose(images[1:] @ np.stack([images[0], np.ones(HIGH * WIDE * 3)]).T, 0, atol=1e-9)
+
+
+def test_what_a_client_adds_to_the_modes_is_bounded():
+    frames, _ = lit(clip())
+    method = Dictionaries(DictionariesConfig(model="background"))
+    state = replace(run(clients(frames), model="background", rounds=12).state, phase="rounds")
+    message, answers = method.message(state), []
+    assert len(message.energies) >= 2
+    for value in (0.9, 1e6):
+        bad = frames.astype(np.float32).reshape(18, -1)[3:6]
+        bad[:, :300] = value
+        bad[0] += 40 * np.sqrt(message.energies[0]) * message.images[1].astype(np.float32)
+        statistics, _ = method.client_update(message, block_of([bad]), None)
+        bound = BOUND * np.sqrt(message.energies)
+        assert (np.abs(statistics["modes"].value()) <= bound[:, None] * message.cut * (1 + 1e-5)).all()
+        assert (np.abs(statistics["gram"].value()) <= np.outer(bound, bound) * (1 + 1e-9)).all()
+        answers.append(statistics["codes"].value())
+    assert all((answer.sum(axis=1) <= 1 + 1e-9).all() for answer in answers)
+
+
+def test_a_run_from_an_earlier_one_needs_fewer_rounds():
+    frames, truth = lit(clip(gain=0.0))
+    whole, first = clients(frames), run(clients(frames[:12]), model="background")
+    method = first.method
+    given = method.checked_warm_start(method.warm_start_of(first.state), "a run", whole.features)
+
+    def error(ran):
+        return psnr(np.mean((ran.outputs()["rows_global"].reshape(truth.shape) - truth) ** 2))
+
+    warm, cold = (run(whole, model="background", rounds=6, given=start) for start in (given, None))
+    assert len(warm.infos) == 7 and len(cold.infos) == 8
+    assert error(warm) > 39 > error(cold) + 10  # which has no modes after so few
+    fewer = Dictionaries(DictionariesConfig(model="background", modes=1)).checked_warm_start(given, "it", 900)
+    assert fewer["background"].shape == (2, 900) and np.allclose(fewer["energies"], given["energies"][:1])
+
+
 def test_exposures_are_those_of_most_pixels():
     image = stream(2, "image").random(4000)
     gains, offsets = np.array([0.7, 1.0, 1.6]), np.array([0.1, 0.0, -0.05])
@@ -130,8 +188,11 @@ def test_what_it_does_not_take():
     with pytest.raises(PopulationError, match="all pixels"):
         run(clients(np.full((6, 4, 4, 1), 0.5)), model="background")
     method, block = Dictionaries(DictionariesConfig(model="background")), clients(np.ones((2, 2, 2, 3)))
-    with pytest.raises(ConfigError, match="starts from nothing"):
-        method.checked_warm_start({"global": np.ones((1, 12))}, "it", 12)
+    for wrong in ({"global": np.ones((1, 12))}, {"background": np.ones((1, 11))}, {"background": np.ones((2, 12))}):
+        with pytest.raises(ConfigError, match="of it|it has no"):
+            method.checked_warm_start(wrong, "it", 12)
+    with pytest.raises(ConfigError, match="before it had"):
+        method.warm_start_of(method.init(facts(block)))
     with pytest.raises(RunError, match="before it had a background"):
         method.personalise(method.init(facts(block)), block, None)
 

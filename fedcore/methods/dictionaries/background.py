@@ -27,12 +27,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcore.errors import PopulationError
-from fedcore.methods.dictionaries.config import DictionariesConfig
 from fedcore.methods.dictionaries.robust import TO_STANDARD_DEVIATION
 from fedcore.population.blocks import RowsBlock
 from fedcore.randomness import stream
-from fedcore.rounds.method import Memory
-from fedcore.rounds.statistics import FloatSum, Statistic, Statistics
 
 SAMPLED = 8192  # pixels of a frame by which its gain, offset and spread are found
 FRAMES = 8  # of a client that are in memory together; its sums do not depend on where they are read from
@@ -52,7 +49,8 @@ class BackgroundMessage:
 
     phase:     "start": the histogram of its pixels; "mean": its mean image; "rounds": residuals by the shared image
     number:    of the round, from 1; seed: names the stream of the sampled pixels
-    image:     (d,) B, in the precision of messages; empty before there is one
+    images:    (1 + K, d) B and its modes, in the precision of messages; (0, d) before there is one
+    energies:  (K,) mean squares of the codes of modes; sketched: modes of which the first sketch is asked for
     low, high: range that pixels of the mean are cut to, and whose width is the most that an offset counts for
     cut:       c, or k of the biweight, in the units of the data; biweight: which of the two
     """
@@ -60,7 +58,9 @@ class BackgroundMessage:
     phase: str
     number: int
     seed: int
-    image: np.ndarray
+    images: np.ndarray
+    energies: np.ndarray
+    sketched: int
     low: float
     high: float
     cut: float
@@ -125,47 +125,6 @@ def shows_the_scene(gains: np.ndarray) -> np.ndarray:
     return (gains >= 1 / MOST_GAIN) & (gains <= MOST_GAIN)
 
 
-def predicted(image: np.ndarray, gains: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """(n, d) backgrounds g B + o of frames, in the precision of the image (d,)."""
-    dtype = image.dtype
-    return gains[:, None].astype(dtype) * image + offsets[:, None].astype(dtype)
-
-
-def add_sums(
-    frames: np.ndarray, image: np.ndarray, gains: np.ndarray, offsets: np.ndarray, message: BackgroundMessage
-) -> tuple[np.ndarray, np.ndarray, float]:
-    """((d,) sums of g w r, (d,) of g^2 w, sum of w r^2) over frames (n, d) with gains (n,) and offsets (n,).
-
-    In the precision of the frames, by tiles of pixels.
-    """
-    dtype, (n, d) = frames.dtype, frames.shape
-    first, second = gains.astype(dtype), (gains**2).astype(dtype)
-    up, down, loss, cut = np.empty(d, dtype), np.empty(d, dtype), 0.0, dtype.type(message.cut)
-    added = offsets[:, None].astype(dtype)
-    room, spare = np.empty((2, n, min(TILE, d)), dtype)
-    for low in range(0, d, TILE):
-        high = min(low + TILE, d)
-        rest, w = room[:, : high - low], spare[:, : high - low]
-        np.multiply(first[:, None], image[low:high], out=rest)
-        rest += added
-        np.subtract(frames[:, low:high], rest, out=rest)
-        if message.biweight:
-            np.divide(rest, cut, out=w)
-            np.clip(w, -1, 1, out=w)
-            np.multiply(w, w, out=w)
-            np.subtract(1, w, out=w)
-            np.multiply(w, w, out=w)
-        else:
-            np.abs(rest, out=w)
-            np.maximum(w, cut, out=w)
-            np.divide(cut, w, out=w)
-        np.matmul(second, w, out=down[low:high])
-        np.multiply(w, rest, out=w)
-        np.matmul(first, w, out=up[low:high])
-        loss += float(np.einsum("nm,nm->", w, rest))
-    return up, down, loss
-
-
 # --- histograms -----------------------------------------------------------------------------------------------------
 
 
@@ -186,64 +145,3 @@ def quantile(counts: np.ndarray, share: float) -> float:
     if place == 0:
         return 0.0
     return float(np.sign(place) * 2.0 ** ((abs(place) - 0.5) / PER_OCTAVE - OCTAVES))
-
-
-# --- a round --------------------------------------------------------------------------------------------------------
-
-
-def client_weight(config: DictionariesConfig, frames: int) -> float:
-    """Of all frames of a client together."""
-    if config.weights == "clients":
-        return 1.0
-    return float(frames if config.weight_cap is None else min(frames, config.weight_cap))
-
-
-def background_update(
-    config: DictionariesConfig, message: BackgroundMessage, block: RowsBlock
-) -> tuple[Statistics, Memory | None]:
-    """The answer of a leaf; clients remember nothing. Raises PopulationError for values that are not finite."""
-    d = block.features
-    pixels = sampled_pixels(message.seed, d)
-    if message.phase == "start":
-        return _pixels_of(block, pixels), None
-    sizes = np.diff(block.ptr)
-    image = np.array(message.image, block.x.dtype)
-    up, down, counts = np.zeros(d), np.zeros(d), np.zeros(7)
-    spreads = np.zeros_like(histogram(np.zeros(1)))
-    for client in map(int, np.flatnonzero(sizes)):
-        weight = client_weight(config, int(sizes[client])) / float(sizes[client])
-        for _, frames in frames_of(block, client):
-            if message.phase == "mean":
-                up += weight * np.clip(frames, message.low, message.high).sum(axis=0, dtype=np.float64)
-                counts[:2] += weight * len(frames), len(frames)
-                continue
-            gains, offsets, spread = exposures(frames[:, pixels], image[pixels])
-            shown = shows_the_scene(gains)
-            there = int(shown.sum())
-            counts[[1, 4]] += there, len(frames) - there
-            if not there:
-                continue
-            if there < len(frames):  # what strangers hold need not even be numbers that can be squared
-                frames, gains, offsets, spread = frames[shown], gains[shown], offsets[shown], spread[shown]
-            ups, downs, loss = add_sums(frames, image, gains, offsets, message)
-            up += weight * ups
-            down += weight * downs
-            width = message.high - message.low
-            bounded = np.clip(offsets, -width, width).sum()
-            counts[[0, 2, 3, 5]] += weight * there, weight * gains.sum(), weight * bounded, loss
-            spreads += histogram(spread) * there / float(sizes[client])
-        counts[6] += 1
-    statistics: dict[str, Statistic] = {"up": FloatSum.at(block.leaf, up), "counts": FloatSum.at(block.leaf, counts)}
-    if message.phase == "rounds":
-        statistics |= {"down": FloatSum.at(block.leaf, down), "spreads": FloatSum.at(block.leaf, spreads)}
-    return statistics, None
-
-
-def _pixels_of(block: RowsBlock, pixels: np.ndarray) -> Statistics:
-    sizes = np.diff(block.ptr)
-    total = np.zeros_like(histogram(np.zeros(1)))
-    for client in map(int, np.flatnonzero(sizes)):
-        for _, frames in frames_of(block, client):
-            total += histogram(frames[:, pixels]) * len(frames) / float(sizes[client])
-    counts = [(sizes > 0).sum(), sizes.sum(), (sizes == 0).sum()]
-    return {"pixels": FloatSum.at(block.leaf, total), "counts": FloatSum.at(block.leaf, counts)}

@@ -8,7 +8,9 @@ from typing import cast
 import numpy as np
 
 from fedcore.errors import RunError
-from fedcore.methods.dictionaries.background import exposures, frames_of, predicted, sampled_pixels, shows_the_scene
+from fedcore.methods.dictionaries.background import frames_of, sampled_pixels
+from fedcore.methods.dictionaries.background_clients import predicted
+from fedcore.methods.dictionaries.background_modes import codes_of
 from fedcore.methods.dictionaries.state import DictionariesState
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds import scores as held_rows
@@ -33,23 +35,24 @@ def split_frames(state: DictionariesState, block: RowsBlock) -> ClientOutputs:
 
     rows_gain, rows_offset, rows_spread: (N,) float64: its exposure, and 1.4826 median |frame - background|
     rows_shown: (N,) int64: 0 for frames that do not show the scene, whose backgrounds mean nothing
-    rows_global, rows_local: (N, d) float32 background g B + o, and the frame less it; they add up to the frame
+    rows_global, rows_local: (N, d) float32 background, and the frame less it; they add up to the frame
     """
     check_trained(state)
-    image = state.common[0]
-    pixels = sampled_pixels(state.seed, len(image))
+    images = state.common.astype(np.float32)
+    pixels = sampled_pixels(state.seed, state.features)
+    at_pixels = state.common[:, pixels]
     count = len(block.x)
     outputs = {name: np.zeros(count) for name in ("rows_gain", "rows_offset", "rows_spread")}
     outputs["rows_shown"] = np.zeros(count, np.int64)
-    shared = np.empty((count, len(image)), np.float32)
+    shared = np.empty((count, state.features), np.float32)
     local = np.empty_like(shared)
     for client in range(block.clients):
         for first, frames in frames_of(block, client):
-            found = exposures(frames[:, pixels], image[pixels])
+            found = codes_of(frames[:, pixels], at_pixels, state.energies)
             at = slice(first, first + len(frames))
-            outputs["rows_gain"][at], outputs["rows_offset"][at], outputs["rows_spread"][at] = found
-            outputs["rows_shown"][at] = shows_the_scene(found[0])
-            shared[at] = predicted(image.astype(np.float32), found[0], found[1])
+            outputs["rows_gain"][at], outputs["rows_offset"][at] = found.gains, found.offsets
+            outputs["rows_spread"][at], outputs["rows_shown"][at] = found.spreads, found.shown
+            shared[at] = predicted(images, found)
             np.subtract(frames, shared[at], out=local[at], casting="same_kind")
     return {**outputs, "rows_global": shared, "rows_local": local}
 
@@ -64,6 +67,7 @@ def background_result(state: DictionariesState, features: Features) -> Result:
         "mean": float(image.mean()),
         "least": float(image.min()),
         "largest": float(image.max()),
+        "modes": float(len(state.energies)),
         "median spread of a frame about it": state.spread,
     }
     table = Table("background", "Background", (Column("of the image", list(rows)), Column("", list(rows.values()))))
@@ -78,15 +82,14 @@ def score_frames(state: DictionariesState, block: RowsBlock) -> Statistics:
     of the frame. What moves is in all of them. Raises RunError if there is no background."""
     held = cast(RowsBlock, held_out(block))
     check_trained(state)
-    image = state.common[0]
-    pixels = sampled_pixels(state.seed, len(image))
+    images, pixels = state.common, sampled_pixels(state.seed, state.features)
+    at_pixels = images[:, pixels]
     losses = {name: np.zeros(block.clients) for name in LINES}
     for client in range(block.clients):
         for _, frames in frames_of(held, client):
-            gains, offsets, _ = exposures(frames[:, pixels], image[pixels])
             estimates = {
-                RUN: predicted(image, gains, offsets),
-                PLAIN: image,
+                RUN: predicted(images, codes_of(frames[:, pixels], at_pixels, state.energies)),
+                PLAIN: images[0],
                 FLAT: frames.mean(axis=1, keepdims=True, dtype=np.float64),
             }
             for name, estimate in estimates.items():

@@ -1,10 +1,12 @@
 """The server's side of the model "background": a range, a mean image, then steps of reweighted least squares.
 
 start    histogram of the pixels: the range that pixels of the mean are cut to
-mean     the first image
+mean     the first image; left out where a warm start gives one
 rounds   image += sum v g w r / sum v g^2 w; then gains have mean 1 and offsets mean 0 over the frames that show the
          scene, which gain and image do not tell apart otherwise. The first round cuts at the range, and fits gains
-         by it; the others at multiples of the median spread of the frames about the image before
+         by it; the others at multiples of the median spread of the frames about the image before. Round SKETCHED asks
+         for a sketch of what the image leaves; from then on modes move with it (`background_modes`), and from round
+         TESTED on those that are not of the scene are dropped
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import numpy as np
 
 from fedcore.errors import PopulationError, RunError
 from fedcore.methods.dictionaries.background import BIWEIGHT, BackgroundMessage, quantile
+from fedcore.methods.dictionaries.background_modes import LONGER as LONGER_OF_MODES
+from fedcore.methods.dictionaries.background_modes import first_modes, kept, moved_modes
 from fedcore.methods.dictionaries.config import DictionariesConfig
 from fedcore.methods.dictionaries.messages import in_message_precision
 from fedcore.methods.dictionaries.state import DictionariesState
@@ -24,20 +28,27 @@ from fedcore.rounds.method import PublicFacts, RoundInfo
 
 SHARES = (0.3, 0.1, 0.02, 0.0)  # of the pixels below the range's core, and above; the next where a core has no width
 WIDER = 3.0  # widths of the core by which the range goes beyond it
-BIWEIGHT_ROUNDS = 2  # the last ones
+BIWEIGHT_ROUNDS = 4  # the last ones
 HUBER_ROUNDS = 3  # at least, before them
 LONGER = 1.8  # steps of the Huber rounds: below 2 they descend, as each minimises a quadratic bound of the loss
 FEW = 0.05  # share of the weight that a pixel must keep under the biweight to move
+SKETCHED, TESTED = 4, 7  # numbers of rounds; with fewer than FEWEST there are no modes
+FEWEST = 10
 SMALLEST = 1e-6  # cut, of the range: below it residuals are rounding
 
 
 def init(config: DictionariesConfig, public: PublicFacts) -> DictionariesState:
-    return DictionariesState("start", 0, public.seed, public.features, public.clients or 0)
+    state = DictionariesState("start", 0, public.seed, public.features, public.clients or 0)
+    given = public.warm_start
+    if not given:
+        return state
+    spread = float(given["spread"][0]) if "spread" in given else -1.0
+    return replace(state, common=given["background"], energies=given["energies"], spread=spread, warm=True)
 
 
 def total_rounds(config: DictionariesConfig, state: DictionariesState) -> int:
-    """With the passes for the range and the mean."""
-    return 2 + config.rounds
+    """With the passes for the range and, unless an image is given, for the mean."""
+    return config.rounds + (1 if state.warm else 2)
 
 
 def message(config: DictionariesConfig, state: DictionariesState) -> BackgroundMessage | None:
@@ -47,8 +58,16 @@ def message(config: DictionariesConfig, state: DictionariesState) -> BackgroundM
     last = _is_last(config, number)
     width = state.high - state.low
     cut = width if state.spread < 0 else max((BIWEIGHT if last else config.cut) * state.spread, SMALLEST * width)
-    image = in_message_precision(config, state.common[0]) if len(state.common) else np.zeros(0)
-    return BackgroundMessage(state.phase, number, state.seed, image, state.low, state.high, cut, last)
+    images = in_message_precision(config, state.common) if len(state.common) else np.zeros((0, state.features))
+    sketched = config.modes if _sketches(config, state, number) else 0
+    return BackgroundMessage(
+        state.phase, number, state.seed, images, state.energies, sketched, state.low, state.high, cut, last
+    )
+
+
+def _sketches(config: DictionariesConfig, state: DictionariesState, number: int) -> bool:
+    """Whether modes begin in this round."""
+    return number == SKETCHED and config.rounds >= FEWEST and not len(state.energies)
 
 
 def _is_last(config: DictionariesConfig, number: int) -> bool:
@@ -83,7 +102,8 @@ def _after_start(state: DictionariesState, result: Mapping[str, Any]) -> tuple[D
         raise PopulationError(f"all pixels of all frames are about {low:g}.", "There is no background to be found.")
     low, high = low - WIDER * (high - low), high + WIDER * (high - low)
     scalars = {"clients": clients, "rows": rows, "silent": silent, "bytes_up": 8.0 * pixels.size * clients}
-    return replace(state, phase="mean", clients=clients, rows=rows, low=low, high=high), RoundInfo(scalars)
+    phase = "rounds" if state.warm else "mean"
+    return replace(state, phase=phase, clients=clients, rows=rows, low=low, high=high), RoundInfo(scalars)
 
 
 def _after_round(
@@ -102,18 +122,46 @@ def _after_round(
         step *= LONGER
     image = (gains / weight) * (before + step) + offsets / weight
     number = state.round + 1
+    modes, energies = _modes_after(config, state, result, image, np.where(moves, down / weight, 0.0))
     if not (np.isfinite(image).all() and np.isfinite(loss)):
         raise RunError(f"the background of round {number} is not finite.", "Leave out frames whose pixels are huge.")
     spread = quantile(np.asarray(result["spreads"]), 0.5)
-    sent = 2 * 8.0 * image.size * clients
+    sent = 8.0 * clients * (2 * image.size + np.asarray(result.get("modes", ())).size)
     scalars = {
         "movement": float(np.sqrt(np.mean((image - before) ** 2))),
         "loss": loss / (max(frames, 1.0) * image.size),
         "spread": spread,
         "strangers": strangers,
+        "modes": float(len(modes)),
         "active_clients": clients,
         "bytes_up": sent,
-        "bytes_down": clients * np.dtype(config.precision).itemsize * image.size,
+        "bytes_down": clients * np.dtype(config.precision).itemsize * state.common.size,
     }
     phase = "done" if number >= config.rounds else "rounds"
-    return replace(state, round=number, phase=phase, common=image[None], spread=spread), RoundInfo(scalars)
+    images = np.concatenate([image[None], modes])
+    moved = replace(state, round=number, phase=phase, common=images, energies=energies, spread=spread)
+    return moved, RoundInfo(scalars)
+
+
+def _modes_after(
+    config: DictionariesConfig,
+    state: DictionariesState,
+    result: Mapping[str, Any],
+    image: np.ndarray,
+    share: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """((K, d) modes, (K,) energies). share: (d,) of the weight that pixels keep, 0 for those that do not move."""
+    if "modes" not in result:
+        return np.zeros((0, image.size)), np.zeros(0)
+    sums, (weight, frames) = np.asarray(result["modes"]), (float(value) for value in np.asarray(result["counts"])[:2])
+    if "gram" not in result:
+        return first_modes(sums, image, state.spread)
+    modes, gram, number = state.common[1:], np.asarray(result["gram"]) / weight, state.round + 1
+    medians = np.array([quantile(counts, 0.5) for counts in np.asarray(result["codes"])])
+    if number >= TESTED:
+        stay = kept(modes, gram, medians, state.spread, frames)
+        modes, sums, gram, medians = modes[stay], sums[stay], gram[np.ix_(stay, stay)], medians[stay]
+    if not len(modes):
+        return np.zeros((0, image.size)), np.zeros(0)
+    length = 1.0 if _is_last(config, number) else LONGER_OF_MODES
+    return moved_modes(modes, image, sums / weight, gram, medians, share, length)

@@ -65,8 +65,9 @@ PROFILES: dict[str, dict[str, Any]] = {
 }
 
 
-BACKGROUND: dict[str, Any] = {"model": "background", "rounds": 10}
-OF_BACKGROUND = ("model", "rounds", "cut", "weights", "weight_cap", "precision")
+MODES = 4
+BACKGROUND: dict[str, Any] = {"model": "background", "rounds": 14}
+OF_BACKGROUND = ("model", "modes", "rounds", "cut", "weights", "weight_cap", "precision")
 
 
 class DictionariesConfig(BaseModel):
@@ -90,8 +91,15 @@ class DictionariesConfig(BaseModel):
     model: Literal["dictionary", "background"] = Field(
         "dictionary",
         description="dictionary: atoms; background: rows are frames of a camera that stands still, all pixels in "
-        "position, and the model is one image times each frame's gain, plus its offset, by robust sums; takes rounds "
-        "(default 10), cut, weights, weight_cap and precision, and no other setting",
+        "position, and the model is one image times each frame's gain, plus its offset, by robust sums; takes modes, "
+        "rounds (default 14), cut, weights, weight_cap and precision, and no other setting",
+    )
+    modes: int = Field(
+        MODES,
+        ge=0,
+        le=32,
+        description="model = background: images by which it may vary at most, as of branches that sway or light that "
+        "moves; those that frames do not show are dropped; 0, or fewer than 10 rounds: none",
     )
 
     # sizes
@@ -318,6 +326,7 @@ class DictionariesConfig(BaseModel):
             return self._without_others()
         count = self.global_atoms
         for wrong, text in (
+            (self.modes != MODES, "modes are of model = background"),
             (
                 isinstance(count, int) and (count < 0 or self.atoms is not None and count > self.atoms),
                 f"global_atoms must be 0 to atoms = {self.atoms}",

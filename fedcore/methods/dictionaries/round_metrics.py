@@ -37,6 +37,7 @@ METRICS = (
     Metric("loud_clients", caption="Share of clients whose rows were scaled down, as all of them are loud."),
     Metric("loud_rows", caption="Share of rows that were scaled down, as they are far louder than most."),
     Metric("matched", caption="Clients whose dictionaries were matched."),
+    Metric("modes", caption="Images by which the background varies; model background."),
     Metric("noise_of_step", caption="Expected length of the noise in a full step of an atom; median over atoms."),
     Metric("not_shared", caption="Global atoms on whose direction the clients do not agree."),
     Metric("objective", caption="Of the clients' own dictionaries, for each sample.", follows_data=True),

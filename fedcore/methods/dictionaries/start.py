@@ -32,8 +32,6 @@ def checked_warm_start(
 ) -> dict[str, np.ndarray]:
     """The array 'global' as float64 (rg, d), atoms scaled to norm 1, and those of `series`. Raises ConfigError, naming
     `what`."""
-    if config.is_background:
-        raise ConfigError("a background starts from nothing but its frames.", "Leave the start out.")
     common = arrays.get("global")
     if common is None or common.dtype.kind not in "iuf" or not np.isfinite(common).all():
         raise ConfigError(f"{what} has no array 'global' of finite numbers.")

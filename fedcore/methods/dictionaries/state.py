@@ -30,7 +30,8 @@ class DictionariesState:
                 global ones, -1 for none; both are empty once round 1 has used them
     far:        share of the clients of the last round who were far from the global atoms
     low, high:  range of the pixels, model "background" only; spread: median one of the frames about the image before
-                the last round, -1 before there is any. `common` is then (1, d) the image
+                the last round, -1 before there is any. `common` is then (1 + K, d): the image, and its modes
+                if there are any, whose codes' mean squares are `energies` (K,)
     xx, xy:     (rg, rg), (rg, d) sums of codes and samples, fading over rounds if clients are sampled; learner
                 "statistics" only, else (0, 0)
     previous:   (rg, d) the global dictionary of the round before, split "nested"; (0, 0) if there was none
