@@ -34,7 +34,6 @@ HUBER_STEPS, BIWEIGHT_STEPS = 4, 3  # of the regression of a frame
 BOUND = 1.7  # of a code, in roots of its mode's energy
 FIRST = 2.0  # root of a mode's energy before it is known, in spreads of the frames
 LOUD, OFTEN, WIDE = 5.0, 0.7, 0.06
-LONGER = 1.3  # steps of the rounds with Huber's weights
 FULLEST = 0.3  # least share of its weight by which the step of a pixel is divided
 RIDGE = 1e-9  # of the trace: what keeps a system of equations solvable
 
@@ -116,13 +115,7 @@ def first_modes(sketch: np.ndarray, image: np.ndarray, spread: float) -> tuple[n
 
 
 def moved_modes(
-    modes: np.ndarray,
-    image: np.ndarray,
-    sums: np.ndarray,
-    gram: np.ndarray,
-    medians: np.ndarray,
-    share: np.ndarray,
-    length: float,
+    modes: np.ndarray, image: np.ndarray, sums: np.ndarray, gram: np.ndarray, medians: np.ndarray, share: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """((K, d) modes, (K,) energies) after a step.
 
@@ -133,15 +126,9 @@ def moved_modes(
     step = np.linalg.solve(gram + _ridge(gram), sums)
     step /= np.maximum(share, FULLEST)
     step[:, share == 0] = 0.0
-    step *= length
     step += modes
     typical = np.minimum(TO_STANDARD_DEVIATION * medians / np.maximum(np.sqrt(np.diag(gram)), 1e-300), 1.0)
     return _ordered(_off(step, image), gram * np.outer(typical, typical), None)
-
-
-def in_order(modes: np.ndarray, image: np.ndarray, energies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """((K, d) modes, (K,) energies) of what is given, in the form that the module says."""
-    return _ordered(_off(modes, image), np.diag(energies), None) if len(modes) else (modes, energies)
 
 
 def kept(modes: np.ndarray, gram: np.ndarray, medians: np.ndarray, spread: float, frames: float) -> np.ndarray:

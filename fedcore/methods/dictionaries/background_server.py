@@ -19,7 +19,6 @@ import numpy as np
 
 from fedcore.errors import PopulationError, RunError
 from fedcore.methods.dictionaries.background import BIWEIGHT, BackgroundMessage, quantile
-from fedcore.methods.dictionaries.background_modes import LONGER as LONGER_OF_MODES
 from fedcore.methods.dictionaries.background_modes import first_modes, kept, moved_modes
 from fedcore.methods.dictionaries.config import DictionariesConfig
 from fedcore.methods.dictionaries.messages import in_message_precision
@@ -32,18 +31,16 @@ BIWEIGHT_ROUNDS = 4  # the last ones
 HUBER_ROUNDS = 3  # at least, before them
 LONGER = 1.8  # steps of the Huber rounds: below 2 they descend, as each minimises a quadratic bound of the loss
 FEW = 0.05  # share of the weight that a pixel must keep under the biweight to move
-SKETCHED, TESTED = 4, 7  # numbers of rounds; with fewer than FEWEST there are no modes
-FEWEST = 10
+SKETCHED, TESTED = 7, 10  # numbers of rounds; with fewer than FEWEST there are no modes
+FEWEST = 12
+BIWEIGHT_OF_MODES = 7.0  # standard deviations: while modes are learnt, what sways is beyond the usual
 SMALLEST = 1e-6  # cut, of the range: below it residuals are rounding
 
 
 def init(config: DictionariesConfig, public: PublicFacts) -> DictionariesState:
     state = DictionariesState("start", 0, public.seed, public.features, public.clients or 0)
     given = public.warm_start
-    if not given:
-        return state
-    spread = float(given["spread"][0]) if "spread" in given else -1.0
-    return replace(state, common=given["background"], energies=given["energies"], spread=spread, warm=True)
+    return replace(state, common=given["background"][None], warm=True) if given else state
 
 
 def total_rounds(config: DictionariesConfig, state: DictionariesState) -> int:
@@ -55,24 +52,25 @@ def message(config: DictionariesConfig, state: DictionariesState) -> BackgroundM
     if state.phase == "done":
         return None
     number = state.round + 1
-    last = _is_last(config, number)
+    biweight = _biweight(config, number)
     width = state.high - state.low
-    cut = width if state.spread < 0 else max((BIWEIGHT if last else config.cut) * state.spread, SMALLEST * width)
+    factor = config.cut
+    if biweight:
+        factor = BIWEIGHT if number > config.rounds - BIWEIGHT_ROUNDS else BIWEIGHT_OF_MODES
+    cut = width if state.spread < 0 else max(factor * state.spread, SMALLEST * width)
     images = in_message_precision(config, state.common) if len(state.common) else np.zeros((0, state.features))
-    sketched = config.modes if _sketches(config, state, number) else 0
+    sketched = config.modes if number == SKETCHED and config.rounds >= FEWEST else 0
     return BackgroundMessage(
-        state.phase, number, state.seed, images, state.energies, sketched, state.low, state.high, cut, last
+        state.phase, number, state.seed, images, state.energies, sketched, state.low, state.high, cut, biweight
     )
 
 
-def _sketches(config: DictionariesConfig, state: DictionariesState, number: int) -> bool:
-    """Whether modes begin in this round."""
-    return number == SKETCHED and config.rounds >= FEWEST and not len(state.energies)
-
-
-def _is_last(config: DictionariesConfig, number: int) -> bool:
-    """Whether this is one of the rounds with the biweight."""
-    return number > config.rounds - BIWEIGHT_ROUNDS and number > HUBER_ROUNDS
+def _biweight(config: DictionariesConfig, number: int) -> bool:
+    """Whether this is one of the rounds with the biweight: the last ones, and all in which modes are learnt, or objects
+    would become part of them."""
+    if number > config.rounds - BIWEIGHT_ROUNDS and number > HUBER_ROUNDS:
+        return True
+    return number >= SKETCHED and config.modes > 0 and config.rounds >= FEWEST
 
 
 def server_update(
@@ -118,7 +116,7 @@ def _after_round(
     up, down, before = np.asarray(result["up"]), np.asarray(result["down"]), state.common[0]
     moves = down > FEW * weight
     step = np.divide(up, down, out=np.zeros_like(up), where=moves)
-    if 1 < state.round + 1 and not _is_last(config, state.round + 1):
+    if 1 < state.round + 1 and not _biweight(config, state.round + 1):
         step *= LONGER
     image = (gains / weight) * (before + step) + offsets / weight
     number = state.round + 1
@@ -163,5 +161,4 @@ def _modes_after(
         modes, sums, gram, medians = modes[stay], sums[stay], gram[np.ix_(stay, stay)], medians[stay]
     if not len(modes):
         return np.zeros((0, image.size)), np.zeros(0)
-    length = 1.0 if _is_last(config, number) else LONGER_OF_MODES
-    return moved_modes(modes, image, sums / weight, gram, medians, share, length)
+    return moved_modes(modes, image, sums / weight, gram, medians, share)

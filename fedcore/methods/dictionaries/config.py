@@ -66,7 +66,7 @@ PROFILES: dict[str, dict[str, Any]] = {
 
 
 MODES = 4
-BACKGROUND: dict[str, Any] = {"model": "background", "rounds": 14}
+BACKGROUND: dict[str, Any] = {"model": "background", "rounds": 16}
 OF_BACKGROUND = ("model", "modes", "rounds", "cut", "weights", "weight_cap", "precision")
 
 
@@ -92,14 +92,14 @@ class DictionariesConfig(BaseModel):
         "dictionary",
         description="dictionary: atoms; background: rows are frames of a camera that stands still, all pixels in "
         "position, and the model is one image times each frame's gain, plus its offset, by robust sums; takes modes, "
-        "rounds (default 14), cut, weights, weight_cap and precision, and no other setting",
+        "rounds (default 16), cut, weights, weight_cap and precision, and no other setting",
     )
     modes: int = Field(
         MODES,
         ge=0,
         le=32,
         description="model = background: images by which it may vary at most, as of branches that sway or light that "
-        "moves; those that frames do not show are dropped; 0, or fewer than 10 rounds: none",
+        "moves; those that frames do not show are dropped; 0, or fewer than 12 rounds: none",
     )
 
     # sizes
