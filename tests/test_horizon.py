@@ -73,7 +73,7 @@ def test_one_run_is_planned_as_without_a_horizon():
     assert fit_plan(method, facts, 0.3, 1) == fit_plan(method, facts, 0.3)
 
 
-@pytest.mark.parametrize("name", ["histograms", "private_gmm", "private_mixture", "federated_em"])
+@pytest.mark.parametrize("name", ["histograms", "private_gmm", "private_mixture", "federated_em", "dictionaries"])
 def test_settings_of_every_private_method(name):
     rule = cohort_rule(make_method(name, {}).config)
     assert rule == CohortRule() and rule.asked is None
