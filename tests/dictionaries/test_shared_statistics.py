@@ -241,9 +241,14 @@ def test_nobody_is_kept_apart_where_nothing_is_matched():
     assert default().clients_kept_apart(5000) == 0 < default(start="local").clients_kept_apart(5000)
 
 
+def test_a_setting_that_is_gone_is_read_where_it_says_what_is_done():
+    assert DictionariesConfig(sweeps=1) == DictionariesConfig()
+
+
 @pytest.mark.parametrize(
     "settings, why",
     [
+        ({"sweeps": 2}, "sweeps"),
         ({"global_atoms": "null"}, "needs a matching"),
         ({"split": "joint"}, "split = nested"),
         ({"global_atoms": 0}, "at least 1"),

@@ -353,7 +353,7 @@ dictionaries("default", **DEFAULT)
 dictionaries("default-given", given="dictionaries/default", **DEFAULT, participation=0.6)
 dictionaries("statistics-omp", **STATISTICS, code="omp", atoms=10)
 dictionaries("statistics-lasso", **STATISTICS, code="lasso", alpha=0.05)
-dictionaries("statistics-joint", **STATISTICS, code="omp", split="joint", sweeps=2)
+dictionaries("statistics-joint", **STATISTICS, code="omp", split="joint")
 dictionaries("statistics-sampled", **STATISTICS, code="omp", participation=0.6, ragged=True)
 dictionaries("statistics-given", given="atoms", **STATISTICS, code="omp")
 OF_PRIVATE = {"private": True, "nominal_clients": 26, "global_atoms": 8, "sparsity": 2, "rounds": 3}

@@ -234,8 +234,6 @@ class DictionariesConfig(BaseModel):
         description="split = nested: steps in which a client learns its local atoms, after the rounds; loss = huber: "
         "number of last rounds in which local atoms are learnt",
     )
-    sweeps: int = Field(1, ge=1, le=100, description="statistics: passes over the global atoms in a round")
-
     forgetting: float = Field(
         0.0,
         ge=0,
@@ -285,6 +283,8 @@ class DictionariesConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, settings: Any) -> Any:
+        if isinstance(settings, dict) and settings.get("sweeps") == 1:  # of earlier runs; it is what there is
+            settings = {name: value for name, value in settings.items() if name != "sweeps"}
         if isinstance(settings, dict) and settings.get("model") == "background":
             return BACKGROUND | settings
         if isinstance(settings, dict) and settings.get("profile", "statistics") in PROFILES:

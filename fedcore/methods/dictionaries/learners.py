@@ -115,7 +115,7 @@ def gradient_step(atoms: np.ndarray, xx: np.ndarray, xy: np.ndarray, step_size: 
     return np.where(norms[..., None] > 0, moved, atoms)
 
 
-def descend(atoms: np.ndarray, xx: np.ndarray, xy: np.ndarray, sweeps: int = 1) -> np.ndarray:
+def descend(atoms: np.ndarray, xx: np.ndarray, xy: np.ndarray) -> np.ndarray:
     """Every atom in turn to its exact minimum of |Y - X D|^2 given the others and the codes, then scaled to norm 1.
 
     atoms, xy: (r, d); xx: (r, r). Unused atoms stay. Returns (r, d).
@@ -125,12 +125,11 @@ def descend(atoms: np.ndarray, xx: np.ndarray, xy: np.ndarray, sweeps: int = 1) 
         return atoms
     energy = np.diagonal(xx)
     used = np.flatnonzero(energy > UNUSED * max(float(energy.mean()), np.finfo(float).tiny))
-    for _ in range(sweeps):
-        for j in used:
-            new = atoms[j] + (xy[j] - xx[j] @ atoms) / energy[j]
-            norm = np.linalg.norm(new)
-            if norm > 0:
-                atoms[j] = new / norm
+    for j in used:
+        new = atoms[j] + (xy[j] - xx[j] @ atoms) / energy[j]
+        norm = np.linalg.norm(new)
+        if norm > 0:
+            atoms[j] = new / norm
     return atoms
 
 

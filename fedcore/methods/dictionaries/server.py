@@ -260,7 +260,7 @@ def _moved_by_sums(
         # About as many samples as those of all clients: the last rounds', older ones fading
         xx, xy = (1 - config.participation) * state.xx + xx, (1 - config.participation) * state.xy + xy
     generator = stream(state.seed, "dictionaries/split", state.round + 1)
-    common, doubled = without_unused(descend(state.common, xx, xy, config.sweeps), np.diagonal(xx), generator)
+    common, doubled = without_unused(descend(state.common, xx, xy), np.diagonal(xx), generator)
     scalars = {"doubled": float(doubled), "bytes_up": counts.active_clients * SUM_BYTES * (xx.size + xy.size)}
     return replace(state, common=common, xx=xx, xy=xy), scalars
 

@@ -114,7 +114,7 @@ def after_round(
         xx, xy = (1 - config.participation) * state.xx + xx, (1 - config.participation) * state.xy + xy
     generator = stream(state.seed, "dictionaries/split", number)
     all_xx, all_xy = (state.old_xx + xx, state.old_xy + xy) if state.remembers else (xx, xy)
-    common, replaced = without_unused(descend(coded, all_xx, all_xy, config.sweeps), np.diagonal(all_xx), generator)
+    common, replaced = without_unused(descend(coded, all_xx, all_xy), np.diagonal(all_xx), generator)
     if not np.isfinite(common).all():
         raise RunError(f"the global dictionary of round {number} is not finite.", "Scale the data.")
     movement = d12(common, before)
