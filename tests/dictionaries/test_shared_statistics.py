@@ -197,15 +197,17 @@ def test_runs_of_a_series_remember_sums():
     later = run_method(method, block_of(rows), given=left)
     assert later.column("active_clients").tolist() == [2] * 8 and "4 clients are remembered" in later.infos[0].note
     again = method.warm_start_of(later.state)
-    assert again["known"].tolist() == [6, 240]
+    assert again["known"].tolist() == [6, 240, later.state.prints]
     np.testing.assert_allclose(again["sums_codes"], later.state.xx + 0.5 * left["sums_codes"])
-    fewer = [rows[0][:5], *rows[1:]]
-    for block in (first, block_of(fewer)):  # nobody came; somebody's samples changed
+    shuffled = block_of([rows[0][::-1], *rows[1:]])
+    assert run_method(method, shuffled, given=left).column("active_clients")[0] == 2
+    fewer, other = [rows[0][:5], *rows[1:]], [np.vstack([1.001 * rows[0][:1], rows[0][1:]]), *rows[1:]]
+    for block in (first, block_of(fewer), block_of(other)):  # nobody came; samples are fewer; one is another
         assert run_method(method, block, given=left).column("active_clients")[0] == block.clients
     everybody = run_method(default(rounds=8, forgetting=0), block_of(rows), given=left)
     assert everybody.column("active_clients")[0] == 6
     assert set(method.warm_start_of(replace(earlier.state, round=0))) == {"global"}  # sums of nobody yet
-    for wrong in ({"known": np.zeros(3)}, {"sums_codes": np.full((20, 20), np.nan)}):
+    for wrong in ({"known": np.zeros(2)}, {"sums_codes": np.full((20, 20), np.nan)}):
         with pytest.raises(ConfigError, match="has no array"):
             method.checked_warm_start(left | wrong, "it", D)
 

@@ -2,12 +2,13 @@
 
 Where clients have come since, and those that were there are as they were, the new clients alone answer; for the others
 stand the sums of the run before, with the weight `forgetting`, coded by the atoms of that time (Mairal, Bach, Ponce,
-Sapiro 2010 do so from sample to sample). Where the samples of all of them have changed in number, or nobody has come,
-everybody answers, from the atoms of the run before.
+Sapiro 2010 do so from sample to sample). Where any of their samples are others, or nobody has come, everybody answers,
+from the atoms of the run before.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -16,25 +17,28 @@ import numpy as np
 from fedcore.errors import ConfigError
 from fedcore.methods.dictionaries.state import DictionariesState
 
+SAME = 1e-9  # share by which sums of the same numbers differ at most, if they are added in another order
 SERIES_NAMES = ("sums_codes", "sums_samples", "known")
 
 
 def arrays_of(state: DictionariesState) -> dict[str, np.ndarray]:
-    """As arrays of a warm start: sums of codes (rg, rg), of codes and samples (rg, d), and (2,) how many clients and
-    samples they are of; none before there are any."""
-    if not state.round or not len(state.xx) or not state.population or not state.rows:
+    """As arrays of a warm start: sums of codes (rg, rg), of codes and samples (rg, d), and (3,) how many clients and
+    samples they are of, and the samples' prints; none before there are any, or where prints are not finite."""
+    there = state.round and len(state.xx) and state.population and state.rows
+    if not there or not math.isfinite(state.prints):
         return {}
     xx, xy = state.xx, state.xy
     if state.remembers:
         xx, xy = state.old_xx + xx, state.old_xy + xy
-    return dict(zip(SERIES_NAMES, (xx, xy, np.array([state.population, state.rows], np.float64)), strict=True))
+    known = np.array([state.population, state.rows, state.prints], np.float64)
+    return dict(zip(SERIES_NAMES, (xx, xy, known), strict=True))
 
 
 def checked(arrays: Mapping[str, np.ndarray], what: str, shape: tuple[int, int]) -> dict[str, np.ndarray]:
     """The arrays of a series as float64; empty if there are none. shape: (rg, d). Raises ConfigError, naming `what`."""
     if not any(name in arrays for name in SERIES_NAMES):
         return {}
-    shapes = dict(zip(SERIES_NAMES, ((shape[0], shape[0]), shape, (2,)), strict=True))
+    shapes = dict(zip(SERIES_NAMES, ((shape[0], shape[0]), shape, (3,)), strict=True))
     for name, expected in shapes.items():
         array = arrays.get(name)
         if array is None or array.dtype.kind not in "iuf" or array.shape != expected or not np.isfinite(array).all():
@@ -47,15 +51,17 @@ def begun(state: DictionariesState, arrays: Mapping[str, np.ndarray], forgetting
     if not forgetting or not all(name in arrays for name in SERIES_NAMES):
         return state
     xx, xy, known = (np.asarray(arrays[name], np.float64) for name in SERIES_NAMES)
-    clients, rows = (int(number) for number in known)
+    clients, rows = (int(number) for number in known[:2])
     if not 0 < clients < state.population or len(xx) != len(state.common):
         return state
-    return replace(state, old_xx=forgetting * xx, old_xy=forgetting * xy, seen=clients, seen_rows=rows)
+    old_xx, old_xy = forgetting * xx, forgetting * xy
+    return replace(state, old_xx=old_xx, old_xy=old_xy, seen=clients, seen_rows=rows, seen_prints=float(known[2]))
 
 
-def after_count(state: DictionariesState, rows: float) -> DictionariesState:
-    """The state once it is known how many samples the clients of earlier runs have now: sums of others are dropped."""
-    if not state.remembers or int(rows) == state.seen_rows:
+def after_count(state: DictionariesState, rows: float, prints: float) -> DictionariesState:
+    """The state once it is known what samples the clients of earlier runs have now: sums of others are dropped."""
+    same = int(rows) == state.seen_rows and math.isclose(prints, state.seen_prints, rel_tol=SAME)
+    if not state.remembers or same:
         return state
     none = np.zeros((0, 0))
     return replace(state, old_xx=none, old_xy=none, seen=0, seen_rows=0)

@@ -22,7 +22,7 @@ import numpy as np
 
 from fedcore.methods.dictionaries.operators import normalise
 from fedcore.methods.dictionaries.sparse_coding import Coder
-from fedcore.randomness import client_uniforms
+from fedcore.randomness import client_uniforms, stream
 
 GOLDEN = (5**0.5 - 1) / 2  # multiples of it fill the unit interval evenly
 OCTAVES = 1100  # powers of two of a norm, each way
@@ -148,6 +148,13 @@ def moments(samples: np.ndarray) -> np.ndarray:
     """(d, d) sum of products of samples (n, d), each scaled to norm 1, so that large ones count no more than others."""
     unit = normalise(samples)[0]
     return unit.T @ unit
+
+
+def prints(samples: np.ndarray) -> np.ndarray:
+    """(c,) of samples (c, m, d): sums of the squares of their products with a fixed vector, which no run changes. Other
+    samples have other sums, but for their order and their signs, on which no sum of codes depends."""
+    d = samples.shape[-1]
+    return ((samples @ stream(0, "dictionaries/print").standard_normal(d)) ** 2).sum(1)
 
 
 def signed_sums(samples: np.ndarray, signs: np.ndarray) -> np.ndarray:

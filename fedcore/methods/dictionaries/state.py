@@ -38,7 +38,8 @@ class DictionariesState:
     cap:        norm beyond which samples are scaled down, 0 for none; learner "statistics", split "nested"
     warm:       whether that learner started from given atoms
     old_xx, old_xy: sums of earlier runs of a series, forgotten as far as they are; (0, 0) if there are none
-    seen, seen_rows: clients and samples that are in them; 0 if there are none
+    prints:     of all samples (`shared_statistics.prints`), by which a later run sees that they are the same
+    seen, seen_rows, seen_prints: clients and samples that are in old_xx, old_xy; 0 if there are none
 
     Of private runs (`private`), whose phases are "scale", "moments", "rounds", "done"; clients is the public number:
 
@@ -71,6 +72,8 @@ class DictionariesState:
     old_xy: np.ndarray = field(default_factory=_no_numbers)
     seen: int = 0
     seen_rows: int = 0
+    prints: float = 0.0
+    seen_prints: float = 0.0
 
     scales: np.ndarray = field(default_factory=_nothing)
     step: float = 0.0

@@ -26,6 +26,7 @@ from fedcore.methods.dictionaries.shared_statistics import (
     levelled,
     moments,
     numbers_of_rows,
+    prints,
     signed_sums,
     vote,
 )
@@ -61,7 +62,7 @@ def memory_of(memory: Memory) -> Memory:
 def first_sums(message: FirstSumsMessage, block: RowsBlock) -> tuple[Statistics, Memory]:
     """Sums of all samples for the start, which samples there are, and how large they are."""
     sizes, d = np.diff(block.ptr), block.features
-    sums, votes = np.zeros(shape_of_first_sums(message, d)), np.zeros(BINS)
+    sums, votes, own = np.zeros(shape_of_first_sums(message, d)), np.zeros(BINS), np.zeros(block.clients)
     ranks = np.where(sizes > 0, max(message.atoms, 1), 0)
     for group in groups(block, ranks):
         energy, nonzero = np.zeros(len(group.clients)), np.zeros(len(group.clients))
@@ -70,6 +71,7 @@ def first_sums(message: FirstSumsMessage, block: RowsBlock) -> tuple[Statistics,
             norms = np.einsum("cmd,cmd->cm", tile, tile)
             energy += norms.sum(1)
             nonzero += np.count_nonzero(norms, axis=1)
+            own[group.clients] += prints(tile)
             if message.sums == "moments":
                 sums += moments(tile.reshape(-1, d))
             elif message.sums == "signed":
@@ -81,10 +83,11 @@ def first_sums(message: FirstSumsMessage, block: RowsBlock) -> tuple[Statistics,
         np.add.at(votes, vote(np.sqrt(energy[heard] / nonzero[heard])), 1.0)
     there = ranks > 0
     few = there & (sizes < message.atoms)
-    seen = sizes[: max(message.seen - block.first, 0)].sum()
-    counts = [there.sum(), sizes.sum(), (~there).sum(), few.sum(), seen]
+    seen = slice(max(message.seen - block.first, 0))
+    counts = [there.sum(), sizes.sum(), (~there).sum(), few.sum()]
     statistics: dict[str, Statistic] = {
         "sizes": FloatSum.at(block.leaf, counts),
+        "prints": FloatSum.at(block.leaf, [own.sum(), own[seen].sum(), sizes[seen].sum()]),
         "sums": FloatSum.at(block.leaf, sums),
         "votes": FloatSum.at(block.leaf, votes),
     }

@@ -77,7 +77,8 @@ def after_first_sums(
     config: DictionariesConfig, state: DictionariesState, result: Mapping[str, Any]
 ) -> tuple[DictionariesState, RoundInfo]:
     """Raises PopulationError if nobody has samples."""
-    clients, rows, silent, few, seen = (float(value) for value in result["sizes"])
+    clients, rows, silent, few = (float(value) for value in result["sizes"])
+    all_prints, seen_prints, seen_rows = (float(value) for value in result["prints"])
     if clients == 0:
         raise PopulationError("no client of the population has samples other than zero.", "Check what was ingested.")
     cap = LOUD * median_of_votes(np.asarray(result["votes"]))
@@ -97,7 +98,7 @@ def after_first_sums(
     }
     xx, xy = np.zeros((count, count)), np.zeros((count, state.features))
     state = replace(state, phase="rounds", clients=clients, rows=rows, common=common, cap=cap, xx=xx, xy=xy)
-    state = series.after_count(state, seen)
+    state = series.after_count(replace(state, prints=all_prints), seen_rows, seen_prints)
     words = f"sums of {state.seen} clients are remembered, and the others answer" if state.remembers else ""
     return state, RoundInfo(scalars, words)
 
