@@ -227,7 +227,7 @@ def packed(matrices: np.ndarray) -> np.ndarray:
 def unpacked(values: np.ndarray, d: int) -> np.ndarray:
     """The symmetric matrix (d, d) of `packed` values."""
     places, weights = _upper(d)
-    matrix = np.zeros(d * d)
-    matrix[places] = values / weights
-    matrix = matrix.reshape(d, d)
+    flat = np.zeros(d * d)
+    flat[places] = values / weights
+    matrix = flat.reshape(d, d)
     return matrix + np.triu(matrix, 1).T
