@@ -3,14 +3,23 @@
 import shutil
 import tempfile
 from pathlib import Path
+from time import perf_counter, process_time
+from unittest import mock
 
 import numpy as np
 
 from benchmarks.measured import in_turns, seconds
 from benchmarks.populations import reddit_like
+from fedcore.methods.histograms.config import HistogramsConfig
+from fedcore.methods.histograms.messages import AssignMessage
+from fedcore.methods.histograms.method import Histograms
+from fedcore.methods.histograms.simplex import assignment_logs
 from fedcore.population import arrays, slots
 from fedcore.population.manifest import Provenance
+from fedcore.population.synthetic import settings_of, true_centres
 from fedcore.population.writer import PopulationWriter
+from fedcore.rounds import clients
+from fedcore.rounds.clients import Answer, Source, answer_all, answer_block
 
 
 def measure(options) -> dict:
@@ -80,4 +89,30 @@ def measure(options) -> dict:
                     "ratio": cpu[what].over(cpu["raw"]),
                 }
             )
+        rows += ahead(population, options.repeats)
     return {"benchmark": "store", "clients": options.clients, "rows": rows}
+
+
+def ahead(population, repeats: int) -> list[dict]:
+    """A clustering round of this process, every block from the store; and the same while a thread reads the next block,
+    as is done behind a URL: seconds that pass, and of the CPU."""
+    centres = true_centres(settings_of("reddit-like", {"clients": population.n_clients}), 1)
+    message, blocks = AssignMessage(assignment_logs(centres, 1e-6)), range(len(population.blocks))
+    source = Source(str(population.path), population.version, cache_bytes=0)
+    method = Histograms(HistogramsConfig(algorithm="algorithm2"))
+
+    def one_by_one():
+        for index in blocks:
+            answer_block(method, source, message, index)
+
+    def read_ahead():
+        with mock.patch.object(clients, "is_high_latency", lambda population: True):
+            for _ in answer_all(Answer(method, source), message, blocks):
+                pass
+
+    rows = []
+    for what, clock in (("wall", perf_counter), ("CPU", process_time)):
+        taken = in_turns({"plain": one_by_one, "ahead": read_ahead}, repeats, clock)
+        ratio = taken["ahead"].over(taken["plain"])
+        rows.append({"what": f"round, blocks read ahead, {what}", "seconds": taken["ahead"], "of_plain": ratio})
+    return rows

@@ -7,7 +7,7 @@ function of its name. Nothing here protects anybody: noise that does comes from 
 from __future__ import annotations
 
 import hashlib
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,8 @@ class _Key(ISeedSequence):
 
 
 def _philox(seed: int, purpose: str, round: int, counter: int = 0) -> np.random.Philox:
-    return np.random.Philox(_Key(_key(seed, purpose, round)), counter=counter)
+    seed_sequence: Any = _Key(_key(seed, purpose, round))  # NumPy's types know its own class only
+    return np.random.Philox(seed_sequence, counter=counter)
 
 
 def stream(seed: int, purpose: str, round: int = 0, client: int | None = None) -> np.random.Generator:
