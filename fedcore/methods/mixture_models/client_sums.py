@@ -120,22 +120,21 @@ class PaddedTile(NamedTuple):
     padding: np.ndarray | None
     whole: bool = True
 
-    def left_out(self, without: np.ndarray) -> np.ndarray:
-        """How many rows of each client are left out. without: (n,) bool, which columns hold a row that is."""
-        if self.padding is not None:
-            without = without.copy()
-            without[self.padding] = False  # copies of rows that are counted where they stand
-        return np.count_nonzero(without.reshape(-1, self.each), axis=1)
-
-    def leave_out(self, r: np.ndarray, without: np.ndarray | None) -> None:
+    def leave_out(self, r: np.ndarray, without: np.ndarray | None) -> np.ndarray | None:
         """Sets r (p, n) to 0 in columns that stand for no row, or for a row that is left out: without, (n,) bool or
-        None."""
+        None. Returns how many rows of each client are left out, None for none.
+        """
         if self.padding is not None:
             r[:, self.padding] = 0.0
         elif self.own is not None and self.own < self.each:
             r.reshape(len(r), -1, self.each)[:, :, self.own :] = 0.0
-        if without is not None:
-            r[:, without] = 0.0
+        if without is None:
+            return None
+        r[:, without] = 0.0
+        without = without.copy()
+        if self.padding is not None:
+            without[self.padding] = False  # copies of rows that are counted where they stand
+        return np.count_nonzero(without.reshape(-1, self.each), axis=1)
 
     def weights_of(self, weights: np.ndarray) -> np.ndarray:
         """(n,) of the columns, from those of all rows (N,); 0 in columns that stand for no row."""

@@ -145,12 +145,14 @@ class Mixture(ABC):
         with workspace(size) as work:
             for rows in row_tiles(y.shape[0], size):
                 z = self._features(y[rows], work)
-                w = None if weights is None else np.asarray(weights, np.float64)[rows]
-                r = responsibilities(self._log_joint(prepared, z, work), w)
+                r = responsibilities(self._log_joint(prepared, z, work))
                 gaps = self._gaps(z, r)
+                w = None if weights is None else np.asarray(weights, np.float64)[rows]
                 if gaps is not None:
                     own, shared = self._gap_sums(theta, gaps, None if w is None else w[gaps.columns])
                     total += self.layout.pack(own, shared)[0]
+                if w is not None:
+                    r *= w
                 total += self.layout.pack(self._total(r, z), self._shared_total(z, w))
         return total
 
@@ -175,28 +177,27 @@ class Mixture(ABC):
             for tile in padded_tiles(ptr, size):
                 each, rows = tile.each, take_into(y, tile.rows, work)
                 z, without = self._padded_features(rows, work, tile.own or each, each)
+                r = responsibilities(self._log_joint(prepared, z, work, each))
+                gaps = self._gaps(z, r)
+                missing = tile.leave_out(r, without)
                 w = None if weights is None else tile.weights_of(weights)
-                if without is not None:
+                if missing is not None:
                     if w is not None:
                         raise TypeError("rows with weights cannot be left out")
-                    counts[tile.clients] -= tile.left_out(without)
-                if tile.whole:  # means rather than sums, at what a number of each row costs
-                    share = np.repeat(1.0 / divisors_of(counts[tile.clients]), each)
-                    w = share if w is None else np.multiply(w, share, out=w)
-                r = responsibilities(self._log_joint(prepared, z, work, each), w)
-                gaps = self._gaps(z, r)
-                tile.leave_out(r, without)
+                    counts[tile.clients] -= missing
+                if w is not None:
+                    r *= w
                 shared = self._shared_by_client(z, work, tile, without, w)
                 own = self._by_client(r, z, work, each)
                 if gaps is not None:
                     self._add_gaps(theta, gaps.without(tile.padding), each, own, shared, w)
-                if tile.whole and isinstance(tile.clients, slice):
-                    self.layout.pack(own, shared, out=sums[tile.clients])
-                    continue
+                there = tile.whole and isinstance(tile.clients, slice)
                 together = work.array("packed", work.columns // LANES, self.q)[: len(own)]
-                own = self.layout.pack(own, shared, out=together)
-                if tile.whole:
-                    sums[tile.clients] = own
+                own = self.layout.pack(own, shared, out=sums[tile.clients] if there else together)
+                if tile.whole:  # while it is in the cache
+                    own *= 1.0 / divisors_of(counts[tile.clients])[:, None]
+                    if not there:
+                        sums[tile.clients] = own
                 else:
                     sums[tile.clients] += own
         if several.any():
@@ -276,12 +277,11 @@ def log_sum(log_joint: np.ndarray) -> np.ndarray:
     return top + np.log(log_joint.sum(axis=0))
 
 
-def responsibilities(log_joint: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-    """Softmax over the first axis, in place: (G, n), every column adds up to 1, or to its weight (n,)."""
+def responsibilities(log_joint: np.ndarray) -> np.ndarray:
+    """Softmax over the first axis, in place: (G, n), every column adds up to 1."""
     log_joint -= log_joint.max(axis=0)
     np.exp(log_joint, out=log_joint)
-    totals = log_joint.sum(axis=0)
-    log_joint *= np.divide(1.0 if weights is None else weights, totals, out=totals)
+    log_joint *= 1.0 / log_joint.sum(axis=0)
     return log_joint
 
 
