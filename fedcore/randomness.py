@@ -23,7 +23,7 @@ def _key(seed: int, purpose: str, round: int) -> np.ndarray:
 
 class _Key(ISeedSequence):
     """Gives Philox its key. Handed the key itself Philox asks the system for a seed as well, which it never uses, and
-    which takes longer than a thousand draws."""
+    takes twice as long to make."""
 
     def __init__(self, key: np.ndarray) -> None:
         self.key = key
