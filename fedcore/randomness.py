@@ -7,11 +7,9 @@ function of its name. Nothing here protects anybody: noise that does comes from 
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
-from numpy.random.bit_generator import ISeedSequence
 
 DRAWS_PER_COUNTER = 4  # a Philox counter yields four 64-bit words
 
@@ -21,21 +19,8 @@ def _key(seed: int, purpose: str, round: int) -> np.ndarray:
     return np.frombuffer(digest, np.uint64)
 
 
-class _Key(ISeedSequence):
-    """Gives Philox its key. Handed the key itself Philox asks the system for a seed as well, which it never uses, and
-    takes twice as long to make."""
-
-    def __init__(self, key: np.ndarray) -> None:
-        self.key = key
-
-    def generate_state(self, n_words: int, dtype: npt.DTypeLike = np.uint64) -> np.ndarray:
-        assert n_words == len(self.key) and dtype == np.uint64  # what Philox asks for
-        return self.key
-
-
 def _philox(seed: int, purpose: str, round: int, counter: int = 0) -> np.random.Philox:
-    seed_sequence: Any = _Key(_key(seed, purpose, round))  # NumPy's types know its own class only
-    return np.random.Philox(seed_sequence, counter=counter)
+    return np.random.Philox(key=_key(seed, purpose, round), counter=counter)
 
 
 def stream(seed: int, purpose: str, round: int = 0, client: int | None = None) -> np.random.Generator:
