@@ -13,6 +13,7 @@ from fedcore.methods.histograms.scores import validation_clients
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, start_run
+from tests.command import works
 from tests.conftest import small_counts, write_counts
 
 SETTINGS = {"algorithm": "fedavg", "prior_tokens": 6.0}
@@ -135,6 +136,17 @@ def test_short_clients_are_left_out_as_if_they_had_nothing_held_out(tmp_path, le
     assert found.pop("title") == expected.pop("title").replace("; run r", told)
     assert found.pop("min_tokens") == least
     assert found == expected
+
+
+@pytest.mark.slow
+def test_any_number_of_workers_gives_the_same_bytes(tmp_path):
+    population = write_counts(tmp_path / "p", small_counts(), heldout=small_counts(seed=1), block=8)
+    run, found = train(population, tmp_path, algorithm="algorithm2", clusters=3, rounds=3), []
+    for workers in ((), ("--workers", "1"), ("--workers", "2")):
+        file = tmp_path / f"scores{len(found)}.json"
+        works("evaluate", run.path, population.path, "--not-private", file, *workers, "--json")
+        found.append(file.read_bytes())
+    assert found[0] == found[1] == found[2]
 
 
 def test_only_public_scores_are_kept(tmp_path):

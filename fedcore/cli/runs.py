@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -30,6 +31,7 @@ from fedcore.cli.training import show_run
 
 if TYPE_CHECKING:
     from fedcore.population.store import Population
+    from fedcore.rounds.engine import Backend
 
 runs_app = typer.Typer(cls=Commands, no_args_is_help=True, help="List, show, promote, prune and give up runs.")
 
@@ -325,11 +327,14 @@ def evaluate(
 
     store, given = open_population(population), read_settings(None, settings)
     if not_private is not None:
-        write_not_private(evaluate_run(run, store, settings=given, least=least), not_private)
+        with _answering(workers, dask, private=True) as backend:
+            scores = evaluate_run(run, store, backend, settings=given, least=least)
+        write_not_private(scores, not_private)
         return say({"not_private": str(not_private)}, as_json)  # the scores go into the file and nowhere else
     check_public(store)
     if local or (workers is None and dask is None and not _worth_a_server(store)):
-        result = evaluate_run(run, store, keep=True, settings=given, least=least)
+        with _answering(workers, dask) as backend:
+            result = evaluate_run(run, store, backend, keep=True, settings=given, least=least)
     else:
         flows = import_module("fedcore.flows.evaluate")
         result = flows.evaluate_run_flow(
@@ -341,6 +346,17 @@ def evaluate(
     table(result["title"], result["rows"])
     if words := differences_in_words(result):
         print(words)
+
+
+@contextmanager
+def _answering(workers: int | None, dask: str | None, private: bool = False) -> Iterator[Backend | None]:
+    """A backend of these workers; None for this process. private: whether what goes to them is nobody else's."""
+    if workers is None and dask is None:
+        yield None
+        return
+    cluster = import_module("fedcore.tasks.dask_backend")
+    with cluster.dask_client(workers, dask, private) as client:
+        yield cluster.DaskBackend(client)
 
 
 def _worth_a_server(store: Population) -> bool:
