@@ -1,0 +1,89 @@
+"""Ingest of tables with 20 rows for each of `--clients` clients: CPU-microseconds a row, of the thread that sorts and
+writes, and of all threads; `decode_us` is Arrow reading the file on one thread, and nothing else.
+
+Rows are in random order, but for those that say they are sorted by client.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter, process_time, thread_time
+
+import numpy as np
+
+from benchmarks.measured import Measured
+from fedcore.population.ingest.ingest import ingest
+from fedcore.randomness import stream
+
+CLIENTS = 25_000
+ROWS, COLUMNS, TOKENS = 20, 10, 5000
+
+
+def measure(options) -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        where = Path(folder)
+        _write(where, options.clients)
+        tables = {
+            "csv": "rows.csv",
+            "csv, sorted": "sorted.csv",
+            "csv of counts": "counts.csv",
+            "parquet": "rows.parquet",
+        }
+        rows = options.clients * ROWS
+        found = [_row(what, where / name, rows, options.repeats) for what, name in tables.items()]
+    return {"benchmark": "ingest", "rows": found}
+
+
+def _write(folder: Path, clients: int) -> None:
+    import pyarrow as pa
+    import pyarrow.csv as csv
+    import pyarrow.parquet as parquet
+
+    generator, rows = stream(1, "benchmark/tables"), clients * ROWS
+    names, whose = pa.array([f"client-{one:09d}" for one in range(clients)]), generator.integers(0, clients, rows)
+    values = {f"x{column}": generator.normal(size=rows).round(4) for column in range(COLUMNS)}
+    table = pa.table({"client": names.take(pa.array(whose)), **values})
+    counts = {"token": generator.integers(0, TOKENS, rows), "count": generator.integers(1, 10, rows)}
+    csv.write_csv(table, folder / "rows.csv")
+    parquet.write_table(table, folder / "rows.parquet")
+    csv.write_csv(pa.table({"client": names.take(pa.array(np.sort(whose))), **values}), folder / "sorted.csv")
+    csv.write_csv(pa.table({"client": table.column("client"), **counts}), folder / "counts.csv")
+
+
+def _row(what: str, file: Path, rows: int, repeats: int) -> dict:
+    """In turns with Arrow alone, of which the first does not count."""
+    made, taken = file.with_suffix(".made"), []
+    more = {"features": TOKENS} if what == "csv of counts" else {}
+    for _ in range(repeats + 1):
+        taken.append([*_seconds(lambda: ingest(file, made, **more)), *_seconds(lambda: _decoded(file))])
+        shutil.rmtree(made)
+    main, every, wall, _, decode, _ = (
+        Measured(one / rows * 1e6 for one in each) for each in zip(*taken[1:], strict=True)
+    )
+    return {
+        "what": what,
+        "rows": rows,
+        "main_us": main,
+        "all_us": every,
+        "wall_us": wall,
+        "decode_us": decode,
+        "all_over_decode": every.over(decode),
+    }
+
+
+def _seconds(function: Callable[[], object]) -> list[float]:
+    """Of CPU, of this thread and of all; and that passed."""
+    clocks = (thread_time, process_time, perf_counter)
+    before = [clock() for clock in clocks]
+    function()
+    return [clock() - start for clock, start in zip(clocks, before, strict=True)]
+
+
+def _decoded(file: Path) -> object:
+    import pyarrow.csv as csv
+    import pyarrow.parquet as parquet
+
+    if file.suffix == ".parquet":
+        return parquet.read_table(file, use_threads=False)
+    return csv.read_csv(file, csv.ReadOptions(use_threads=False))
