@@ -54,6 +54,7 @@ def rounds_figure(metrics: Sequence[Mapping], names: Sequence[str], title: str, 
     values = np.concatenate([y for _, _, y in lines])
     if values.min() > 0 and values.max() / values.min() > 100:
         axes.set_yscale("log")
+        axes.yaxis.minorticks_off()  # which would be invisible, and half of the time that the figure takes
     elif (values == np.round(values)).all():
         _whole_numbers(axes.yaxis)
     for colour, (_, x, y) in zip(_colours(), lines, strict=False):
