@@ -38,3 +38,10 @@ def test_an_id_that_comes_again_is_not_new():
     for odd in (["b\0", "b"], [""]):  # NUL is what words are filled up with
         keys, new = known(odd)
         assert new.all() and np.array_equal(keys, keys_of(odd))
+
+
+@pytest.mark.parametrize("form", ["{:d}", "{:08d}", "client-{:09d}", "{:016d}", "{:d} of many and many clients"])
+def test_ids_that_differ_little_have_places_of_their_own(form):
+    known, ids = KnownKeys(keys_of, 4 << 20), [form.format(number) for number in range(3000)]
+    known(ids)
+    assert known(ids)[1].mean() < 0.1  # two in a place: 3000 / (2 * 2**16) = 2 % of 2**16 places

@@ -62,6 +62,7 @@ def _slots(spelled: np.ndarray, slots: int) -> np.ndarray:
     """(C,) int64 place of each; slots: a power of 2"""
     mixed = np.zeros(len(spelled), np.uint64)
     for word in spelled.T:
-        mixed = (mixed ^ word) * MIX
+        mixed = (mixed ^ word) * MIX  # which carries upwards only, and the last bytes of an id are the upper ones
+        mixed = (mixed ^ (mixed >> HALF)) * MIX
         mixed ^= mixed >> HALF
     return (mixed & np.uint64(slots - 1)).astype(np.int64)
