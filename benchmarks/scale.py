@@ -39,8 +39,8 @@ from fedcore.privacy.plan import PlannedRelease
 CLIENTS, WORKERS = 1_000_000, (1, 2, 4)
 SMALLEST = 10_000
 WARM_UP = 4  # rounds that fill caches and size the futures
-ROUNDS = {10_000: 150, 100_000: 40, 1_000_000: 14}  # of a long run, by clients; of more clients:
-FEWEST_ROUNDS = 8
+ROUNDS = {10_000: 100, 100_000: 30, 1_000_000: 10}  # of a long run, by clients; of more clients:
+FEWEST_ROUNDS = 7
 UNIT = 100_000  # clients that per-client costs of larger populations are compared with
 HISTOGRAMS = {"overseed": 10}
 MIXTURES = {

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -28,6 +29,7 @@ from tests.command import fedcore, private_population, works
 from tests.conftest import small_counts, write_counts
 
 FIVE = 5 * (960,)
+SHAPE = stand_ins.Shape(60, 4.0, 32, 8, 8, "float32")
 FEDEM = ("--set", "algorithm=fedem", "--set", "components=2", "--set", "rounds=4", "--set", "covariance=diag")
 
 
@@ -86,7 +88,9 @@ def measured(*kinds: Timed, **changed) -> Calibration:
         reading=0.001,
         reading_bytes=1.5,
         stored=0.5,
-        memory_io=0.0,
+        memory_write=0.0,
+        memory_flush=0.0,
+        memory_read=0.0,
         memory_file=0.0,
         commit=0.01,
         state=100,
@@ -99,6 +103,10 @@ def measured(*kinds: Timed, **changed) -> Calibration:
         seconds=1.0,
     )
     return Calibration(**(values | changed))
+
+
+def facts_of(kind, features=8, nominal=60, **changes) -> PublicFacts:
+    return PublicFacts(kind, features, 8, nominal, None, 0.5, 0, **changes)
 
 
 # --- the arithmetic, by hand ------------------------------------------------------------------------------------------
@@ -179,13 +187,24 @@ def test_a_single_block_has_no_workers_and_a_small_population_those_it_is_given(
 
 
 def test_memories_are_on_disk_and_in_time(tmp_path):
-    population = write_rows(tmp_path / "p")
+    """All are written and flushed; those that the cache has no room for are read again."""
+    population, kind = write_rows(tmp_path / "p"), timed(memory=1000.0)
     method = make_method("federated_em", {"algorithm": "fedem"})
-    without = predicted(method, population, [], 5, measured(), Resources(workers=0))
-    kind = timed(memory=1000.0)
-    told = predicted(method, population, [], 5, measured(kind, memory_io=1e-5, memory_file=0.03), Resources(workers=0))
-    assert told["disk_bytes"] - without["disk_bytes"] == 2 * 60 * 1000
-    assert told["seconds"] - without["seconds"] == pytest.approx(5 * (60 * 1000 * 1e-5 + 4 * 0.03))
+    disk = measured(kind, memory_write=1e-5, memory_flush=3e-5, memory_read=2e-5, memory_file=0.03)
+    written = 5 * (60 * 1000 * 4e-5 + 4 * 0.03)
+    for cache, read in ((512 * 2**20, 0.0), (0, 1.0), (4320 + 15_000, 0.75)):
+        where = Resources(workers=0, cache_bytes=cache)
+        without = predicted(method, population, [], 5, measured(), where)
+        told = predicted(method, population, [], 5, disk, where)
+        assert told["disk_bytes"] - without["disk_bytes"] == 2 * 60 * 1000
+        assert told["seconds"] - without["seconds"] == pytest.approx(written + 5 * 60 * 1000 * 2e-5 * read)
+    cheap = replace(disk, rounds=(timed(memory=1000.0, whole=0.0, half=0.0),), reading=0.0)  # commits are shared
+    told, without = (
+        predicted(method, population, [], 5, known, Resources(workers=0))
+        for known in (cheap, replace(cheap, memory_write=0.0, memory_flush=0.0, memory_file=0.0))
+    )
+    commits = 5 * 0.01 * (1 - 0.2 / 0.5)  # the server's .2 s without, a commit of their own with
+    assert told["seconds"] - without["seconds"] == pytest.approx(5 * (60 * 1000 * 1e-5 + 4 * 0.03) + commits)
 
 
 def test_the_deadline_names_the_fewest_workers(tmp_path):
@@ -265,6 +284,58 @@ def test_a_method_that_needs_more_clients_still_has_a_plan(tmp_path, quick):
         limit=30.0,
     )
     assert told["passes"] >= 3 and told["seconds"] > 0
+
+
+class Rounds:
+    """A private method of twenty rounds whose server takes a while; what clients it asks is noted."""
+
+    name, private = "rounds", True
+
+    def __init__(self):
+        self.asked = []
+
+    def init(self, public):
+        return 0
+
+    def message(self, state):
+        return state if state < 20 else None
+
+    def client_update(self, message, block, memory):
+        self.asked.append(block.clients)
+        return {}, None
+
+    def server_update(self, state, result):
+        return state + 1, None
+
+    def release_values(self, message, total):
+        return {}
+
+    def total_rounds(self, state):
+        return 20
+
+
+def test_clients_are_timed_in_some_rounds_and_a_few_answer_in_all():
+    method, phases = Rounds(), 10 * ["a"] + 10 * ["b"]
+    block = stand_ins.stand_ins(make_method("private_gmm", {"radius": 9.0}), facts_of("rows"), SHAPE, 64)
+    few = block.slice(0, 4, 0)
+    trial = trial_rounds.of_stand_ins(method, facts_of("rows"), [], phases, 60)
+    made = trial.run([block], 60.0, few=[few])
+    assert made.ended and made.made == 20 and [len(kind.server) for kind in made.kinds] == [10, 10]
+    assert method.asked.count(64) == 2 * (5 + 1)  # rounds 1, 2, 3, 6 and 9, and once more for the memory that it takes
+    assert method.asked.count(4) == 20 and all(len(kind.whole) == 5 for kind in made.kinds)
+    assert 0 < made.growing(True) < made.growing(False) < made.seconds
+
+
+def test_the_servers_seconds_do_not_keep_stand_ins_away(monkeypatch):
+    """A whole leaf is timed although the server needs most of the time that there is."""
+    method = Rounds()
+    moved = method.server_update
+    monkeypatch.setattr(method, "server_update", lambda *given: (time.sleep(0.01), moved(*given))[1])
+    monkeypatch.setattr(calibration, "REPEATS", 0)
+    trial = trial_rounds.of_stand_ins(method, facts_of("rows"), [], 20 * ["a"], 60)
+    block = stand_ins.stand_ins(make_method("private_gmm", {"radius": 9.0}), facts_of("rows"), SHAPE, 512)
+    found = calibration._measured(method, trial, [block], 0.5, time.perf_counter(), None)
+    assert found.kinds[0].timed().clients == 512
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -385,10 +456,6 @@ def test_sizes_that_are_not_public_are_rounded():
 
 
 # --- stand-ins --------------------------------------------------------------------------------------------------------
-
-
-def facts_of(kind, features=8, nominal=60, **changes) -> PublicFacts:
-    return PublicFacts(kind, features, 8, nominal, None, 0.5, 0, **changes)
 
 
 @pytest.mark.parametrize("entries", [0.0, 0.3, 1.0, 5.0, 8.0, 300.0])

@@ -20,7 +20,7 @@ from fedcore.planning.machine import exact_noise, started_process, written
 from fedcore.planning.reading import read_leaves, reading_of, stored_share
 from fedcore.planning.stand_ins import Shape, most_clients, rounded, stand_ins
 from fedcore.planning.trial_rounds import Rounds, Timed, Trial, of_clients, of_stand_ins, scheduled_phases
-from fedcore.population.blocks import ClientBlock
+from fedcore.population.blocks import Aside, ClientBlock, CountsBlock
 from fedcore.population.store import Population
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.clients import redacted
@@ -47,7 +47,8 @@ class Calibration:
     rounds: kinds of rounds in the order in which they were met; whole: whether the method came to its end
     reading: seconds for each decoded byte; reading_bytes: the most memory that reading took for each decoded byte
     stored: stored bytes for each decoded byte of the training part
-    memory_io: seconds for each byte of memories of clients, written and read once; memory_file: for each file of them
+    memory_write, memory_flush, memory_read: seconds for each byte of memories of clients: to write it, to have it on
+        the disk, to read it; memory_file: for each file of them that is written
     commit: of a round; state: stored bytes of the server's state
     noise: for each cell of exact noise; noise_start: once, for what draws it
     start: seconds in which a fresh process imports what answers; start_bytes: its size then; flow_bytes: with what
@@ -62,7 +63,9 @@ class Calibration:
     reading: float
     reading_bytes: float
     stored: float
-    memory_io: float
+    memory_write: float
+    memory_flush: float
+    memory_read: float
     memory_file: float
     commit: float
     state: int
@@ -84,11 +87,13 @@ def calibrate(
     shape: Shape | None = None,
     *,
     limit: float = LIMIT_SECONDS,
+    aside: bool = False,
 ) -> Calibration:
     """Measure rounds, reading, memories, commits and noise within about `limit` seconds.
 
     facts_for: public facts for so many clients (None: private). plan: of the private run, and shape: of its stand-ins.
-    runs: where the run will be; files of zeros are written beside it, timed and removed.
+    runs: where the run will be; files of zeros are written beside it, timed and removed. aside: whether the run has
+    room for what it makes of a block in one round and needs in the next (`CountsBlock.aside`).
     """
     began = perf_counter()
     if shape is None:
@@ -100,14 +105,15 @@ def calibrate(
     working, waiting = process_time(), perf_counter()
     with redacted(method, 0):
         if shape is None:
-            found = _measured(method, of_clients(method, facts_for), taken, limit, began)
+            pieces = [_with_room(block) for block in taken] if aside else taken
+            found = _measured(method, of_clients(method, facts_for), pieces, limit, began)
             rounds, whole, state = tuple(kind.timed() for kind in found.kinds), found.ended, found.state
         else:
-            rounds, state = _of_stand_ins(method, facts_for(None), plan, shape, limit)
+            rounds, state = _of_stand_ins(method, facts_for(None), plan, shape, limit, aside)
             whole = True
     pace = max(1.0, (perf_counter() - waiting) / max(process_time() - working, 1e-6))
     remembered = max((kind.memory for kind in rounds), default=0.0)
-    memory_io, memory_file, commit, stored_state = written(runs, remembered, state, block_clients)
+    disk = written(runs, remembered, state, block_clients)
     start, start_bytes, flow_bytes = started_process(method.name, method.private)
     noise, noise_start = exact_noise(plan)
     stored = stored_share(population)
@@ -119,10 +125,12 @@ def calibrate(
         reading=reading,
         reading_bytes=reading_bytes,
         stored=stored if shape is None else rounded(stored),
-        memory_io=memory_io,
-        memory_file=memory_file,
-        commit=commit,
-        state=stored_state,
+        memory_write=disk.write,
+        memory_flush=disk.flush,
+        memory_read=disk.read,
+        memory_file=disk.file,
+        commit=disk.commit,
+        state=disk.state,
         noise=noise,
         noise_start=noise_start,
         start=start,
@@ -145,25 +153,34 @@ def _measured(
 
     first: the rounds of FIRST_CLIENTS, if they were made already.
     """
-    pieces = first_pieces(taken)
+    pieces = few = first_pieces(taken)
     found = first or trial.run(pieces, SMALL * limit)
-    spent = found.seconds * max(1.0, method.total_rounds(found.state) / found.made)
+    times = max(1.0, method.total_rounds(found.state) / found.made)
+    few = [] if found.stacked else few  # messages may name each client that the server knows
+    growing = found.growing(bool(few)) * times
+    fixed = found.seconds * times - growing  # of the server, and of rounds that only the few answer
+    room = max(SMALL * limit, LARGE * limit - fixed)
     most = max(block.clients for block in taken)
-    clients = min(most, int(pieces[0].clients * LARGE * limit / max(spent, 1e-3)))
+    clients = min(most, int(pieces[0].clients * room / max(growing, 1e-3)))
     if clients >= 2 * pieces[0].clients:
         # Both pieces are whole leaves only where the limit has room for them twice.
-        count = len(taken) if 2 * most * spent <= pieces[0].clients * LARGE * limit else 1
+        count = len(taken) if 2 * most * growing <= pieces[0].clients * room else 1
         pieces = [block.slice(0, min(clients, block.clients), block.leaf) for block in taken[:count]]
-        larger = trial.run(pieces, LARGE * limit)
+        larger = trial.run(pieces, room + min(fixed, limit), few=few)
         reached = {kind.phase for kind in larger.kinds}
         found = replace(larger, kinds=larger.kinds + [kind for kind in found.kinds if kind.phase not in reached])
     again = 0
     while again < REPEATS and perf_counter() - began < 0.5 * limit:  # a machine with other work is not even
-        more = trial.run(pieces, 0.5 * limit - (perf_counter() - began), 1)
+        more = trial.run(pieces, 0.5 * limit - (perf_counter() - began), 1, few)
         again += 1
         for kind in found.kinds:
             kind.take(next((other for other in more.kinds if other.phase == kind.phase), None))
     return found
+
+
+def _with_room(block: ClientBlock) -> ClientBlock:
+    """The block as it is in a cache with room beside it."""
+    return replace(block, aside=Aside(lambda size: True)) if isinstance(block, CountsBlock) else block
 
 
 def first_pieces(taken: Sequence[ClientBlock]) -> list[ClientBlock]:
@@ -174,12 +191,13 @@ def first_pieces(taken: Sequence[ClientBlock]) -> list[ClientBlock]:
 
 
 def _of_stand_ins(
-    method: AnyMethod, public: PublicFacts, plan: Sequence[PlannedRelease], shape: Shape, limit: float
+    method: AnyMethod, public: PublicFacts, plan: Sequence[PlannedRelease], shape: Shape, limit: float, aside: bool
 ) -> tuple[tuple[Timed, ...], State]:
     """The phases of the schedule, timed, and a state as the run's last one."""
     phases = scheduled_phases(plan, method.total_rounds(method.init(public)))
     most = most_clients(shape)
     taken = [stand_ins(method, public, shape, most, leaf) for leaf in range(PIECES if shape.clients > most else 1)]
+    taken = [_with_room(block) for block in taken] if aside else taken
     began = perf_counter()
     trial = of_stand_ins(method, public, plan, phases, shape.clients)
     once = max(limit, SCHEDULE_SECONDS)

@@ -9,11 +9,12 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from statistics import median
 from time import perf_counter, process_time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from fedcore.storage.arrays import read_values, state_values, write_values
 from fedcore.storage.files import Place, is_remote
 
 NOISE_CELLS = 4000
+FILES = 3  # of each size that are timed
 # The kernel counts a process's largest size from before its program was loaded, when it was a copy of this one; the
 # size of its present memory begins afresh, where the system tells it.
 FRESH = """
@@ -67,9 +69,20 @@ def work_seconds(function: Callable, *arguments) -> float:
     return process_time() - started
 
 
-def written(runs: Place, each: float, state: Any, clients: int) -> tuple[float, float, float, int]:
-    """(seconds for a byte of memories, for a file of them, for a commit; bytes of a stored state): zeros of those
-    shapes, written and removed.
+class Disk(NamedTuple):
+    """Seconds for a byte of memories: to write it, to have it on the disk, to read it; for a small file of them; for a
+    commit. state: bytes of a stored state."""
+
+    write: float
+    flush: float
+    read: float
+    file: float
+    commit: float
+    state: int
+
+
+def written(runs: Place, each: float, state: Any, clients: int) -> Disk:
+    """Zeros of the shapes of memories and state, written as a run would and removed.
 
     each: bytes that a client remembers; state: of the server; clients: of a block.
     """
@@ -78,7 +91,7 @@ def written(runs: Place, each: float, state: Any, clients: int) -> tuple[float, 
         **{name: np.zeros_like(value) for name, value in state_values(state).items() if isinstance(value, np.ndarray)},
     )
     with _beside(runs) as folder:
-        small, large = 0.0, 0.0
+        small, large = (0.0, 0.0, 0.0), (0.0, 0.0, 0.0)
         size = int(min(each * clients, 64 * 2**20)) // 8
         if size:
             small = _file_seconds(folder / f"small{raw_arrays.SUFFIX}", 1)
@@ -89,14 +102,23 @@ def written(runs: Place, each: float, state: Any, clients: int) -> tuple[float, 
             stored = files.size(run.state_file(run.round))
         finally:
             run.unlock()
-    return max(0.0, large - small) / max(8 * size, 1), small, median(taken), stored
+    write, flush, read = (max(0.0, more - less) / max(8 * size, 1) for more, less in zip(large, small, strict=True))
+    return Disk(write, flush, read, small[0], median(taken), stored)
 
 
-def _file_seconds(path: Place, numbers: int) -> float:
-    started = perf_counter()
-    write_values(path, {"zeros": np.zeros(numbers)})
-    read_values(path)
-    return perf_counter() - started
+def _file_seconds(path: Place, numbers: int) -> tuple[float, float, float]:
+    """Of writing so many zeros, of flushing them, of reading them: medians."""
+    zeros, found = {"zeros": np.zeros(numbers)}, []
+    for _ in range(FILES):
+        found.append(
+            (
+                _seconds(partial(write_values, path, zeros, durable=False, name=False)),
+                0.0 if is_remote(path) else _seconds(files.flush, path),
+                _seconds(read_values, path),
+            )
+        )
+    write, flush, read = (median(column) for column in zip(*found, strict=True))
+    return write, flush, read
 
 
 @contextmanager

@@ -152,7 +152,9 @@ def plan_run(
 
     runs = place(request.runs)
     shape = public_shape(method, population, where.clients) if method.private else None
-    measured = calibrate(method, population, facts_for, spec.releases, runs, shape, limit=limit)
+    load = load_of(method, population, where.clients)
+    aside = load.beside > 0 and _room_beside(load, replace(where, workers=_workers(load, where)))
+    measured = calibrate(method, population, facts_for, spec.releases, runs, shape, limit=limit, aside=aside)
     passes = method.total_rounds(method.init(public))
     predictions = predicted(method, population, spec.releases, passes, measured, where)
     if meet_deadline and where.deadline is not None and predictions["seconds"] > where.deadline:
@@ -263,11 +265,21 @@ def _work(kind: Timed, load: Load, measured: Calibration) -> float:
     return load.leaves * fixed + load.clients * slope * larger
 
 
-def _remembered(kind: Timed, load: Load, measured: Calibration) -> float:
-    """Seconds of reading and writing the memories of all clients once."""
+def _remembered(kind: Timed, load: Load, measured: Calibration, where: Resources, durable: float) -> float:
+    """Seconds of writing the memories of all clients once, and of reading those that no worker has kept. durable: the
+    share of such rounds that are flushed to the disk."""
     if not kind.memory:
         return 0.0
-    return kind.memory * load.clients * measured.memory_io + load.blocks * measured.memory_file
+    size, at_one = kind.memory * load.clients, _largest_share(load, where)
+    room = where.cache_bytes - min(where.cache_bytes, load.decoded * at_one)
+    read = max(0.0, 1.0 - room / (size * at_one))
+    each = measured.memory_write + durable * measured.memory_flush + read * measured.memory_read
+    return size * each + load.blocks * measured.memory_file
+
+
+def _room_beside(load: Load, where: Resources) -> bool:
+    """Whether a cache holds all of a worker's blocks, and what is made of them."""
+    return load.decoded * _largest_share(load, where) * (1.0 + load.beside) <= where.cache_bytes
 
 
 def _server(kind: Timed, load: Load, measured: Calibration) -> float:
@@ -307,8 +319,9 @@ def _share_of_work(load: Load, where: Resources) -> float:
 def _pass(kind: Timed, load: Load, measured: Calibration, where: Resources, cached: bool) -> float:
     """Seconds of a round without its releases. cached: not the first, which reads every block."""
     reading = load.decoded * measured.reading * (_uncached(load, where) if cached else 1.0)
-    work, remembered = measured.pace * _work(kind, load, measured) + reading, _remembered(kind, load, measured)
-    share = _share_of_work(load, where)
+    work, share = measured.pace * _work(kind, load, measured) + reading, _share_of_work(load, where)
+    durable = min(1.0, work * share / COMMIT_SECONDS) if load.shares_commits else 1.0
+    remembered = _remembered(kind, load, measured, where, durable)
     seconds = work * share + remembered * (share if where.cluster else 1.0)  # one machine has one disk
     if where.workers:
         futures = min(load.blocks, max(2 * where.workers, work / FUTURE_WORK))

@@ -18,10 +18,11 @@ from fedcore.planning.reading import entries_of, peak_bytes
 from fedcore.population.blocks import ClientBlock
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import AnyMethod, Memory, Message, PublicFacts, State
-from fedcore.rounds.statistics import Stack, Statistics, merge, size_of, values
+from fedcore.rounds.statistics import Stack, Statistics, merge, merge_all, size_of, values
 
 NUMBERS = re.compile(r"_?\d+")
 NOTHING_RELEASED = "nothing released"
+EVERY = 3  # round of a phase that many clients are timed in, beside the first ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class Kind:
     statistics: int = 0
     memory: float = 0.0
     again: int = 0  # rounds that were only made to measure them once more
+    spent: float = 0.0  # seconds that passed while clients answered, all that is measured of it included
 
     def take(self, other: Kind | None) -> None:
         """The measurements of the same rounds, made once more."""
@@ -131,6 +133,25 @@ class Rounds:
     made: int
     seconds: float
 
+    @property
+    def stacked(self) -> bool:
+        """Whether the server keeps clients' answers apart."""
+        return any(kind.stacked for kind in self.kinds)
+
+    def growing(self, beside: bool) -> float:
+        """The seconds of them that would grow with the number of clients. beside: if these are timed beside others."""
+        shares = [sum(map(is_timed, range(len(kind.server)))) / max(1, len(kind.server)) for kind in self.kinds]
+        return sum(
+            kind.spent * (share if beside and not kind.memory else 1.0)
+            for kind, share in zip(self.kinds, shares, strict=True)
+        )
+
+
+def is_timed(at: int) -> bool:
+    """Whether clients are timed in round `at` of a phase, counted from 0, if others can do the rest. Looks at the
+    objective, every tenth round, are met as often as they come."""
+    return at < EVERY or (at + 1) % EVERY == 0
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -142,27 +163,51 @@ class Trial:
     phase: Callable[[int, State, Message], str]
     result: Callable[[int, Message, Statistics, int], Mapping[str, Any]]
 
-    def run(self, pieces: Sequence[ClientBlock], limit: float, least: int = 3) -> Rounds:
-        """For `limit` seconds, but at least so many rounds: what comes after a long start must be met as well."""
-        method, clients = self.method, sum(piece.clients for piece in pieces)
+    def run(
+        self, pieces: Sequence[ClientBlock], limit: float, least: int = 3, few: Sequence[ClientBlock] = ()
+    ) -> Rounds:
+        """For `limit` seconds, but at least so many rounds: what comes after a long start must be met as well.
+
+        few: clients whose answers the server gets, so that the others, who are timed, need not answer in every round
+        while they remember nothing; nobody: the server gets those of all
+        """
+        method, clients = self.method, sum(piece.clients for piece in few or pieces)
         state = method.init(self.public(clients))
         kinds: dict[str, Kind] = {}
         memories: list[Memory | None] = [None] * len(pieces)
+        memories_of_few: list[Memory | None] = [None] * len(few)
         began, number = perf_counter(), 0
+
+        def made(ended: bool, rounds: int) -> Rounds:
+            met = [kind for kind in kinds.values() if kind.server]
+            return Rounds(met, ended, state, rounds, perf_counter() - began)
+
         while True:
             started = process_time()
             message = method.message(state)
             speaking = process_time() - started
             if message is None:
-                return Rounds(list(kinds.values()), True, state, number, perf_counter() - began)
+                return made(True, number)
             if number >= least and perf_counter() - began > limit:
-                return Rounds(list(kinds.values()), False, state, number, perf_counter() - began)
+                return made(False, number)
             number += 1
             phase = self.phase(number, state, message)
             first = phase not in kinds
             kind = kinds.setdefault(phase, Kind(phase, pieces))
             try:
-                total, halves, memories = _answers(method, message, pieces, memories, kind, first)
+                total, halves = None, None
+                if not few or is_timed(len(kind.server)) or any(memories):
+                    asked = perf_counter()
+                    total, halves, memories = _answers(method, message, pieces, memories, kind, first)
+                    kind.spent += perf_counter() - asked
+                if few:
+                    answers = [
+                        method.client_update(message, piece, memory)
+                        for piece, memory in zip(few, memories_of_few, strict=True)
+                    ]
+                    total, halves = merge_all(statistics for statistics, _ in answers), None
+                    memories_of_few = [memory for _, memory in answers]
+                total = total or {}
                 stacked = any(isinstance(statistic, Stack) for statistic in total.values())
                 given = values(halves) if stacked and halves is not None else None
                 result = self.result(number, message, total, clients)
@@ -177,10 +222,9 @@ class Trial:
                 state, _ = method.server_update(state, result)
                 kind.server.append(speaking + process_time() - started)
             except FedcoreError:  # so few clients are not enough for the method; what was measured stands
-                met = [other for other in kinds.values() if other.server]
-                if not met:
+                if not any(other.server for other in kinds.values()):
                     raise
-                return Rounds(met, False, state, number - 1, perf_counter() - began)
+                return made(False, number - 1)
 
 
 def of_clients(method: AnyMethod, facts_for: Callable[[int | None], PublicFacts]) -> Trial:
@@ -224,7 +268,7 @@ def _answers(
     memories: Sequence[Memory | None],
     kind: Kind,
     first: bool,
-) -> tuple[Statistics, Statistics | None, list[Memory | None]]:
+) -> tuple[Statistics | None, Statistics | None, list[Memory | None]]:
     """The merged answers of the pieces, of their halves (first round of a kind only), and the new memories."""
     total: Statistics | None = None
     halves: Statistics | None = None
@@ -251,7 +295,7 @@ def _answers(
         total = merge(total, answer)
         halves = merge(halves, smaller)
         after.append(new)
-    return total or {}, halves, after
+    return total, halves, after
 
 
 def _size(named: Mapping[str, Any]) -> int:
