@@ -1,17 +1,17 @@
 """What `fedcore plan` promises of a run of every method, over what the run then took: 1 is a promise that was kept.
 
 Every case is planned and run in turn, --repeats times, with `--local` and --clients clients, of methods whose clients
-hold much a hundredth or a thousandth of them. *seconds*: of all rounds. *work*: the promised seconds as if no other
-process wanted the cores, over the CPU-seconds from the first commit to the last, which other work does not change much;
-waiting for the disk is in the promise alone. *memory*: the peak of the process. *passes*: more than 1 where a run ended
-early; seconds and work are then those of the passes that were made.
+hold much a hundredth or a thousandth of them. *seconds*: of all rounds. *work*: the promised seconds of a core over the
+CPU-seconds from the first commit to the last, which other work does not change much; those of reading, of commits and
+of memories are in the run alone. *memory*: the peak of the process. *passes*: more than 1 where a run ended early;
+seconds and work are then those of the passes that were made.
 
 --only CASE ...: these cases.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +22,9 @@ from benchmarks import private_gmm
 from benchmarks.command import Trained, plan, train
 from benchmarks.measured import Measured
 from benchmarks.populations import (
+    COLUMNS,
     COMPONENTS,
+    mixture_means,
     mixture_rows,
     reddit_like,
     reddit_like_documents,
@@ -31,13 +33,15 @@ from benchmarks.populations import (
     still_cameras,
 )
 from fedcore.population.store import Population
+from fedcore.population.synthetic import PUBLIC
 
+CLIENTS = 40_000
 CACHE = 512  # MiB
 
 
 class Case(NamedTuple):
     """population: of (folder, clients). part: of the clients of the command line, of which it has one. workers: None
-    for `--local`."""
+    for `--local`. start: writes what the run starts from, which is public, and returns the file."""
 
     what: str
     method: str
@@ -45,12 +49,21 @@ class Case(NamedTuple):
     part: int
     settings: dict
     workers: int | None = None
+    start: Callable[[Path], Path] | None = None
+
+
+def near_means(folder: Path) -> Path:
+    """Parameters beside those of `mixture_rows`."""
+    file, means = folder / "near-means.npz", mixture_means()
+    given = {"weights": np.full(COMPONENTS, 1 / COMPONENTS), "means": means + 0.5, "covariances": np.ones_like(means)}
+    np.savez(file, **given, centre=np.zeros(COLUMNS), scale=np.full(COLUMNS, 3.0))
+    return file
 
 
 COUNTS = partial(Case, method="histograms", population=reddit_like, part=1)
 MIXTURE = partial(Case, method="federated_em", population=mixture_rows, part=1)
 ATOMS = partial(Case, method="dictionaries", population=shared_dictionaries, part=100)
-SIMILAR = partial(Case, method="gradient_em", population=similar_mixtures, part=10)
+SIMILAR = partial(Case, method="gradient_em", population=similar_mixtures, part=20)
 DIAGONAL = {"components": COMPONENTS, "covariance": "diag"}
 CASES = (
     COUNTS("histograms, float", settings={"algorithm": "algorithm2", "start": "perturbed_mean", "rounds": 40}),
@@ -67,7 +80,7 @@ CASES = (
     SIMILAR("gradient_em", settings={"rounds": 40, "components": 5}),
     SIMILAR("gradient_em, paper", settings={"rounds": 40, "components": 5, "preset": "paper"}, part=50),
     ATOMS("dictionaries, statistics", settings={"atoms": 32, "global_atoms": 16, "rounds": 20}),
-    ATOMS("dictionaries, private", settings={"private": True, "epsilon": 8.0, "rounds": 10}, part=20),
+    ATOMS("dictionaries, private", settings={"private": True, "epsilon": 8.0, "rounds": 10}),
     ATOMS("dictionaries, PerMA", settings={"profile": "recommended", "atoms": 32, "global_atoms": 16, "rounds": 20}),
     ATOMS("dictionaries, background", settings={"model": "background"}, population=still_cameras, part=1000),
     Case(
@@ -90,7 +103,8 @@ def measure(options) -> dict:
         if options.only and case.what not in options.only:
             continue
         population = case.population(options.dir, max(20, options.clients // case.part))
-        turns = [_turn(case, population) for _ in range(options.repeats)]
+        start = () if case.start is None else ("--start-from", str(case.start(options.dir)), "--public-start", PUBLIC)
+        turns = [_turn(case, population, start) for _ in range(options.repeats)]
         rows.append(
             {
                 "what": case.what,
@@ -101,10 +115,10 @@ def measure(options) -> dict:
     return {"benchmark": "plan", "rows": rows}
 
 
-def _turn(case: Case, population: Population) -> dict[str, float]:
-    promised = plan(case.method, population.path, case.settings, workers=case.workers, cache=CACHE)
-    run = train(case.method, population.path, case.settings, workers=case.workers, cache=CACHE, watched=True)
-    return beside(promised, run)
+def _turn(case: Case, population: Population, start: Sequence[str]) -> dict[str, float]:
+    asked, where = (case.method, population.path, case.settings), {"workers": case.workers, "cache": CACHE}
+    promised = plan(*asked, **where, more=start)
+    return beside(promised, train(*asked, **where, more=start, watched=True))
 
 
 def beside(promised: dict, run: Trained) -> dict[str, float]:
@@ -112,16 +126,12 @@ def beside(promised: dict, run: Trained) -> dict[str, float]:
 
     Where the run made fewer passes than were promised, its last ones are missing from the promise too.
     """
-    passes, short = len(run.metrics), 0.0
-    phases = [row for row in promised["phases"] for _ in range(row["passes"])]
-    short = sum(row["seconds_per_pass"] for row in phases[passes:])
-    idle = sum(row["client_seconds"] for row in phases[passes:])
-    seconds = sum(row["seconds_round"] for row in run.metrics)
-    planned = promised["seconds"] - short
-    cpu = run.cpu_of_rounds()
-    without_others = planned - (promised["pace"] - 1.0) * (promised["seconds_of_work"] - idle)
+    passes = len(run.metrics)
+    missing = [row for row in promised["phases"] for _ in range(row["passes"])][passes:]
+    seconds, cpu = sum(row["seconds_round"] for row in run.metrics), run.cpu_of_rounds()
+    work = promised["seconds_of_work"] - sum(row["client_seconds"] for row in missing)
     found = {
-        "seconds": planned / seconds,
+        "seconds": (promised["seconds"] - sum(row["seconds_per_pass"] for row in missing)) / seconds,
         "memory": promised["bytes_of_flow"] / run.flow,
         "passes": promised["passes"] / passes,
         "pace": promised["pace"],
@@ -130,4 +140,4 @@ def beside(promised: dict, run: Trained) -> dict[str, float]:
     }
     if run.worker:
         return found | {"worker_memory": promised["bytes_per_worker"] / run.worker}
-    return found | ({} if np.isnan(cpu) else {"work": without_others / cpu, "measured_cpu_s": cpu})
+    return found | ({} if np.isnan(cpu) else {"work": work / cpu, "measured_cpu_s": cpu})

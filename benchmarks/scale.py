@@ -215,7 +215,8 @@ def _row(case: Case, population: Population, workers: int, cache: int, floor: Fl
     run = train(
         case.method, population.path, {**case.settings, "rounds": rounds}, workers=workers, cache=cache, watched=True
     )
-    timed = run.metrics[-(rounds - WARM_UP) :]
+    # Float sums of few clients soon stop moving, and the run ends: its first rounds do not count either.
+    timed = run.metrics[min(max(WARM_UP, len(run.metrics) - rounds + WARM_UP), len(run.metrics) - 1) :]
     releases = Measured(row.get("seconds_release", 0.0) for row in timed)
     wall = Measured(row["seconds_round"] - row.get("seconds_release", 0.0) for row in timed)
     cpu = run.cpu_per_round(len(run.metrics) - len(timed)) - noise(run.plan)

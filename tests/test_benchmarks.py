@@ -21,6 +21,7 @@ from benchmarks import (
     noise,
     peers,
     perma_mnist,
+    plan,
     scale,
     writers,
 )
@@ -216,6 +217,28 @@ def test_scale(tmp_path, monkeypatch):
     assert scale.sizes(10**6, 40) == [40, 400, 4000, 40_000, 400_000, 10**6]
     only = scale.measure(options(tmp_path, clients=400, least=400, only=["em"], repeats=0))["rows"]
     assert {(row["what"], row["clients"], "of_floor" in row) for row in only} == {("em", 400, False)}
+
+
+def test_promises_are_held_against_the_passes_that_were_made(tmp_path, monkeypatch):
+    """Ten passes were promised in two phases, and eight were made."""
+    phases = [{"phase": "a", "passes": 4, "seconds_per_pass": 1.0, "client_seconds": 0.5}]
+    phases.append({"phase": "b", "passes": 6, "seconds_per_pass": 2.0, "client_seconds": 1.5})
+    told = {"seconds": 17.0, "seconds_of_work": 12.0, "passes": 10, "bytes_of_flow": 3, "bytes_per_worker": 8}
+    told |= {"phases": phases, "pace": 1.5, "calibration": {"seconds": 9.0}}
+    rounds = [{"seconds_round": 2.0}] * 8
+    found = plan.beside(told, Trained(rounds, 9.0, 8.0, 2, 0, ((0, 1.0), (5, 4.0), (8, 7.0))))
+    assert found["seconds"] == (17 - 2 * 2) / 16 and found["work"] == (12 - 2 * 1.5) / 6
+    assert found["memory"] == 1.5 and found["passes"] == 10 / 8
+    assert "work" not in plan.beside(
+        told, Trained(rounds, 9.0, 8.0, 2, 0, ((1, 1.0), (8, 7.0)))
+    )  # the first was missed
+    assert plan.beside(told, Trained(rounds, 9.0, 8.0, 2, 4))["worker_memory"] == 2.0
+    monkeypatch.setattr(plan, "plan", lambda *asked, **where: told)
+    monkeypatch.setattr(plan, "train", lambda *asked, **where: Trained(rounds, 9.0, 8.0, 2, 4))
+    people = lambda folder, clients: SimpleNamespace(path=folder, n_clients=clients)  # noqa: E731
+    monkeypatch.setattr(plan, "CASES", tuple(case._replace(population=people) for case in plan.CASES))
+    (row,) = plan.measure(options(tmp_path, only=["dictionaries, background"]))["rows"]
+    assert row["clients"] == 20 and row["seconds"] == found["seconds"]
 
 
 def test_noise_is_measured_beside_other_samplers(tmp_path, monkeypatch):

@@ -30,7 +30,8 @@ from fedcore.storage.files import Place
 LIMIT_SECONDS = 10.0
 REPEATS = 4
 SMALL, LARGE = 0.2, 0.4  # shares of the limit for the rounds of the first attempt, and of the second
-FIRST_CLIENTS = 16  # of the first attempt, whose seconds say how many the limit has room for
+FIRST_CLIENTS = 16  # of the first attempt, at least, whose seconds say how many the limit has room for
+FIRST_BYTES = 2**18  # decoded, of the first attempt: so few small clients would mostly tell what calls take
 PIECES = 2
 SCHEDULE_SECONDS = 60.0  # that a few stand-ins may take for the whole schedule, whatever the limit: it is then the same
 AS_MANY = 2**20  # times the clients, where a budget is too small for the trial to meet every phase
@@ -151,7 +152,7 @@ def _measured(
 ) -> Rounds:
     """Rounds of the first clients of what was taken, then of as many as the limit has room for, again and again.
 
-    first: the rounds of FIRST_CLIENTS, if they were made already.
+    first: the rounds of `first_pieces`, if they were made already.
     """
     pieces = few = first_pieces(taken)
     found = first or trial.run(pieces, SMALL * limit)
@@ -184,7 +185,8 @@ def _with_room(block: ClientBlock) -> ClientBlock:
 
 
 def first_pieces(taken: Sequence[ClientBlock]) -> list[ClientBlock]:
-    return [taken[0].slice(0, min(FIRST_CLIENTS, taken[0].clients), taken[0].leaf)]
+    each = max(1, taken[0].nbytes // taken[0].clients)
+    return [taken[0].slice(0, min(max(FIRST_CLIENTS, FIRST_BYTES // each), taken[0].clients), taken[0].leaf)]
 
 
 # --- private runs -----------------------------------------------------------------------------------------------------

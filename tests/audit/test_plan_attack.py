@@ -122,6 +122,7 @@ def test_a_trial_with_the_first_clients_is_caught(tmp_path, monkeypatch):
         made.append(population)
         return 0.0, 0.0
 
+    monkeypatch.setattr(calibration, "FIRST_BYTES", 0)  # the fewest clients, among whom one decides
     monkeypatch.setattr(calibration, "reading_of", reading_of)
     monkeypatch.setattr(calibration, "stand_ins", first_leaf)
     monkeypatch.setattr(calibration, "_scheduled", lambda phases, met: tuple(met.values()))
