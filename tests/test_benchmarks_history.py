@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from benchmarks import history
+from benchmarks import growth, history
 from benchmarks.__main__ import main
 from benchmarks.measured import Measured
 
@@ -161,3 +161,29 @@ def test_compare_from_the_command_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["benchmarks", "compare", str(file), "--between", "a", "x"])
     with pytest.raises(SystemExit, match="'x' stands for 0"):
         main()
+
+
+def test_growth_is_told_beside_100000_clients():
+    """The last line of a cell counts; what was not measured is left empty."""
+
+    def of_size(clients, spent):
+        row = line(NEW, 0.0, 0.0, 0.0)
+        labels = {"what": "em", "workers": 2, "blocks": "store", "clients": clients}
+        quantities = {name: {"median": value} for name, value in spent.items()}
+        return row | {"benchmark": "scale", "labels": labels, "quantities": quantities}
+
+    first, again = of_size(100_000, {"cpu_us_per_client": 9.0}), of_size(100_000, {"cpu_us_per_client": 2.0})
+    more = [of_size(10**6, {"cpu_us_per_client": 1.9, "worker_MiB": 150.4}), of_size(10_000, {"flow_MiB": 240.0})]
+    found = growth.growth([line(NEW, 1.0, 1.0, 1.0), first, *more, again])
+    assert growth.table(found)[2:] == [
+        "| em | 2 | store | 10,000 |  |  | 240 |  |",
+        "| em | 2 | store | 100,000 | 2.00 | 1.00 |  |  |",
+        "| em | 2 | store | 1,000,000 | 1.90 | 0.95 |  | 150 |",
+    ]
+
+
+@pytest.mark.slow
+def test_growth_is_drawn(tmp_path):
+    cell = {10_000: {"cpu_us_per_client": 2.0}, 100_000: {"cpu_us_per_client": 1.9, "worker_MiB": 150.0}}
+    growth.draw({("em", 2, "store"): cell, ("em", 2, "cached"): {}}, tmp_path / "growth.png")
+    assert (tmp_path / "growth.png").read_bytes()[1:4] == b"PNG"

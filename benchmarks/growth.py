@@ -1,0 +1,78 @@
+"""python -m benchmarks.growth HISTORY [--figure FILE.png]
+
+What a client costs against how many there are, as a table in Markdown, from what `python -m benchmarks scale --history
+HISTORY` measured: the last line of every cell."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks import history
+
+Cell = tuple[str, int, str]  # case, workers, blocks
+COMPARED = 100_000  # clients, the size that others are divided by
+
+
+def growth(lines: Sequence[Mapping]) -> dict[Cell, dict[int, Mapping[str, float]]]:
+    """Medians by cell and number of clients, both in order."""
+    found: dict[Cell, dict[int, Mapping[str, float]]] = {}
+    for line in lines:
+        if line["benchmark"] != "scale":
+            continue
+        labels = line["labels"]
+        cell = labels["what"], labels["workers"], labels["blocks"]
+        found.setdefault(cell, {})[labels["clients"]] = {
+            name: value["median"] for name, value in line["quantities"].items()
+        }
+    return {cell: dict(sorted(sizes.items())) for cell, sizes in sorted(found.items())}
+
+
+def table(found: Mapping[Cell, Mapping[int, Mapping[str, float]]]) -> list[str]:
+    """A row for each cell and size; empty where a quantity was not measured."""
+    rows = [
+        "| what | workers | blocks | clients | us a client, CPU | of 100,000 | flow, MiB | largest worker, MiB |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for (what, workers, blocks), sizes in found.items():
+        unit = sizes.get(COMPARED, {}).get("cpu_us_per_client")
+        for clients, row in sizes.items():
+            spent = row.get("cpu_us_per_client")
+            ratio = f"{spent / unit:.2f}" if spent and unit else ""
+            shown = ["" if spent is None else f"{spent:.2f}", ratio]
+            shown += [f"{row[name]:.0f}" if name in row else "" for name in ("flow_MiB", "worker_MiB")]
+            rows.append(f"| {what} | {workers} | {blocks} | {clients:,} | {' | '.join(shown)} |")
+    return rows
+
+
+def draw(found: Mapping[Cell, Mapping[int, Mapping[str, float]]], file: Path) -> None:
+    """CPU-microseconds of a client and memory of the largest worker, a line for each cell."""
+    from matplotlib.figure import Figure
+
+    figure = Figure((10, 4), layout="constrained")
+    panels = figure.subplots(1, 2)
+    named = (("cpu_us_per_client", "CPU-microseconds a client and round"), ("worker_MiB", "largest worker, MiB"))
+    for panel, (name, label) in zip(panels, named, strict=True):
+        for (what, workers, blocks), sizes in found.items():
+            points = [(clients, row[name]) for clients, row in sizes.items() if name in row]
+            style = "-" if blocks == "cached" else "--"
+            panel.plot(*zip(*points, strict=True), style, marker="o", ms=3, label=f"{what}, {workers}, {blocks}")
+        panel.set(xscale="log", yscale="log", xlabel="clients", ylabel=label)
+    panels[0].legend(fontsize=6, ncols=2)
+    figure.savefig(file, dpi=150)
+
+
+def main() -> None:
+    given = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__)
+    given.add_argument("history", type=Path)
+    given.add_argument("--figure", type=Path, metavar="FILE.png")
+    chosen = given.parse_args()
+    found = growth(history.read(chosen.history))
+    print("\n".join(table(found)))
+    if chosen.figure is not None:
+        draw(found, chosen.figure)
+
+
+if __name__ == "__main__":
+    main()
