@@ -76,7 +76,11 @@ CASES = (
     MIXTURE("federated_em, em", settings={"algorithm": "em", **DIAGONAL, "rounds": 40}),
     MIXTURE("federated_em, fedem", settings={"algorithm": "fedem", **DIAGONAL, "rounds": 15}),
     MIXTURE("federated_em, vr-fedem", settings={"algorithm": "vr-fedem", **DIAGONAL, "rounds": 15}, part=2),
-    MIXTURE("federated_em, private", settings={"algorithm": "private", **DIAGONAL, "epsilon": 8.0, "rounds": 30}),
+    MIXTURE(
+        "federated_em, private",
+        settings={"algorithm": "private", **DIAGONAL, "epsilon": 8.0, "rounds": 30},
+        start=near_means,
+    ),
     SIMILAR("gradient_em", settings={"rounds": 40, "components": 5}),
     SIMILAR("gradient_em, paper", settings={"rounds": 40, "components": 5, "preset": "paper"}, part=50),
     ATOMS("dictionaries, statistics", settings={"atoms": 32, "global_atoms": 16, "rounds": 20}),
