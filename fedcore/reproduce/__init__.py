@@ -27,6 +27,7 @@ EXPERIMENTS = {
     "dictionary-mnist": "fedcore.reproduce.dictionary_learners:DictionaryMnist",
     "dictionary-femnist": "fedcore.reproduce.dictionary_learners:DictionaryFemnist",
     "dictionary-series": "fedcore.reproduce.dictionary_series:DictionarySeries",
+    "background-clips": "fedcore.reproduce.background_clips:BackgroundClips",
     "private-gmm": "fedcore.reproduce.private_gmm:PrivateGMMTables",
     "private-mixture": "fedcore.reproduce.private_mixture:PrivateMixtureTables",
 }

@@ -19,7 +19,7 @@ from fedcore.methods.dictionaries.baselines import pooled
 from fedcore.methods.dictionaries.robust import TO_STANDARD_DEVIATION
 from fedcore.methods.dictionaries.simulation import video
 from fedcore.population.ingest.sources_frames import VIDEOS, video_frames
-from fedcore.reproduce.dictionaries_runs import train
+from fedcore.reproduce.dictionaries_runs import Trained, train
 from fedcore.reproduce.experiment import Cell, Options, Place, ResultTable
 from fedcore.reproduce.fedem_runs import rows_population
 from fedcore.rounds.pictures import difference, own_threshold
@@ -67,11 +67,18 @@ def kept_as(name: str, frames: np.ndarray) -> str:
 
 def background_of(place: Place, key: str, frames: np.ndarray, name: str, seed: int) -> np.ndarray:
     """(F, H, W, C) backgrounds of frames, by a run with model = "background". name: of their population."""
+    return background_run(place, key, frames, name, seed, FRAMES_PER_CLIENT, {})[0]
+
+
+def background_run(
+    place: Place, key: str, frames: np.ndarray, name: str, seed: int, frames_per_client: int, settings: Mapping
+) -> tuple[np.ndarray, Trained]:
+    """(backgrounds (F, H, W, C) of frames, the run with model = "background" and these settings that made them)."""
     rows = frames.astype(np.float32).reshape(len(frames), -1)
-    clients = [rows[at : at + FRAMES_PER_CLIENT] for at in range(0, len(rows), FRAMES_PER_CLIENT)]
+    clients = [rows[at : at + frames_per_client] for at in range(0, len(rows), frames_per_client)]
     population = rows_population(place, kept_as(name, frames), lambda: clients, "a clip for an experiment")
-    outputs = train(place, key, {"model": "background"}, population, seed).outputs
-    return np.asarray(outputs["rows_global"], np.float64).reshape(frames.shape)
+    trained = train(place, key, {"model": "background", **settings}, population, seed)
+    return np.asarray(trained.outputs["rows_global"], np.float64).reshape(frames.shape), trained
 
 
 def shown_frames(frames: int) -> np.ndarray:

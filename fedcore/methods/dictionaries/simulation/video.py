@@ -30,7 +30,8 @@ CONTRAST = (0.05, 0.3)  # range of the distance of an object's colour from the m
 class Clip:
     """A clip with its truth.
 
-    frames: (F, H, W, C) float64, about [0, 1]; background: (H, W, C), without gain and noise
+    frames: (F, H, W, C) float64, about [0, 1]; background: (H, W, C), without gain and noise, or (F, H, W, C), of each
+            frame with its gain
     masks:  (F, H, W) bool, where an object is
     """
 

@@ -1,0 +1,71 @@
+"""Generated clips with texture that sways, light that moves, and objects that stay or are large."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedcore.methods.dictionaries.simulation.swaying_video import CONDITIONS, Conditions, swaying
+from fedcore.reproduce.background_clips import CLIPS, LINES, QUICK_CLIPS, BackgroundClips, estimated, scores
+from fedcore.reproduce.experiment import Options, Place
+from fedcore.rounds.engine import InProcessBackend
+
+SIZE = (32, 40)
+STILL = Conditions(10, gain=0.0, objects=1)
+
+
+def moves(clip):
+    """(F - 1,) largest change of the background from frame to frame."""
+    return np.abs(np.diff(clip.background, axis=0)).max(axis=(1, 2, 3))
+
+
+def test_the_truth_of_a_clip():
+    clip = swaying(1, replace(STILL, noise=0.01), *SIZE)
+    assert clip.frames.shape == clip.background.shape == (10, *SIZE, 3) and clip.masks.shape == (10, *SIZE)
+    assert clip.frames.min() >= 0 and clip.frames.max() <= 1 and clip.masks.dtype == bool
+    np.testing.assert_allclose(clip.frames * 255, np.rint(clip.frames * 255), atol=1e-9)
+    still = (clip.frames - clip.background)[~clip.masks]
+    assert abs(still.std() - 0.01) < 0.001 and moves(clip).max() == 0
+    assert np.abs(clip.frames - clip.background)[clip.masks].mean() > 0.05
+    assert 0.02 < clip.masks.mean() < 0.12 and clip.masks.any(axis=(1, 2)).all()
+    np.testing.assert_array_equal(clip.frames, swaying(1, replace(STILL, noise=0.01), *SIZE).frames)
+    assert not np.array_equal(clip.background, swaying(2, STILL, *SIZE).background)
+
+
+@pytest.mark.parametrize("change", [{"sway": 2.0, "fields": 5}, {"light": 0.05}, {"gain": 0.05}])
+def test_backgrounds_that_change(change):
+    assert moves(swaying(1, replace(STILL, **change), *SIZE)).min() > 1e-3
+
+
+def test_objects_that_stay_or_are_large():
+    stays = swaying(1, replace(STILL, frames=16, stay=6), *SIZE).masks
+    same = (stays[1:] == stays[:-1]).all(axis=(1, 2))
+    assert same.sum() == 6
+    large = swaying(1, replace(STILL, objects=0, large=0.22), *SIZE).masks.mean(axis=(1, 2))
+    assert (large[:8] == 0).all() and (large[8:] > 0.03).all() and large.max() < 0.3
+
+
+def test_noise_of_a_codec_is_where_there_is_texture():
+    clip = swaying(1, replace(STILL, objects=0, noise=0.0, shot=0.01, codec=0.02), *SIZE)
+    error, detail = np.abs(clip.frames - clip.background).mean(axis=(0, 3)), np.abs(np.diff(clip.background[0], axis=0))
+    assert np.corrcoef(error[1:].ravel(), detail.mean(axis=-1).ravel())[0, 1] > 0.1
+
+
+def test_every_cell_has_its_conditions(tmp_path):
+    place = Place(tmp_path, InProcessBackend(), 0)
+    cells = BackgroundClips().cells(Options(), place)
+    assert {cell.arguments["clip"] for cell in cells} == set(CLIPS) == set(CONDITIONS)
+    assert len({cell.key for cell in cells}) == len(cells) == 3 * len(CLIPS) * len(LINES)
+    assert len(BackgroundClips().cells(Options(quick=True), place)) == len(QUICK_CLIPS) * len(LINES)
+
+
+@pytest.mark.slow
+def test_modes_follow_what_sways(tmp_path):
+    clip = swaying(1, replace(CONDITIONS["sways"], frames=24), 48, 64)
+    found = {}
+    for line in LINES:
+        background, modes = estimated(Place(tmp_path, InProcessBackend(), 2**24), line, clip.frames, line, 1)
+        found[line] = scores(clip, background)
+        assert (modes > 0) == (line == "default")
+    assert found["default"]["psnr"] > 1 + max(found["no-modes"]["psnr"], found["median"]["psnr"])
+    assert found["default"]["inside"] > found["no-modes"]["inside"]
