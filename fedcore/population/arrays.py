@@ -2,9 +2,9 @@
 
 Codecs: counts and pointers blosc lz4 + shuffle, then crc32c; dense rows crc32c alone (random floats do not
 compress). What is read is compared with the digests of its slot on its way from the store to the decoder, so that
-nothing is read twice. `chunks` decodes arrays of this machine, Zarr those behind a URL and those of slots without
-digests. Zarr returns fill values for a chunk that is not there; such a store raises instead. In slots without digests
-the files are looked for first; behind a URL the store itself raises, which saves a request for each.
+nothing is read twice. `chunks` writes and decodes arrays of this machine; Zarr decodes those behind a URL and those of
+slots without digests. It returns fill values for a chunk that is not there; such a store raises instead. In slots
+without digests the files are looked for first; behind a URL the store itself raises, which saves a request for each.
 zarr is imported when it is first needed: it would slow down the command line's start.
 """
 
@@ -14,38 +14,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fedcore.errors import PopulationError
 from fedcore.population import layout
-from fedcore.population.chunks import ArrayDamaged, PlainArray, plain_array
+from fedcore.population.chunks import ArrayDamaged, PlainArray, plain_array, write_chunk, write_metadata
 from fedcore.population.slots import Slot, SlotDamaged
 from fedcore.storage import objects as object_storage
 
 CHUNK_BYTES = 8 << 20  # of a chunk of an array that has several
 STREAM_BYTES = 32 << 20  # an array is buffered up to here; beyond, it is written chunk by chunk
 OPEN_ARRAYS = 4096  # handles kept for each process
-
-
-def _create(folder: Path, shape: tuple[int, ...], chunk: int, dtype: np.dtype):
-    import zarr
-    from zarr.codecs import BloscCodec, Crc32cCodec
-
-    dense = dtype.kind == "f"
-    blosc = BloscCodec(cname="lz4", clevel=5, shuffle="shuffle", typesize=dtype.itemsize)
-    return zarr.create_array(
-        str(folder),
-        shape=shape,
-        chunks=(max(chunk, 1), *shape[1:]),
-        dtype=dtype,
-        filters=None,
-        compressors=[Crc32cCodec()] if dense else [blosc, Crc32cCodec()],
-        fill_value=np.nan if dense else 0,
-        zarr_format=3,
-        config={"write_empty_chunks": True},
-    )
 
 
 @dataclass
@@ -64,9 +44,8 @@ class ArrayWriter:
     length: int = 0
     _pieces: list[np.ndarray] = field(default_factory=list)
     _held: int = 0  # bytes in _pieces
-    _array: Any = None  # of zarr, once streaming
-    _chunk: int = 0
-    _written: int = 0
+    _chunk: int = 0  # entries of a chunk, once streaming
+    _chunks: int = 0  # that are written
 
     def append(self, values: np.ndarray) -> None:
         if not len(values):
@@ -82,36 +61,32 @@ class ArrayWriter:
     def _stream(self) -> None:
         """Writes all whole chunks that are held."""
         dtype = np.dtype(self.dtype or np.int64)
-        if self._array is None:
-            entry = dtype.itemsize * int(np.prod(self.tail))
-            self._chunk = max(min(CHUNK_BYTES, self.stream_bytes // 2) // max(entry, 1), 1)
-            self._array = _create(self.folder, (0, *self.tail), self._chunk, dtype)
+        self._chunk = self._chunk or max(min(CHUNK_BYTES, self.stream_bytes // 2) // max(self._entry(dtype), 1), 1)
         held = np.concatenate(self._pieces)
         whole = len(held) // self._chunk * self._chunk
-        self._put(held[:whole])
+        self._put(held[:whole].astype(dtype, copy=False))
         rest = held[whole:].copy()
         self._pieces, self._held = [rest], rest.nbytes
 
+    def _entry(self, dtype: np.dtype) -> int:
+        return dtype.itemsize * int(np.prod(self.tail))
+
     def _put(self, values: np.ndarray) -> None:
-        if len(values):
-            self._array.resize((self._written + len(values), *self.tail))
-            self._array[self._written : self._written + len(values)] = values
-            self._written += len(values)
+        for start in range(0, len(values), self._chunk):
+            write_chunk(self.folder, self._chunks, values[start : start + self._chunk], self._chunk)
+            self._chunks += 1
 
     def close(self) -> np.dtype:
-        """Writes what is held; returns the stored dtype."""
+        """Writes what is held, and the metadata; returns the stored dtype."""
         held = np.concatenate(self._pieces) if self._pieces else np.zeros((0, *self.tail), self.dtype or np.int32)
         self._pieces = []
-        if self._array is not None:
-            self._put(held)
-            return np.dtype(self._array.dtype)
-        dtype = np.dtype(self.dtype or (np.int64 if len(held) and held.max() > np.iinfo(np.int32).max else np.int32))
-        chunk = len(held)
-        if dtype.kind == "f":  # equal chunks, so that the last one is not mostly padding
-            chunk = -(-len(held) // max(-(-len(held) * dtype.itemsize * int(np.prod(self.tail)) // CHUNK_BYTES), 1))
-        array = _create(self.folder, held.shape, chunk, dtype)
-        if len(held):
-            array[...] = held.astype(dtype, copy=False)
+        small = not self._chunk and (not len(held) or held.max() <= np.iinfo(np.int32).max)
+        dtype = np.dtype(self.dtype or (np.int32 if small else np.int64))
+        if not self._chunk and dtype.kind == "f":  # equal chunks, so that the last one is not mostly padding
+            self._chunk = -(-len(held) // max(-(-len(held) * self._entry(dtype) // CHUNK_BYTES), 1))
+        self._chunk = self._chunk or max(len(held), 1)
+        self._put(held.astype(dtype, copy=False))
+        write_metadata(self.folder, (self.length, *self.tail), self._chunk, dtype)
         return dtype
 
 

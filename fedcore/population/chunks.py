@@ -1,8 +1,8 @@
 """Chunks of Zarr v3 arrays as `fedcore.population.arrays` writes them, decoded straight to where they are wanted.
 
-Zarr reads every array, and takes for each a thread, an event loop and some milliseconds to open it: longer than a chunk
-takes to decode. So arrays of this machine in slots with digests are read here, if their metadata say that they
-are what our writer makes; of any other array Zarr is asked.
+Zarr reads and writes every array, and takes for each a thread, an event loop and some milliseconds: longer than a chunk
+takes to encode or decode. So arrays of this machine are written here, byte by byte as Zarr would, and those in slots
+with digests are read here, if their metadata say that they are what is written here; of any other array Zarr is asked.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 
 from fedcore.population.slots import Slot, SlotDamaged
+from fedcore.storage import files
+from fedcore.storage.array_metadata import array_metadata
 from fedcore.storage.files import check_regular
 
 METADATA = "zarr.json"
 TYPES = ("uint8", "int32", "int64", "float32", "float64")
+CODEC, LEVEL = "lz4", 5  # of Blosc
 CHECKSUM = 4  # bytes of CRC32C behind a chunk, which BLAKE3 of the whole file covers
 HEADER = struct.Struct("<4x3I")  # of a Blosc buffer: decoded bytes, block size, stored bytes
 
@@ -60,7 +64,7 @@ class PlainArray:
 
     def _decode(self, number: int, values: np.ndarray) -> None:
         """Fills values, of one chunk, if the file is the one that the slot's digests name."""
-        key = "/".join(map(str, ("c", number, *(0 for _ in self.shape[1:]))))
+        key = _key(number, len(self.shape))
         file = Path(str(self.slot.folder)) / self.name / key
         check_regular(file)
         with open(file, "rb") as handle:  # buffered: fills what it can, where the system may hand out less at a time
@@ -88,6 +92,55 @@ def _decompress(stored: memoryview, values: np.ndarray) -> None:
     if len(stored) < HEADER.size or HEADER.unpack_from(stored)[::2] != (values.nbytes, len(stored)):
         raise ValueError("another number of bytes")
     blosc.decompress(stored, values)
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def write_chunk(folder: Path, number: int, values: np.ndarray, rows: int) -> None:
+    """One chunk of an array, of `rows` entries; values: those that there are, the last chunk is filled up. Floats are
+    stored as they are, whole numbers compressed. Raises OSError.
+    """
+    if len(values) < rows:
+        whole = np.full((rows, *values.shape[1:]), _fill(values.dtype), values.dtype)
+        whole[: len(values)] = values
+        values = whole
+    values = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
+    content = values.reshape(-1).view(np.uint8) if values.dtype.kind == "f" else _compress(values)
+    file = folder / _key(number, values.ndim)
+    files.make_folder(file.parent)
+    with files.opened(file) as handle:
+        handle.write(content)
+        handle.write(google_crc32c.value(content).to_bytes(CHECKSUM, "little"))
+
+
+def write_metadata(folder: Path, shape: tuple[int, ...], rows: int, dtype: np.dtype) -> None:
+    """Of an array whose chunks are written. rows: entries of a chunk. Raises OSError."""
+    blosc = {"typesize": dtype.itemsize, "cname": CODEC, "clevel": LEVEL, "shuffle": "shuffle", "blocksize": 0}
+    compressed = [] if dtype.kind == "f" else [{"name": "blosc", "configuration": blosc}]
+    fill = "NaN" if dtype.kind == "f" else 0
+    files.make_folder(folder)
+    with files.opened(folder / METADATA) as handle:
+        handle.write(array_metadata(shape, (rows, *shape[1:]), dtype, fill, compressed))
+
+
+def _compress(values: np.ndarray) -> bytes:
+    from numcodecs import blosc
+
+    blosc.use_threads = False  # with several, what comes first into the buffer is a matter of luck
+    made: bytes = blosc.Blosc(CODEC, LEVEL, blosc.SHUFFLE).encode(values)
+    return made
+
+
+def _fill(dtype: np.dtype) -> float:
+    return np.nan if dtype.kind == "f" else 0
+
+
+def _key(number: int, dimensions: int) -> str:
+    return "/".join(map(str, ("c", number, *(0 for _ in range(dimensions - 1)))))
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
 
 
 def plain_array(slot: Slot, name: str) -> PlainArray | None:

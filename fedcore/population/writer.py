@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -132,6 +133,8 @@ class PopulationWriter:
         self._blocks: list[BlockEntry] = []
         self._hashes: list[np.ndarray] = []
         self._open: BlockWriter | None = None
+        self._closer = ThreadPoolExecutor(1)  # closes a block while the next one is filled
+        self._closing: Future[BlockEntry] | None = None
         self._slots = 0
         self._made: list[Path] = []  # what disappears again without a commit
         self._lock = ExitStack()  # holds the writer lock
@@ -195,6 +198,7 @@ class PopulationWriter:
 
     def __exit__(self, kind, error, traceback) -> None:
         try:
+            self._closer.shutdown()
             if not self._committed:
                 self._open = None
                 for folder in reversed(self._made):
@@ -259,7 +263,7 @@ class PopulationWriter:
     def keep(self, entry: BlockEntry) -> None:
         """Takes over a block of the parent as it is. Call in client order, at the client where it starts."""
         self._ready()
-        self.close_block()
+        self._close_all()
         if self.parent is None or entry not in self.parent.blocks or entry.first != self.clients:
             raise PopulationError(f"The slot {entry.slot} does not follow client {self.clients - 1} of this version.")
         ids = self.parent.client_ids(self.parent.blocks.index(entry))
@@ -268,11 +272,22 @@ class PopulationWriter:
         self.clients += entry.clients
 
     def close_block(self) -> None:
-        """Ends the open block here: on a leaf boundary, or after the last client."""
+        """Ends the open block here: on a leaf boundary, or after the last client. Its files are there once the next
+        block is closed, or the version committed; what goes wrong with them is raised then.
+        """
         if self._open is not None:
+            self._await_closed()
+            self._closing, self._open = self._closer.submit(self._open.close), None
+
+    def _await_closed(self) -> None:
+        if self._closing is not None:
             with self._writing():
-                self._blocks.append(self._open.close())
-            self._open = None
+                self._blocks.append(self._closing.result())
+            self._closing = None
+
+    def _close_all(self) -> None:
+        self.close_block()
+        self._await_closed()
 
     def commit(
         self, provenance: Provenance | None = None, newcomers: Order | None = None, delivered: Delivered | None = None
@@ -286,7 +301,7 @@ class PopulationWriter:
         Raises PopulationError if there is no client, an id came twice, or another writer was first.
         """
         self._ready()
-        self.close_block()
+        self._close_all()
         if not self._blocks:
             raise PopulationError(f"No client was written to {self.path}.", "A population has at least one client.")
         self._refuse_duplicates()

@@ -27,6 +27,7 @@ import numpy as np
 
 from fedcore.errors import RunError, Unreachable
 from fedcore.storage import digests, files, raw_arrays
+from fedcore.storage.array_metadata import array_metadata
 from fedcore.storage.files import Place, is_remote, replace_durably
 from fedcore.storage.parsing import parse_json
 
@@ -139,21 +140,7 @@ def _described(shape: tuple[int, ...], dtype: np.dtype) -> bytes:
     """Zarr's description of an array of numbers that is one chunk, with a checksum, byte by byte."""
     if dtype.kind not in NUMBERS:
         return _described_by_zarr(shape, dtype)
-    order = {} if dtype.itemsize == 1 else {"configuration": {"endian": "little"}}
-    chunk = {"chunk_shape": [max(1, n) for n in shape]}
-    described = {
-        "shape": shape,
-        "data_type": dtype.name,
-        "chunk_grid": {"name": "regular", "configuration": chunk},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": dtype.type(0).item(),
-        "codecs": [{"name": "bytes", **order}, {"name": "crc32c"}],
-        "attributes": {},
-        "zarr_format": 3,
-        "node_type": "array",
-        "storage_transformers": [],
-    }
-    return json.dumps(described, indent=2).encode()
+    return array_metadata(shape, tuple(max(1, n) for n in shape), dtype, dtype.type(0).item())
 
 
 def _described_by_zarr(shape: tuple[int, ...], dtype: np.dtype) -> bytes:

@@ -44,6 +44,46 @@ def test_every_array_of_the_writer_is_decoded_as_zarr_would(tmp_path, monkeypatc
     assert seen == 4 + 3 * 8
 
 
+@pytest.mark.parametrize(
+    ("dtype", "tail"), [("float32", (3,)), ("float64", ()), ("int32", ()), ("int64", ()), ("uint8", (2,))]
+)
+@pytest.mark.parametrize("length", [0, 1, 40, 41, 300])
+def test_files_of_arrays_are_those_that_zarr_writes(tmp_path, monkeypatch, dtype, tail, length):
+    """Byte by byte; whole and streamed, one chunk or several."""
+    monkeypatch.setattr(arrays, "CHUNK_BYTES", 160)
+    dtype = np.dtype(dtype)
+    values = np.random.default_rng(length).integers(0, 90, (length, *tail)).astype(dtype)
+    for stream_bytes in (200, 1 << 20):
+        ours, theirs = tmp_path / f"ours{stream_bytes}", tmp_path / f"theirs{stream_bytes}"
+        writer = arrays.ArrayWriter(ours, dtype, tail, stream_bytes)
+        for start in range(0, length, 7):
+            writer.append(values[start : start + 7])
+        assert writer.close() == dtype
+        _written_by_zarr(theirs, values, json.loads((ours / "zarr.json").read_text())["chunk_grid"])
+        found = {file.relative_to(ours): file.read_bytes() for file in layout.files_of(ours)}
+        assert found == {file.relative_to(theirs): file.read_bytes() for file in layout.files_of(theirs)}
+        if length == 300 and stream_bytes == 200:
+            assert len(found) > 4
+
+
+def _written_by_zarr(folder, values, grid):
+    blosc = zarr.codecs.BloscCodec(cname="lz4", clevel=5, shuffle="shuffle", typesize=values.dtype.itemsize)
+    dense = values.dtype.kind == "f"
+    made = zarr.create_array(
+        str(folder),
+        shape=values.shape,
+        chunks=tuple(grid["configuration"]["chunk_shape"]),
+        dtype=values.dtype,
+        filters=None,
+        compressors=[zarr.codecs.Crc32cCodec()] if dense else [blosc, zarr.codecs.Crc32cCodec()],
+        fill_value=np.nan if dense else 0,
+        zarr_format=3,
+        config={"write_empty_chunks": True},
+    )
+    if len(values):
+        made[...] = values
+
+
 def test_arrays_of_other_writers_are_left_to_zarr(counts_population):
     """The same counts, stored with a codec that the writer never takes."""
     kept = [counts_population.read(index).data for index in range(3)]

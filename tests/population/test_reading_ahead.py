@@ -26,6 +26,14 @@ def test_pieces_come_in_order_and_few_are_held(monkeypatch, cores):
     assert taken == 30
 
 
+def test_no_more_are_held_than_allowed(monkeypatch):
+    monkeypatch.setattr(reading_ahead, "usable_cores", lambda: 4)
+    taken = []
+    for done, (one, _) in enumerate(made_ahead((taken.append(n) or n for n in range(9)), str, most=1)):
+        assert one == done and len(taken) - done <= 2
+    assert taken == [*range(9)]
+
+
 @pytest.mark.parametrize("cores", [1, 3])
 def test_a_failure_waits_for_its_turn(monkeypatch, cores):
     monkeypatch.setattr(reading_ahead, "usable_cores", lambda: cores)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcore.errors import ManifestError, PopulationError, PopulationNotFound
-from fedcore.population import arrays, layout
+from fedcore.population import arrays, block_writer, layout
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
@@ -152,7 +152,7 @@ def test_a_full_disk(tmp_path, monkeypatch, where):
     with pytest.raises(PopulationError, match="no room left") as caught, PopulationWriter(path, "counts", 7) as writer:
         writer.write(names(0, 3), some_counts(3))
         if where == "chunk":
-            monkeypatch.setattr(arrays, "_create", full)
+            monkeypatch.setattr(arrays, "write_chunk", full)
         else:
             monkeypatch.setattr(os, "link", full)
         writer.commit()
@@ -230,6 +230,24 @@ def test_a_failed_write_is_never_committed(tmp_path, monkeypatch):
         with pytest.raises(PopulationError, match="failed half-way"):
             writer.commit()
     assert not (tmp_path / "p").exists()
+
+
+def test_a_block_that_cannot_be_closed_fails_the_version(tmp_path, monkeypatch):
+    """It is closed while the next one is filled, so that the error comes with a later call."""
+
+    def full(self):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder))
+
+    monkeypatch.setattr(block_writer.BlockWriter, "close", full)
+    for blocks in (1, 2, 5):
+        with PopulationWriter(tmp_path / "p", "counts", 7, clients_per_leaf=2, clients_per_block=2) as writer:
+            with pytest.raises(PopulationError, match="no room left"):
+                for number in range(blocks):
+                    writer.write(names(2 * number, 2), some_counts(2))
+                writer.commit()
+            with pytest.raises(PopulationError, match="failed half-way"):
+                writer.commit()
+        assert not (tmp_path / "p").exists()
 
 
 def test_new_version_shares_blocks(counts_population):

@@ -23,10 +23,10 @@ def pieces_held() -> int:
     return 1 + _threads()
 
 
-def made_ahead(raw: Iterator[Raw], make: Callable[[Raw], Made]) -> Iterator[tuple[Raw, Made]]:
-    """(each, what `make` makes of it), in order; those that follow are being made meanwhile, one more than there are
-    threads, so that memory is bounded. make: releases the interpreter's lock where it takes long. What `raw` raises is
-    raised once all before it are used up. On a single core nothing is made ahead.
+def made_ahead(raw: Iterator[Raw], make: Callable[[Raw], Made], most: int = MOST_THREADS) -> Iterator[tuple[Raw, Made]]:
+    """(each, what `make` makes of it), in order; those that follow are being made meanwhile, one for each thread and
+    `most` at most, so that memory is bounded. make: releases the interpreter's lock where it takes long. What `raw`
+    raises is raised once all before it are used up. On a single core nothing is made ahead.
     """
     threads = _threads()
     if not threads:
@@ -38,7 +38,7 @@ def made_ahead(raw: Iterator[Raw], make: Callable[[Raw], Made]) -> Iterator[tupl
     with ThreadPoolExecutor(threads) as pool:
         try:
             while True:
-                while more and len(waiting) <= threads:
+                while more and len(waiting) <= min(threads, most):
                     try:
                         one = next(raw)
                     except StopIteration:

@@ -22,6 +22,7 @@ from fedcore.population.blocks import Kind
 from fedcore.population.checks import LARGEST_COUNT, Rows
 from fedcore.population.ingest.batches import Batch
 from fedcore.population.ingest.known_keys import KnownKeys
+from fedcore.population.ingest.reading_ahead import made_ahead
 from fedcore.population.periods import Calendar
 from fedcore.population.words import RECORD, checked_words
 from fedcore.population.writer import PopulationWriter
@@ -264,16 +265,21 @@ class Spill:
         self._distribute()
         for held in self._held.values():
             held.release()
-        for bucket in self._buckets:
-            if bucket.one_client is None:
-                continue
-            if bucket.size <= self.memory or (bucket.many and bucket.low == bucket.high):
-                yield self._sorted(*[_load(bucket.file(log), self._dtype(log)) for log in LOGS])
+        named = (bucket for bucket in self._buckets if bucket.one_client is not None)
+        for bucket, clients in made_ahead(named, self._loaded, most=1):
+            if clients is not None:
+                yield clients
             elif not bucket.many:
                 yield self._large(bucket)
             else:
                 yield from self._again(bucket)
             shutil.rmtree(bucket.folder, ignore_errors=True)
+
+    def _loaded(self, bucket: _Bucket) -> Clients | None:
+        """The clients of a bucket; None if they do not fit."""
+        if bucket.size <= self.memory or (bucket.many and bucket.low == bucket.high):
+            return self._sorted(*[_load(bucket.file(log), self._dtype(log)) for log in LOGS])
+        return None
 
     def _dtype(self, log: str) -> np.dtype:
         return {"ids": ID, "text": np.dtype(np.uint8)}.get(log, self.layout.record)
