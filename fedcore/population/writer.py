@@ -27,7 +27,7 @@ from fedcore.population.columns import ColumnEntry, bounds_of
 from fedcore.population.deliveries import Delivered, added
 from fedcore.population.manifest import BlockEntry, Halves, Manifest, Provenance, Vocabulary
 from fedcore.population.periods import Periods, label_of
-from fedcore.population.sizing import CLIENTS_PER_LEAF, block_limit, explicit_clients_per_block
+from fedcore.population.sizing import CLIENTS_PER_LEAF, block_limit, explicit_clients_per_block, usable_cores
 from fedcore.population.slots import Slot
 from fedcore.population.store import Population, stored_client_ids
 from fedcore.population.words import checked_words
@@ -133,7 +133,7 @@ class PopulationWriter:
         self._blocks: list[BlockEntry] = []
         self._hashes: list[np.ndarray] = []
         self._open: BlockWriter | None = None
-        self._closer = ThreadPoolExecutor(1)  # closes a block while the next one is filled
+        self._closer = ThreadPoolExecutor(1) if usable_cores() > 1 else None  # of a block, while the next is filled
         self._closing: Future[BlockEntry] | None = None
         self._slots = 0
         self._made: list[Path] = []  # what disappears again without a commit
@@ -198,7 +198,8 @@ class PopulationWriter:
 
     def __exit__(self, kind, error, traceback) -> None:
         try:
-            self._closer.shutdown()
+            if self._closer is not None:
+                self._closer.shutdown()
             if not self._committed:
                 self._open = None
                 for folder in reversed(self._made):
@@ -273,11 +274,16 @@ class PopulationWriter:
 
     def close_block(self) -> None:
         """Ends the open block here: on a leaf boundary, or after the last client. Its files are there once the next
-        block is closed, or the version committed; what goes wrong with them is raised then.
+        block is closed, or the version committed; what goes wrong with them is raised then, if not now.
         """
         if self._open is not None:
             self._await_closed()
-            self._closing, self._open = self._closer.submit(self._open.close), None
+            with self._writing():
+                if self._closer is None:
+                    self._blocks.append(self._open.close())
+                else:
+                    self._closing = self._closer.submit(self._open.close)
+            self._open = None
 
     def _await_closed(self) -> None:
         if self._closing is not None:

@@ -24,7 +24,8 @@ from weakref import WeakSet
 
 import zarr
 
-from fedcore.population import arrays, slots
+from fedcore.population import arrays, slots, writer
+from fedcore.population.ingest import reading_ahead
 from fedcore.rounds import clients
 from fedcore.rounds.caches import BLOCKS, MEMORIES
 from fedcore.storage import files, remote_lock
@@ -146,6 +147,8 @@ class Machine:
             stack.enter_context(mock.patch.object(processes.Holder, "alive", self._alive()))
             stack.enter_context(mock.patch.object(clients, "is_high_latency", lambda _: False))  # reads in one order
             stack.enter_context(mock.patch.object(files, "FLUSHED_AT_ONCE", 1))  # and flushes
+            for module in (reading_ahead, writer):  # and writes
+                stack.enter_context(mock.patch.object(module, "usable_cores", lambda: 1))
             stack.enter_context(zarr.config.set({"async.concurrency": 1, "threading.max_workers": 1}))
             _watch(self)
             stack.callback(_watch, None)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from fedcore.errors import ManifestError, PopulationError, PopulationNotFound
 from fedcore.population import arrays, block_writer, layout
+from fedcore.population import writer as population_writer
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
@@ -232,13 +233,15 @@ def test_a_failed_write_is_never_committed(tmp_path, monkeypatch):
     assert not (tmp_path / "p").exists()
 
 
-def test_a_block_that_cannot_be_closed_fails_the_version(tmp_path, monkeypatch):
-    """It is closed while the next one is filled, so that the error comes with a later call."""
+@pytest.mark.parametrize("cores", [1, 2])
+def test_a_block_that_cannot_be_closed_fails_the_version(tmp_path, monkeypatch, cores):
+    """It may be closed while the next one is filled, so that the error comes with a later call."""
 
     def full(self):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder))
 
     monkeypatch.setattr(block_writer.BlockWriter, "close", full)
+    monkeypatch.setattr(population_writer, "usable_cores", lambda: cores)
     for blocks in (1, 2, 5):
         with PopulationWriter(tmp_path / "p", "counts", 7, clients_per_leaf=2, clients_per_block=2) as writer:
             with pytest.raises(PopulationError, match="no room left"):
