@@ -47,20 +47,28 @@ def table(found: Mapping[Cell, Mapping[int, Mapping[str, float]]]) -> list[str]:
 
 
 def draw(found: Mapping[Cell, Mapping[int, Mapping[str, float]]], file: Path) -> None:
-    """CPU-microseconds of a client and memory of the largest worker, a line for each cell."""
+    """CPU-microseconds of a client and memory of the largest worker: colours are cases, markers numbers of workers."""
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     figure = Figure((10, 4), layout="constrained")
     panels = figure.subplots(1, 2)
+    colours = {what: f"C{at}" for at, what in enumerate(sorted({cell[0] for cell in found}))}
+    markers = dict(zip(sorted({cell[1] for cell in found}), "os^Dv*", strict=False))
+    styles = {"cached": "-", "store": "--"}
     named = (("cpu_us_per_client", "CPU-microseconds a client and round"), ("worker_MiB", "largest worker, MiB"))
     for panel, (name, label) in zip(panels, named, strict=True):
         for (what, workers, blocks), sizes in found.items():
             points = [(clients, row[name]) for clients, row in sizes.items() if name in row]
-            style = "-" if blocks == "cached" else "--"
-            panel.plot(*zip(*points, strict=True), style, marker="o", ms=3, label=f"{what}, {workers}, {blocks}")
+            if points:
+                look = {"color": colours[what], "linestyle": styles[blocks], "marker": markers[workers]}
+                panel.plot(*zip(*points, strict=True), ms=4, lw=1, **look)
         panel.set(xscale="log", yscale="log", xlabel="clients", ylabel=label)
-    panels[0].legend(fontsize=6, ncols=2)
-    figure.savefig(file, dpi=150)
+    shown = [Line2D([], [], color=colour, label=what) for what, colour in colours.items()]
+    shown += [Line2D([], [], color="0.4", linestyle=style, label=blocks) for blocks, style in styles.items()]
+    shown += [Line2D([], [], color="0.4", lw=0, marker=one, label=f"{n} workers") for n, one in markers.items()]
+    panels[0].legend(handles=shown, fontsize=7, ncols=2)
+    figure.savefig(file, dpi=110)
 
 
 def main() -> None:

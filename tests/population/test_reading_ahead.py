@@ -2,11 +2,14 @@
 
 import threading
 
+import numpy as np
 import pytest
 
+from fedcore.population import writer
 from fedcore.population.ingest import reading_ahead
 from fedcore.population.ingest.ingest import ingest
 from fedcore.population.ingest.reading_ahead import made_ahead
+from fedcore.population.ingest.spill import Spill
 
 
 @pytest.mark.parametrize("cores", [1, 2, 4])
@@ -67,3 +70,20 @@ def test_a_file_of_many_pieces_is_the_same_population_on_any_number_of_cores(tmp
         made = ingest(tmp_path / "a.csv", tmp_path / f"p{cores}", features=11, memory=16 << 20, tolerance=2)
         found.append([(block.train, made.client_ids(at).tolist()) for at, block in enumerate(made.blocks)])
     assert found[0] == found[1]
+
+
+def test_buckets_and_blocks_are_the_same_on_any_number_of_cores(tmp_path, monkeypatch):
+    """More rows than the buffer holds, in blocks of a leaf."""
+    generator = np.random.default_rng(5)
+    rows = zip(generator.integers(0, 900, 60_000).tolist(), generator.normal(size=60_000).tolist(), strict=True)
+    (tmp_path / "a.csv").write_text("client,x\n" + "".join(f"u{client},{x:.3f}\n" for client, x in rows))
+    distributed, found = [], []
+    monkeypatch.setattr(Spill, "_distribute", lambda self, real=Spill._distribute: distributed.append(real(self)))
+    for cores in (1, 4):
+        for module in (reading_ahead, writer):
+            monkeypatch.setattr(module, "usable_cores", lambda cores=cores: cores)
+        place = tmp_path / f"p{cores}"
+        made = ingest(tmp_path / "a.csv", place, memory=16 << 20, clients_per_leaf=100, clients_per_block=100)
+        found.append([(block.slot, block.first, block.digest) for block in made.blocks])
+        assert made.verify().ok
+    assert len(distributed) > 3 and len(found[0]) == 9 and found[0] == found[1]
