@@ -7,7 +7,7 @@ from uuid import UUID
 from fedcore.flows.own_server import flow
 from fedcore.flows.states import run_to_state
 from fedcore.tasks.artifacts import key
-from fedcore.tasks.dask_backend import DaskBackend, dask_client
+from fedcore.tasks.dask_backend import dask_backend
 from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
@@ -59,8 +59,8 @@ def reproduce_flow(
         progress = cast(  # Prefect types the function as one that may also return a coroutine
             UUID, create_progress_artifact(progress=0.0, key=key("reproduce", name), description=found.title)
         )
-        with dask_client(compute.workers, compute.dask) as client:
-            place = Place(where, DaskBackend(client), compute.cache_bytes)
+        with dask_backend(compute.workers, compute.dask) as backend:
+            place = Place(where, backend, compute.cache_bytes)
             cells, results = found.cells(options, place), {}
             for number, cell in enumerate(cells):
                 get_run_logger().info("%s (%d of %d)", cell.title, number + 1, len(cells))

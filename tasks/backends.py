@@ -20,7 +20,7 @@ def backend_for(
     if address is None and (small or len(population.blocks) == 1):
         yield InProcessBackend()
         return
-    from fedcore.tasks.dask_backend import DaskBackend, dask_client  # Dask takes a quarter of a second to import
+    from fedcore.tasks.dask_backend import dask_backend  # Dask takes a quarter of a second to import
 
-    with dask_client(workers, address, private) as client:
-        yield DaskBackend(client)
+    with dask_backend(workers, address, private) as backend:
+        yield backend

@@ -8,7 +8,7 @@ result: that is the law of `fedcore.rounds.statistics`.
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from uuid import uuid4
 import dask
 import numpy as np
 from dask.utils import parse_timedelta
-from distributed import Client, Future, KilledWorker, as_completed
+from distributed import Client, Future, KilledWorker, as_completed, get_worker
 from distributed.client import FutureCancelledError
 from fedcore.tasks.local_cluster import local_cluster
 
@@ -80,12 +80,28 @@ def _local_settings() -> dict:
     return {**WORKER_MEMORY, "distributed.deploy.lost-worker-timeout": f"{workerless_seconds()} s"}
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What a worker of a cluster that we did not start must be: it may have come, or come back, at any time."""
+
+    version: str
+    private: bool
+
+    def refuse_others(self) -> None:
+        """On a worker. Raises ConfigError, PrivacyError."""
+        worker = get_worker()
+        _refuse_version({worker.address: _version()}, self.version)
+        if self.private:
+            _refuse_for_private_runs({worker.address: (_spills(), worker.state.nthreads)})
+
+
 @dataclass
 class Request:
-    """What is request of every block: function(message, block)."""
+    """What is asked of every block: function(message, block)."""
 
     function: Answering
     message: Message
+    wanted: Wanted | None = None
 
 
 def hold(request: Request) -> Request:
@@ -102,13 +118,18 @@ class Part:
 
 
 def answer_group(request: Request, blocks: Sequence[int], then: int | None = None) -> Part:
-    """then: the block that this worker is likely to be request for next."""
+    """then: the block that this worker is likely to be asked for next. Raises what `Wanted.refuse_others` does."""
+    if request.wanted is not None:
+        request.wanted.refuse_others()
     started, message = time.perf_counter(), aligned_arrays(request.message)
     statistics = merge_all(answer_all(request.function, message, blocks, then))
     return Part(statistics, time.perf_counter() - started)
 
 
-def add_up(parts: Sequence[Part]) -> Part:
+def add_up(parts: Sequence[Part], wanted: Wanted | None = None) -> Part:
+    """Raises what `Wanted.refuse_others` does."""
+    if wanted is not None:
+        wanted.refuse_others()
     started = time.perf_counter()
     statistics = merge_all(part.statistics for part in parts)
     return Part(statistics, sum(part.seconds for part in parts) + time.perf_counter() - started)
@@ -137,10 +158,10 @@ def dask_client(workers: int | None = None, address: str | None = None, private:
                 "Start one with `dask scheduler`, or leave --dask out.",
             ) from error
         with client:
-            _refuse_other_versions(client)
+            _refuse_version(client.run(_version, on_error="return"), _version())
             if private:
-                _refuse_open_workers(client)
-                _refuse_spilling(client)
+                threads = client.nthreads()
+                _refuse_for_private_runs({one: (spills, threads[one]) for one, spills in client.run(_spills).items()})
             yield client
         return
     with (
@@ -149,6 +170,15 @@ def dask_client(workers: int | None = None, address: str | None = None, private:
         Client(cluster, set_as_default=False) as client,
     ):
         yield client
+
+
+@contextmanager
+def dask_backend(
+    workers: int | None = None, address: str | None = None, private: bool = False
+) -> Iterator["DaskBackend"]:
+    """A backend for a whole run, on the workers of `dask_client`, which raises what that does."""
+    with dask_client(workers, address, private) as client:
+        yield DaskBackend(client, None if address is None else Wanted(_version(), private))
 
 
 def _closed(address: str) -> bool:
@@ -161,26 +191,16 @@ def _version() -> str:
     return fedcore.__version__
 
 
-def _refuse_other_versions(client: Client) -> None:
-    """Workers of another version may answer with other arithmetic, or make less sure of what a client can change."""
-    mine, found = _version(), client.run(_version, on_error="return")
-    others = sorted((worker, said) for worker, said in found.items() if said != mine)
+def _refuse_version(found: Mapping[str, object], wanted: str) -> None:
+    """Workers of another version may answer with other arithmetic, or make less sure of what a client can change.
+    found: versions by worker."""
+    others = sorted((worker, said) for worker, said in found.items() if said != wanted)
     if others:
         worker, said = others[0]
         version = said if isinstance(said, str) else "another version"
         raise ConfigError(
-            f"{len(others)} Dask workers do not have fedcore {mine} as this process has: {worker} has {version}.",
+            f"{len(others)} Dask workers do not have fedcore {wanted} as this process has: {worker} has {version}.",
             "Upgrade all hosts together, and start the workers anew.",
-        )
-
-
-def _refuse_open_workers(client: Client) -> None:
-    """A scheduler that listens in two ways may have workers that do not encrypt."""
-    found = [worker for worker in client.scheduler_info(n_workers=-1)["workers"] if not _closed(worker)]
-    if found:
-        raise PrivacyError(
-            f"{len(found)} Dask workers do not encrypt what they send, {found[0]} for one.",
-            "Start them with the tls:// address of the scheduler.",
         )
 
 
@@ -190,13 +210,29 @@ def _spills() -> bool:
     )
 
 
-def _refuse_spilling(client: Client) -> None:
-    spilling = [worker for worker, spills in client.run(_spills).items() if spills]
+def _refuse_for_private_runs(found: Mapping[str, tuple[bool, int]]) -> None:
+    """A scheduler that listens in two ways may have workers that do not encrypt; sums must not reach a disk; and blocks
+    that a process answers at once share what is kept beside them. found: whether it spills, and its threads, by worker.
+    """
+    clear = [worker for worker in found if not _closed(worker)]
+    if clear:
+        raise PrivacyError(
+            f"{len(clear)} Dask workers do not encrypt what they send, {clear[0]} for one.",
+            "Start them with the tls:// address of the scheduler.",
+        )
+    spilling = [worker for worker, (spills, _) in found.items() if spills]
     if spilling:
         raise PrivacyError(
             f"{len(spilling)} Dask workers may spill partial sums of a private run to disk.",
             "Start them with DASK_DISTRIBUTED__WORKER__MEMORY__SPILL=False and "
             "DASK_DISTRIBUTED__WORKER__MEMORY__TARGET=False.",
+        )
+    wide = [worker for worker, (_, threads) in found.items() if threads != 1]
+    if wide:
+        raise PrivacyError(
+            f"{len(wide)} Dask workers answer several blocks at once, {wide[0]} for one; those of a private run answer "
+            "one after the other.",
+            "Start them with --nthreads 1, and as many as there are cores.",
         )
 
 
@@ -236,10 +272,11 @@ class Watch:
 
 
 class DaskBackend:
-    """Maps blocks over the workers of one client (`fedcore.rounds.engine.Backend`)."""
+    """Maps blocks over the workers of one client (`fedcore.rounds.engine.Backend`). wanted: None for workers that we
+    started ourselves."""
 
-    def __init__(self, client: Client):
-        self.client = client
+    def __init__(self, client: Client, wanted: Wanted | None = None):
+        self.client, self.wanted = client, wanted
         self.answered = False  # whether there ever were workers
         self.answer_bytes = math.inf  # of all blocks in the last round
         self.pace: float | None = None  # seconds for what has size 1 in the last round; makes the groups of the next
@@ -253,7 +290,7 @@ class DaskBackend:
         while True:
             attempt += 1
             try:
-                return self._round(Request(function, message), list(blocks), weights)
+                return self._round(Request(function, message, self.wanted), list(blocks), weights)
             except (FutureCancelledError, TimeoutError) as error:
                 if attempt == ATTEMPTS or self.client.status != "running":
                     raise WorkerFailed(
@@ -262,7 +299,7 @@ class DaskBackend:
                     ) from error
             except Strayed as error:
                 if attempt == ATTEMPTS:
-                    self._name_deadly_block(Request(function, message), error.blocks)
+                    self._name_deadly_block(Request(function, message, self.wanted), error.blocks)
                     raise WorkerFailed(
                         f"all workers were lost {ATTEMPTS} times in the course of a round.",
                         "Find out what ends them, then resume the run.",
@@ -307,12 +344,12 @@ class DaskBackend:
                 in_flight.pop(str(future.key))
                 partial.append(future)
                 if len(partial) == FAN_IN:
-                    merged = submit(add_up, partial)
+                    merged = submit(add_up, partial, request.wanted)
                     live.difference_update(partial)
                     partial = [merged]
                 submit_group()
             if len(partial) > 1 and len(partial) * self.answer_bytes > GATHERED_BYTES:
-                finished.add(submit(add_up, partial))
+                finished.add(submit(add_up, partial, request.wanted))
                 partial = [next(self._as_finished(finished, workers))]
             total = add_up(self._gathered(partial, workers))
         except BaseException as error:
@@ -417,5 +454,5 @@ BLOCKS_AHEAD = 4  # of each worker, that are asked together where results are wr
 @contextmanager
 def sharing(workers: int) -> Iterator[tuple["DaskBackend", int]]:
     """A backend of so many processes of this machine, and how many blocks to ask of it together."""
-    with dask_client(workers) as client:
-        yield DaskBackend(client), workers * BLOCKS_AHEAD
+    with dask_backend(workers) as backend:
+        yield backend, workers * BLOCKS_AHEAD

@@ -6,8 +6,10 @@ import threading
 import time
 from dataclasses import replace
 
+import dask
 import pytest
-from fedcore.tasks.dask_backend import DaskBackend, _refuse_open_workers, dask_client
+from distributed import LocalCluster
+from fedcore.tasks.dask_backend import DaskBackend, _refuse_for_private_runs, dask_backend, dask_client
 
 from fedcore.errors import ChunkError, ConfigError, PrivacyError, WorkerFailed
 from tests.conftest import small_counts, write_counts
@@ -107,12 +109,33 @@ def test_private_sums_are_not_sent_in_the_clear_nor_to_whom_anybody_reaches():
 
 
 def test_a_scheduler_by_tls_whose_workers_do_not_encrypt_is_refused():
-    class Scheduler:
-        def scheduler_info(self, n_workers):
-            return {"workers": {"tls://127.0.0.1:1": {}, "tcp://127.0.0.1:2": {}}}
-
     with pytest.raises(PrivacyError, match="1 Dask workers do not encrypt .*:2"):
-        _refuse_open_workers(Scheduler())
+        _refuse_for_private_runs({"tls://127.0.0.1:1": (False, 1), "tcp://127.0.0.1:2": (False, 1)})
+
+
+def nothing(message, block):
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("spill", "threads", "refused"), [(0.7, 1, "may spill"), (False, 2, "several blocks"), (False, 1, "")]
+)
+def test_a_worker_that_comes_later_is_looked_at_as_well(spill, threads, refused):
+    settings = {"distributed.worker.memory.spill": spill, "distributed.worker.memory.target": False}
+    with (
+        dask.config.set(settings),
+        LocalCluster(n_workers=0, threads_per_worker=threads, processes=False, dashboard_address=None) as cluster,
+        dask_backend(address=cluster.scheduler_address, private=True) as backend,
+    ):
+        cluster.scale(1)
+        if refused:
+            with pytest.raises(PrivacyError, match=refused):
+                backend.map_blocks(nothing, None, [0, 1])
+            with pytest.raises(PrivacyError, match=refused), dask_client(None, cluster.scheduler_address, private=True):
+                pass
+        else:
+            assert backend.map_blocks(nothing, None, [0, 1]) is None
 
 
 @pytest.mark.slow

@@ -1,7 +1,10 @@
 """The engine on a toy method: the same bits for every block size; only planned grid values are published."""
 
+import os
 import platform
 import resource
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -224,3 +227,51 @@ def test_clients_of_a_private_run_remember_nothing():
         checked_answer(SimpleNamespace(name="m", private=True), ({}, nothing))
     with pytest.raises(MethodError, match="which is private, lets clients remember something"):
         checked_answer(SimpleNamespace(name="m", private=True), answer)
+
+
+BLAS_OF_TWO_THREADS = """
+import threading
+import numpy, scipy.linalg
+from threadpoolctl import threadpool_info
+from fedcore.rounds.clients import one_blas_thread
+
+def threads():
+    return {one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"}
+
+def other():
+    with one_blas_thread():
+        inside.set()
+        leave.wait()
+
+assert threads() == {2}, threads()
+inside, leave = threading.Event(), threading.Event()
+first = threading.Thread(target=other)
+first.start()
+inside.wait()
+with one_blas_thread():
+    leave.set()
+    first.join()
+    assert threads() == {1}
+"""
+BLAS_OF_ONE = """
+import numpy, scipy.linalg
+from threadpoolctl import threadpool_info, threadpool_limits
+from fedcore.rounds.clients import one_blas_thread
+
+def threads():
+    return {one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"}
+
+for _ in range(2):
+    with one_blas_thread():
+        with one_blas_thread():
+            assert threads() == {1}
+        assert threads() == {1}
+    assert threads() == {2}
+"""
+
+
+def test_one_blas_thread_lasts_until_the_last_thread_leaves():
+    """The limit may be one of the whole process."""
+    two = os.environ | {"OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"}
+    for program in (BLAS_OF_TWO_THREADS, BLAS_OF_ONE):
+        subprocess.run([sys.executable, "-c", program], env=two, check=True)

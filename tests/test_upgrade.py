@@ -125,16 +125,12 @@ def test_a_run_of_a_share_is_nothing_to_a_host_without_shares(tmp_path, monkeypa
 
 
 def test_dask_workers_of_another_version_are_refused_by_name():
-    from fedcore.tasks.dask_backend import _refuse_other_versions
+    from fedcore.tasks.dask_backend import _refuse_version
 
     mine = fedcore.__version__
-
-    def of(**workers):
-        return SimpleNamespace(run=lambda function, on_error: {name: workers[name] or function() for name in workers})
-
-    _refuse_other_versions(of(a=None, b=mine))
-    _refuse_other_versions(of())
+    _refuse_version({"a": mine, "b": mine}, mine)
+    _refuse_version({}, mine)
     with pytest.raises(ConfigError, match=f"1 Dask workers do not have fedcore {mine} .*: b has 0.0.1"):
-        _refuse_other_versions(of(a=mine, b="0.0.1"))
+        _refuse_version({"a": mine, "b": "0.0.1"}, mine)
     with pytest.raises(ConfigError, match="b has another version"):  # one that cannot even tell
-        _refuse_other_versions(of(a=mine, b=AttributeError("_version")))
+        _refuse_version({"a": mine, "b": AttributeError("_version")}, mine)

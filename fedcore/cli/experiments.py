@@ -79,8 +79,8 @@ def reproduce_here(found, options, folder: Path, workers: int | None, dask: str 
         if workers is None and dask is None:
             return run(found, options, Place(folder, InProcessBackend(), cache), tell)
         cluster = import_module("fedcore.tasks.dask_backend")
-        with cluster.dask_client(workers, dask) as client:
-            return run(found, options, Place(folder, cluster.DaskBackend(client), cache), tell)
+        with cluster.dask_backend(workers, dask) as backend:
+            return run(found, options, Place(folder, backend, cache), tell)
 
 
 demo_app = typer.Typer(cls=Commands, help="See the platform at work, with nothing to prepare.")

@@ -355,8 +355,8 @@ def _answering(workers: int | None, dask: str | None, private: bool = False) -> 
         yield None
         return
     cluster = import_module("fedcore.tasks.dask_backend")
-    with cluster.dask_client(workers, dask, private) as client:
-        yield cluster.DaskBackend(client)
+    with cluster.dask_backend(workers, dask, private) as backend:
+        yield backend
 
 
 def _worth_a_server(store: Population) -> bool:

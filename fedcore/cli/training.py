@@ -205,8 +205,7 @@ def in_process(begin, workers: int | None, dask: str | None, private: bool, quie
         backend = InProcessBackend()
         return _rounds(begin(backend), backend, quiet)
     cluster = import_module("fedcore.tasks.dask_backend")
-    with cluster.dask_client(workers, dask, private) as client:
-        backend = cluster.DaskBackend(client)
+    with cluster.dask_backend(workers, dask, private) as backend:
         return _rounds(begin(backend), backend, quiet)
 
 

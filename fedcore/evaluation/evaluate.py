@@ -16,6 +16,7 @@ from fedcore.evaluation.memories import Remembered, remembered_of
 from fedcore.evaluation.report import report_if_possible
 from fedcore.population.blocks import leaves, scored_from
 from fedcore.population.store import Population
+from fedcore.rounds.clients import redacted
 from fedcore.rounds.engine import Backend, InProcessBackend
 from fedcore.rounds.method import AnyMethod, State
 from fedcore.rounds.statistics import Statistics, merge, values
@@ -53,7 +54,8 @@ def score_block(
     total = None
     for leaf in leaves(block, population.clients_per_leaf):
         mine = None if known is None else known.part(leaf.first - block.first, leaf.clients)
-        total = merge(total, method.score_block(state, leaf, mine))
+        with redacted(method, index):
+            total = merge(total, method.score_block(state, leaf, mine))
     return total
 
 

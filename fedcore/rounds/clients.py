@@ -9,9 +9,10 @@ import ctypes
 import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -110,20 +111,40 @@ def keep_freed_memory() -> None:
         libc.mallopt(M_MMAP_THRESHOLD, 32 * 2**20)
 
 
-def one_blas_thread() -> AbstractContextManager[Any]:
-    """Inside it BLAS takes one thread, so that results have the same bits on any number of cores."""
-    limited: AbstractContextManager[Any] = _blas().limit(limits=1)
-    return limited
+_limiting, _limited = Lock(), 0  # how many threads of this process want BLAS to take one
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Inside it BLAS takes one thread, so that results have the same bits on any number of cores.
+
+    The limit may be one of the whole process or of each thread, as BLAS was built: every thread sets it, and only one
+    that leaves no other inside lifts it. In a process that others never left at once it may then stay, which is slower,
+    and no bit is another.
+    """
+    global _limited
+    with _limiting:
+        limit = _blas().limit(limits=1)
+        limit.__enter__()
+        _limited += 1
+    try:
+        yield
+    finally:
+        with _limiting:
+            _limited -= 1
+            if not _limited:
+                limit.__exit__(None, None, None)
 
 
 @contextmanager
 def redacted(method: AnyMethod, index: int) -> Iterator[None]:
     """One BLAS thread, so that results have the same bits everywhere; and in a private run an error that is not one of
-    ours is renamed without its text, because a traceback could show what must not be seen.
+    ours is renamed without its text, because a traceback could show what must not be seen, and NumPy does not warn:
+    whether it would is a fact about rows.
     """
     keep_freed_memory()
     try:
-        with one_blas_thread():
+        with one_blas_thread(), np.errstate(all="ignore") if method.private else nullcontext():
             yield
     except FedcoreError:
         raise

@@ -77,10 +77,9 @@ def _looked_at(cases: Sequence[Case]) -> Iterator[tuple[str, str]]:
 
 
 def _broken_by(workers: int, cases: Sequence[Case]) -> str:
-    from fedcore.tasks.dask_backend import DaskBackend, dask_client
+    from fedcore.tasks.dask_backend import dask_backend
 
-    with dask_client(workers) as client:
-        backend = DaskBackend(client)
+    with dask_backend(workers) as backend:
         found = (_broken(lambda case: same_with(case, backend, f"{workers} Dask workers"), case) for case in cases)
         return next(filter(None, found), "")
 

@@ -44,11 +44,17 @@ def personalise(
     return outputs_of(config, state, block, remembered(state, block, memory))
 
 
+def usable_rows(x: np.ndarray) -> np.ndarray:
+    """(N,) bool: which rows (N, d) are finite, and have a finite energy."""
+    rows = np.asarray(x, np.float64)
+    with np.errstate(all="ignore"):
+        return np.isfinite(np.einsum("ij,ij->i", rows, rows))
+
+
 def of_usable_rows(config: DictionariesConfig, state: DictionariesState, block: RowsBlock) -> ClientOutputs:
     """Outputs of clients of a private run: no row of anybody makes them fail, as none made the run fail."""
     with np.errstate(all="ignore"):
-        rows = np.asarray(block.x, np.float64)
-        usable = np.isfinite(np.einsum("ij,ij->i", rows, rows))
+        usable = usable_rows(block.x)
         ptr = np.concatenate([[0], np.cumsum(usable)])[block.ptr]
         kept = block if usable.all() else replace(block, x=block.x[usable], ptr=ptr)
         outputs = outputs_of(config, state, kept, afresh(config, state, kept))

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedcore.errors import PopulationError, RunError
 from fedcore.methods.dictionaries.config import DictionariesConfig
-from fedcore.methods.dictionaries.personal import parts, remembered
+from fedcore.methods.dictionaries.personal import parts, remembered, usable_rows
 from fedcore.methods.dictionaries.sizes import local_atoms_of
 from fedcore.methods.dictionaries.sparse_coding import coder_of
 from fedcore.methods.dictionaries.state import DictionariesState
@@ -37,7 +37,7 @@ def evaluate_block(
     """Sums over the clients of one leaf that have held-out and training rows. known: what they remember of training.
 
     Raises ValueError if the block has no held-out part, RunError if the run has no global dictionary yet,
-    PopulationError for rows that are not finite.
+    PopulationError for rows that are not finite, which are left out if the run is private.
     """
     held = cast(RowsBlock, held_out(block))
     if not state.begun:
@@ -51,6 +51,8 @@ def evaluate_block(
         has_trained = known.known & (trained["rank"] > 0)
     for client in range(block.clients):
         rows, training = _rows(held, client), _rows(block, client)
+        if config.private:  # whose rows are not finite is nobody's business
+            rows, training = rows[usable_rows(rows)], training[usable_rows(training)]
         if not len(rows) or not len(training):
             continue
         m[client] = len(rows)
