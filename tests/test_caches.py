@@ -179,7 +179,17 @@ def reads(monkeypatch):
     return found
 
 
-def test_a_block_is_read_once_and_before_it_is_needed(tmp_path, reads, waiting):
+def test_a_block_is_read_once_and_before_it_is_needed(tmp_path, reads, waiting, monkeypatch):
+    """Where the thread gets its turn: what it has not begun when it is needed is not waited for."""
+    expect = caches.AHEAD.expect
+
+    def begun(key, read):
+        started = threading.Event()
+        if key not in caches.AHEAD.reading:
+            expect(key, lambda: (started.set(), read())[1])
+            assert started.wait(10)
+
+    monkeypatch.setattr(caches.AHEAD, "expect", begun)
     training = begin(tmp_path, Toy())
     training.source = replace(training.source, cache_bytes=0)
     training.step()
