@@ -172,6 +172,13 @@ LINES = {
 GAIN, MORE_GAIN = 0.02, 0.06  # standard deviation of a frame's brightness
 MORE_GAIN_LINES = ("background", "median", "mean", "robust-pca", "robust-30")
 DRAWN = ("background", "robust-30", "median")
+TREE_IMAGES = {
+    "frame": "frame",
+    "shared_background": "background model",
+    "shared_rest": "frame less background, twice",
+    "background": "robust PerMA, background",
+    "foreground": "robust PerMA, local part, twice",
+}
 QUICK_LINES = ("median", "mean", "background", "robust-30", "paper-10", "tiles-10", "perpca-30")
 
 
@@ -251,8 +258,8 @@ class PermaVideo:
             rows[f"{LINES[line].title}: mask, own threshold"] = masks_from(found["masks"], clip.frames.shape[1:3])
         if "tree" in results:
             shape = results["tree"]["shape"]
-            for part in ("frame", "background", "foreground"):
-                rows[f"tree and hand: {part}"] = images_from(results["tree"][part], shape)
+            for part, title in TREE_IMAGES.items():
+                rows[f"tree and hand: {title}"] = images_from(results["tree"][part], shape)
         return grid_figure(rows, "Background and foreground of a fixed camera")
 
 
@@ -301,8 +308,10 @@ def images_of(clip: video.Clip, background: np.ndarray) -> dict:
 
 
 def tree(place: Place, key: str, size: Size) -> dict:
-    """The real clip by the robust background with 30 global atoms. JSON: of the frames with a hand, the share of the
-    energy of frame - background that lies in the hand, by background; local: of the local atoms' part; and images.
+    """The real clip by the background model and by robust PerMA with 30 global atoms.
+
+    JSON: of the frames with a hand, the share of the energy of frame - background that lies in the hand, by background;
+    local: of the local atoms' part; and images.
 
     The hand's region is where the blurred frame differs from the median of the frames before it came.
     """
@@ -340,6 +349,8 @@ def tree(place: Place, key: str, size: Size) -> dict:
         "seconds": seconds,
         "shape": list(small),
         "frame": halved(frames),
+        "shared_background": halved(shared),
+        "shared_rest": halved(np.abs(frames - shared) * 2),
         "background": halved(background),
         "foreground": halved(np.abs(foreground) * 2),
     }
