@@ -5,6 +5,7 @@ import platform
 import resource
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -275,3 +276,13 @@ def test_one_blas_thread_lasts_until_the_last_thread_leaves():
     two = os.environ | {"OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"}
     for program in (BLAS_OF_TWO_THREADS, BLAS_OF_ONE):
         subprocess.run([sys.executable, "-c", program], env=two, check=True)
+
+
+def test_sums_that_are_not_finite_warn_nobody():
+    def at(leaf, *values):
+        return FloatSum.at(leaf, values)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        total = at(0, np.inf, 1e308).merge(at(1, -np.inf, 1e308)).merge(at(2, np.inf, 1e308)).merge(at(4, 1.0, -np.inf))
+        assert np.isnan(total.value()).all()

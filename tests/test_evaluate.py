@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import scipy.sparse as sp
 from fedcore.errors import ConfigError, PopulationError, PrivacyError, WrongKind
 from fedcore.evaluation.evaluate import check_public, evaluate_run, write_not_private
 from fedcore.methods.histograms.scores import validation_clients
+from fedcore.population.writer import PopulationWriter
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, start_run
@@ -180,6 +182,34 @@ def test_a_file_of_scores_that_are_not_private_says_so_and_is_its_writers_alone(
     assert (tmp_path / "scores.json").stat().st_mode & 0o777 == 0o600
     with pytest.raises(PopulationError, match="cannot write"):
         write_not_private(result, tmp_path / "nowhere" / "scores.json")
+
+
+def test_held_out_rows_that_are_absurd_end_no_command_and_are_never_shown_as_scores(tmp_path):
+    """Whether a client has any must not show where the scores may not."""
+    generator = np.random.default_rng(3)
+    ptr, rows = np.arange(0, 121, 3), generator.normal(size=(120, 2))
+    absurd = rows.copy()
+    absurd[7], absurd[50] = (1e308, -1e308), (-1e308, 1e200)
+    with PopulationWriter(tmp_path / "p", "rows", 2, dtype="float64", public_for_evaluation="made up") as writer:
+        writer.write([f"c{client}" for client in range(40)], (ptr, rows), (ptr, absurd))
+        population = writer.commit()
+    request = TrainRequest(
+        method="federated-em",
+        population=str(population.path),
+        runs=str(tmp_path / "runs"),
+        run_id="r",
+        settings={"algorithm": "em", "components": 2, "rounds": 2},
+    )
+    with concluding(session := start_run(request, InProcessBackend(), stamp="then")):
+        while session.training.step() is not None:
+            pass
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        write_not_private(evaluate_run(session.run.path, population), tmp_path / "scores.json")
+        with pytest.raises(PopulationError, match="are not finite"):
+            evaluate_run(session.run.path, population, keep=True)
+    assert {row["nll"] for row in json.loads((tmp_path / "scores.json").read_text())["rows"]} == {None}
+    assert not (session.run.path / "evaluation.json").exists()
 
 
 @pytest.mark.slow

@@ -6,10 +6,13 @@ is not public is scored only into a separate local file that says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fedcore.errors import ConfigError, PopulationError, PrivacyError
 from fedcore.evaluation.memories import Remembered, remembered_of
@@ -90,7 +93,8 @@ def evaluate_run(
     function = partial(score_block, method, population.location, population.version, remembered, least)
     blocks = range(len(population.blocks))
     statistics = (backend or InProcessBackend()).map_blocks(function, state, blocks, population.sizes())
-    table = method.score_table(values(statistics or {})).to_json(population.path.name)
+    with np.errstate(over="ignore", invalid="ignore"):  # scores that are not finite are shown, or refused, as such
+        table = method.score_table(values(statistics or {})).to_json(population.path.name)
     tokens = "tokens" if population.kind == "counts" else "rows"
     long = f" with at least {least} {tokens} in both parts" if least else ""
     title = f"{table.pop('title')}{long}; run {run.id}{_in_words(settings or {})}"
@@ -117,17 +121,32 @@ def _in_words(settings: Mapping[str, Any]) -> str:
 
 def keep_scores(run: Run, population: Population, result: dict) -> None:
     """Write the table of scores into the run's folder, for its report. Raises PrivacyError unless the population is
-    public, RunError if it cannot be written.
+    public, PopulationError for scores that are not finite, RunError if it cannot be written.
     """
     check_public(population)
+    if _finite(result["rows"]) != result["rows"]:
+        raise PopulationError(
+            f"scores on population {population.path.name!r} are not finite: held-out rows are too large for the model.",
+            "Correct them, or clip their columns with --bounds when they are ingested.",
+        )
     with writing("evaluation.json"):
         write_json(run.path / "evaluation.json", result)
 
 
+def _finite(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, with None in place of numbers that are not finite."""
+
+    def number(value: Any) -> Any:
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return [{name: number(value) for name, value in row.items()} for row in rows]
+
+
 def write_not_private(result: dict, file: Path) -> None:
-    """Scores of a population that is not public, in a file that says so. Raises PopulationError if it cannot be
-    written.
+    """Scores of a population that is not public, in a file that says so; null for those that are not finite. Raises
+    PopulationError if it cannot be written.
     """
+    result = {**result, "rows": _finite(result["rows"])}
     warning = "NOT PRIVATE: computed from held-out data of people without noise. Do not publish or send."
     try:
         write_whole(Path(file), json_bytes({"privacy": "none", "warning": warning, **result}), private=True)

@@ -82,25 +82,32 @@ class FloatSum:
 
     def merge(self, other: FloatSum) -> FloatSum:
         nodes = self.nodes
-        for (level, j), array in other.nodes.items():
-            while True:
-                if (level, j) in nodes:
-                    raise ValueError(f"leaf range {(level, j)} was added twice")
-                sibling = nodes.pop((level, j ^ 1), None)
-                if sibling is None:
-                    break
-                left, right = (sibling, array) if j & 1 else (array, sibling)
-                array = left + right
-                level, j = level + 1, j >> 1
-            nodes[level, j] = array
+        with _not_finite_is_no_news():
+            for (level, j), array in other.nodes.items():
+                while True:
+                    if (level, j) in nodes:
+                        raise ValueError(f"leaf range {(level, j)} was added twice")
+                    sibling = nodes.pop((level, j ^ 1), None)
+                    if sibling is None:
+                        break
+                    left, right = (sibling, array) if j & 1 else (array, sibling)
+                    array = left + right
+                    level, j = level + 1, j >> 1
+                nodes[level, j] = array
         return self
 
     def value(self) -> np.ndarray:
         ordered = [self.nodes[key] for key in sorted(self.nodes, key=lambda node: node[1] << node[0])]
         total = ordered[-1]
-        for array in reversed(ordered[:-1]):
-            total = array + total
+        with _not_finite_is_no_news():
+            for array in reversed(ordered[:-1]):
+                total = array + total
         return aligned(total)
+
+
+def _not_finite_is_no_news() -> np.errstate:
+    """Who uses a sum sees that it is not finite; a warning would say so of clients to whoever sees a worker's log."""
+    return np.errstate(over="ignore", invalid="ignore")
 
 
 @dataclass(slots=True)
