@@ -312,8 +312,9 @@ def test_a_sketch_has_names_and_kinds_and_no_value(tmp_path):
     assert 'delimiter = ";"' in drafted and 'decimal = ","' in drafted and 'na = ["-", "n/a"]' in drafted
     assert '[columns."age"]' in drafted and '# [columns."name"]' in drafted and '# [columns."city"]' in drafted
     assert 'date = "days"' in drafted and "boolean = true" in drafted
+    nameless = drafted.replace(str(tmp_path), "")  # the folder's own number may hold one of the values
     for value in ("Ann", "Bern", "2020", "34", "1,5", "Cy"):
-        assert value not in drafted
+        assert value not in nameless
     filled = drafted.replace('client = ""', 'client = "person"').replace('# unit = ""\n# bounds = [0, 1]', 'unit = "y"')
     said = read_schema(text(tmp_path / "s.toml", filled))
     assert said["columns"] == ["age", "joined", "smokes", "income"] and said["client"] == "person"
