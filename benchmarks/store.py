@@ -95,7 +95,7 @@ def measure(options) -> dict:
 
 def ahead(population, repeats: int) -> list[dict]:
     """A clustering round of this process, every block from the store; and the same while a thread reads the next block,
-    as is done behind a URL: seconds that pass, and of the CPU."""
+    as is done behind a URL and where a core is left: seconds that pass, and of the CPU."""
     centres = true_centres(settings_of("reddit-like", {"clients": population.n_clients}), 1)
     message, blocks = AssignMessage(assignment_logs(centres, 1e-6)), range(len(population.blocks))
     source = Source(str(population.path), population.version, cache_bytes=0)
@@ -106,7 +106,7 @@ def ahead(population, repeats: int) -> list[dict]:
             answer_block(method, source, message, index)
 
     def read_ahead():
-        with mock.patch.object(clients, "is_high_latency", lambda population: True):
+        with mock.patch.object(clients, "worth_reading_ahead", lambda *_: True):
             for _ in answer_all(Answer(method, source), message, blocks):
                 pass
 

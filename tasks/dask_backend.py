@@ -25,7 +25,7 @@ from fedcore.tasks.local_cluster import local_cluster
 
 import fedcore
 from fedcore.errors import ConfigError, PrivacyError, WorkerFailed
-from fedcore.population.sizing import WORKERS, shared_out
+from fedcore.population.sizing import WORKERS, shared_out, usable_cores
 from fedcore.rounds.clients import Answering, answer_all, peak_memory
 from fedcore.rounds.method import Message
 from fedcore.rounds.statistics import Statistics, aligned_arrays, merge_all, size_of
@@ -117,12 +117,14 @@ class Part:
     seconds: float
 
 
-def answer_group(request: Request, blocks: Sequence[int], then: int | None = None) -> Part:
-    """then: the block that this worker is likely to be asked for next. Raises what `Wanted.refuse_others` does."""
+def answer_group(request: Request, blocks: Sequence[int], then: int | None = None, spare: bool = False) -> Part:
+    """then: the block that this worker is likely to be asked for next; spare: as for `answer_all`. Raises what
+    `Wanted.refuse_others` does.
+    """
     if request.wanted is not None:
         request.wanted.refuse_others()
     started, message = time.perf_counter(), aligned_arrays(request.message)
-    statistics = merge_all(answer_all(request.function, message, blocks, then))
+    statistics = merge_all(answer_all(request.function, message, blocks, then, spare))
     return Part(statistics, time.perf_counter() - started)
 
 
@@ -323,6 +325,7 @@ class DaskBackend:
         held = request if len(groups) <= len(workers) else self.client.submit(hold, request, pure=False)
         live, partial, finished = set(), [], as_completed(loop=self.client.loop)
         in_flight: dict[str, list[int]] = {}  # blocks by key
+        spare = self.wanted is None and usable_cores() > len(workers)  # those we started are on this machine
 
         def submit(function: Callable[..., Any], *arguments: Any, **options: Any) -> Future:
             future = self.client.submit(function, *arguments, pure=False, **options)
@@ -333,7 +336,8 @@ class DaskBackend:
             for home, group, then in islice(waiting, 1):
                 key = f"blocks-{group[0]}-{group[-1]}-{uuid4().hex[:12]}"
                 in_flight[key] = group
-                finished.add(submit(answer_group, held, group, then, key=key, workers=[home], allow_other_workers=True))
+                task = submit(answer_group, held, group, then, spare, key=key, workers=[home], allow_other_workers=True)
+                finished.add(task)
 
         try:
             for _ in range(FUTURES_PER_WORKER * len(workers)):

@@ -18,13 +18,12 @@ from fedcore.methods.histograms.method import Histograms
 from fedcore.population.copying import copy_population
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
-from fedcore.rounds import caches, clients
+from fedcore.rounds import caches, clients, engine
 from fedcore.rounds.caches import BLOCKS, BlockCache, MemoryCache, ReadAhead
 from fedcore.rounds.clients import Answer, Source
 from fedcore.rounds.engine import InProcessBackend, Training
 from fedcore.rounds.method import PublicFacts
 from fedcore.rounds.statistics import FloatSum, values
-from fedcore.storage.files import place
 from tests.conftest import small_counts, write_counts
 from tests.test_engine import begin, to_end
 from tests.toy import Toy, ToyConfig
@@ -155,15 +154,24 @@ def test_kept_memories_have_the_bits_that_read_ones_have(tmp_path, read):
 @pytest.fixture
 def waiting(monkeypatch):
     """As if the populations were behind a URL."""
-    monkeypatch.setattr(clients, "is_high_latency", lambda population: True)
+    monkeypatch.setattr(clients, "worth_reading_ahead", lambda remote, spare: True)
 
 
-def test_only_what_is_behind_a_url_is_worth_reading_ahead(tmp_path, reads):
+@pytest.mark.parametrize(("cores", "ahead"), [(1, False), (2, True)])
+def test_a_process_that_answers_alone_reads_ahead_where_a_core_is_left(tmp_path, reads, monkeypatch, cores, ahead):
+    monkeypatch.setattr(engine, "usable_cores", lambda: cores)
+    expected = []
+    monkeypatch.setattr(caches.AHEAD, "expect", lambda key, read: expected.append(key))
     training = begin(tmp_path, Toy())
     training.source = replace(training.source, cache_bytes=0)
-    to_end(training)
-    assert {thread for _, thread in reads} == {threading.current_thread().name}
-    assert clients.is_high_latency(SimpleNamespace(path=place("memory://p")))
+    training.step()
+    training.step()
+    assert bool(expected) == ahead and {thread for _, thread in reads} == {threading.current_thread().name}
+
+
+def test_where_no_core_is_left_only_what_is_behind_a_url_is_read_ahead():
+    assert clients.worth_reading_ahead(remote=True, spare=False)
+    assert not clients.worth_reading_ahead(remote=False, spare=False)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from fedcore.population.sizing import (
 from fedcore.population.store import Population
 from fedcore.population.streaming import WINDOW_BYTES
 from fedcore.privacy.plan import PlannedRelease
-from fedcore.rounds.clients import AHEAD_BYTES, DEFAULT_CACHE_BYTES, DEFAULT_STREAM_ABOVE, is_high_latency
+from fedcore.rounds.clients import AHEAD_BYTES, DEFAULT_CACHE_BYTES, DEFAULT_STREAM_ABOVE, worth_reading_ahead
 from fedcore.rounds.engine import COMMIT_SECONDS
 from fedcore.rounds.method import AnyMethod, PublicFacts
 from fedcore.runs.store import STATES_KEPT
@@ -51,6 +51,7 @@ FUTURE_SECONDS = 0.003  # of the scheduler
 BLOCK_BYTES = 3000  # of a block's entry while a manifest is read
 RELEASE_COMMITS = 2  # a charge, a publication and a copy, each durable, take so many commits of a round
 FUTURE_WORK = 0.25  # seconds of work that are put into a future
+AT_ONCE = 1.2  # of the longer of two things that two threads do, what both together take (docs/benchmarks.md)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class Load:
     """Sizes of the population as the run sees it.
 
     sizes: decoded bytes of each block's training part; block_clients: of the block that has most; shares_commits:
-    whether cheap rounds do; high_latency: whether blocks are read ahead; beside: `Method.kept_beside`
+    whether cheap rounds do; remote: whether it is behind a URL; beside: `Method.kept_beside`
     """
 
     clients: float
@@ -87,7 +88,7 @@ class Load:
     block_clients: int
     streams: bool
     shares_commits: bool
-    high_latency: bool
+    remote: bool
     beside: float = 0.0
 
     @property
@@ -129,7 +130,7 @@ def load_of(method: AnyMethod, population: Population, clients: int | None) -> L
         max(blocks),
         streams,
         not method.private,
-        is_high_latency(population),
+        is_remote(population.path),
         method.kept_beside,
     )
 
@@ -319,7 +320,11 @@ def _share_of_work(load: Load, where: Resources) -> float:
 def _pass(kind: Timed, load: Load, measured: Calibration, where: Resources, cached: bool) -> float:
     """Seconds of a round without its releases. cached: not the first, which reads every block."""
     reading = load.decoded * measured.reading * (_uncached(load, where) if cached else 1.0)
-    work, share = measured.pace * _work(kind, load, measured) + reading, _share_of_work(load, where)
+    work, share = measured.pace * _work(kind, load, measured), _share_of_work(load, where)
+    together = work + reading
+    if not load.remote and _reads_ahead(load, where):
+        together = min(together, AT_ONCE * max(work, reading))
+    work = together
     durable = min(1.0, work * share / COMMIT_SECONDS) if load.shares_commits else 1.0
     remembered = _remembered(kind, load, measured, where, durable)
     seconds = work * share + remembered * (share if where.cluster else 1.0)  # one machine has one disk
@@ -359,6 +364,12 @@ def _workers_for(kinds, load, measured, where: Resources, plan) -> int:
     return low
 
 
+def _reads_ahead(load: Load, where: Resources) -> bool:
+    """Whether the next block is read while one is answered."""
+    spare = not where.cluster and usable_cores() > max(1, where.workers or 0)
+    return not load.streams and load.largest <= AHEAD_BYTES and worth_reading_ahead(load.remote, spare)
+
+
 def _releases(plan: Sequence[PlannedRelease], measured: Calibration) -> float:
     """Seconds of charging, drawing and publishing."""
     return measured.pace * _noise(plan, measured) + len(plan) * RELEASE_COMMITS * measured.commit
@@ -386,7 +397,7 @@ def _answering_bytes(kinds, load: Load, measured: Calibration, where: Resources)
     statistics = max((kind.statistics for kind, _ in kinds), default=0)
     remembered = max((kind.memory for kind, _ in kinds), default=0.0) * load.clients * _largest_share(load, where)
     kept = max(0.0, min(where.cache_bytes - cached, remembered + cached * load.beside))
-    ahead = load.largest if load.high_latency and not fits and load.largest <= AHEAD_BYTES else 0.0
+    ahead = load.largest if not fits and _reads_ahead(load, where) else 0.0
     return cached + kept + ahead + max(block, leaf + 3 * memory) + 4 * statistics + BLOCK_BYTES * load.blocks
 
 

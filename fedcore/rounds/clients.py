@@ -198,31 +198,36 @@ class Answer:
     def __call__(self, message: Message, index: int) -> Statistics | None:
         return answer_block(self.method, self.source, message, index)
 
-    def expect(self, message: Message, index: int) -> None:
-        """This block is asked for after the one that comes now; it can be read meanwhile."""
+    def expect(self, message: Message, index: int, spare: bool) -> None:
+        """This block is asked for after the one that comes now; it can be read meanwhile. spare: whether a core is left
+        for that."""
         population = _populations.get((self.source.population, self.source.version, self.source.manifest))
-        if population is None or not is_high_latency(population) or population.decoded_bytes(index) > AHEAD_BYTES:
+        if population is None or population.decoded_bytes(index) > AHEAD_BYTES:
+            return
+        if not worth_reading_ahead(files.is_remote(population.path), spare):
             return
         key, read = _reading(population, index, self.method.reads_heldout(message))
         if key not in BLOCKS.blocks:
             AHEAD.expect(key, read)
 
 
-def is_high_latency(population: Population) -> bool:
-    """Whether reading is mostly waiting. Files of this machine are not: reading them ahead takes turns with the work
-    for cores and caches, and made rounds a tenth slower.
+def worth_reading_ahead(remote: bool, spare: bool) -> bool:
+    """Whether a thread should read the next block: if reading is mostly waiting, or a core is left for it. Where each
+    core answers already, reading files of this machine ahead takes turns with the work, and rounds become slower.
     """
-    return files.is_remote(population.path)
+    return remote or spare
 
 
 def answer_all(
-    function: Answering, message: Message, blocks: Iterable[int], then: int | None = None
+    function: Answering, message: Message, blocks: Iterable[int], then: int | None = None, spare: bool = False
 ) -> Iterator[Statistics | None]:
-    """function(message, block) for one block after the other. then: the block that this process is asked for next."""
+    """function(message, block) for one block after the other. then: the block that this process is asked for next;
+    spare: whether this machine has more cores than processes that answer.
+    """
     blocks, expect = list(blocks), getattr(function, "expect", None)
     for block, following in zip(blocks, [*blocks[1:], then], strict=True):
         if expect is not None and following is not None:
-            expect(message, following)
+            expect(message, following, spare)
         yield function(message, block)
 
 

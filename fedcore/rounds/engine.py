@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from fedcore.errors import FedcoreError, MethodError, SensitivityError, UnplannedRelease, WorkerFailed
+from fedcore.population.sizing import usable_cores
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.clients import WRITTEN, Answer, Answering, Source, answer_all, one_blas_thread
 from fedcore.rounds.method import AnyMethod, Message, RoundInfo
@@ -52,7 +53,7 @@ class InProcessBackend:
     def map_blocks(
         self, function: Answering, message: Message, blocks: Sequence[int], sizes: Sequence[float] | None = None
     ) -> Statistics | None:
-        return merge_all(answer_all(function, message, blocks))
+        return merge_all(answer_all(function, message, blocks, spare=usable_cores() > 1))
 
     def memory_of_workers(self) -> list[int]:
         """There are none."""

@@ -145,7 +145,7 @@ class Machine:
             for module in ("fedcore.privacy.ledger.ledger", "fedcore.storage.remote_lock"):
                 stack.enter_context(mock.patch(f"{module}.this_process", self._holder))
             stack.enter_context(mock.patch.object(processes.Holder, "alive", self._alive()))
-            stack.enter_context(mock.patch.object(clients, "is_high_latency", lambda _: False))  # reads in one order
+            stack.enter_context(mock.patch.object(clients, "worth_reading_ahead", lambda *_: False))  # in one order
             stack.enter_context(mock.patch.object(files, "FLUSHED_AT_ONCE", 1))  # and flushes
             for module in (reading_ahead, writer):  # and writes
                 stack.enter_context(mock.patch.object(module, "usable_cores", lambda: 1))
