@@ -1,7 +1,9 @@
 """Reading a population's blocks, and writing them, against the same bytes as raw files."""
 
+import os
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time
 from unittest import mock
@@ -14,7 +16,8 @@ from fedcore.methods.histograms.config import HistogramsConfig
 from fedcore.methods.histograms.messages import AssignMessage
 from fedcore.methods.histograms.method import Histograms
 from fedcore.methods.histograms.simplex import assignment_logs
-from fedcore.population import arrays, slots
+from fedcore.population import arrays, kept_blocks, slots
+from fedcore.population.kept_blocks import keeping
 from fedcore.population.manifest import Provenance
 from fedcore.population.synthetic import settings_of, true_centres
 from fedcore.population.writer import PopulationWriter
@@ -79,40 +82,61 @@ def measure(options) -> dict:
                     "stored_over_decoded": stored / decoded,
                 }
             )
-        cpu = in_turns({"raw": read_into, "first": read_first, "again": read}, options.repeats)
-        for what in ("first", "again"):
-            rows.append(
-                {
-                    "what": f"read {what}, CPU",
-                    "seconds": cpu[what],
-                    "raw_file_s": cpu["raw"],
-                    "ratio": cpu[what].over(cpu["raw"]),
-                }
-            )
-        rows += ahead(population, options.repeats)
+        with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": folder}), keeping(2 * decoded):
+
+            def read_kept():
+                for index in numbers:
+                    kept_blocks.shared(population, index, False, partial(population.read, index))
+
+            def read_kept_first():
+                """As a process that has not met them."""
+                kept_blocks._of_this_process.cache_clear()
+                read_kept()
+
+            read_kept()
+            turns = {"first": read_first, "again": read, "kept, first": read_kept_first, "kept, again": read_kept}
+            for clock, name, floor in ((perf_counter, "wall", read_raw), (process_time, "CPU", read_into)):
+                taken = in_turns({"raw": floor, **turns}, options.repeats, clock)
+                for what in turns:
+                    rows.append(
+                        {
+                            "what": f"read {what}, {name}",
+                            "seconds": taken[what],
+                            "raw_file_s": taken["raw"],
+                            "ratio": taken[what].over(taken["raw"]),
+                        }
+                    )
+            rows += rounds(population, options.repeats)
     return {"benchmark": "store", "clients": options.clients, "rows": rows}
 
 
-def ahead(population, repeats: int) -> list[dict]:
-    """A clustering round of this process, every block from the store; and the same while a thread reads the next block,
-    as is done behind a URL and where a core is left: seconds that pass, and of the CPU."""
+def rounds(population, repeats: int) -> list[dict]:
+    """A clustering round of this process, every block from the store; the same while a thread reads the next block, as
+    is done behind a URL and where a core is left; and with blocks that are kept: seconds that pass, and of the CPU."""
     centres = true_centres(settings_of("reddit-like", {"clients": population.n_clients}), 1)
     message, blocks = AssignMessage(assignment_logs(centres, 1e-6)), range(len(population.blocks))
     source = Source(str(population.path), population.version, cache_bytes=0)
     method = Histograms(HistogramsConfig(algorithm="algorithm2"))
 
-    def one_by_one():
+    def kept():
         for index in blocks:
             answer_block(method, source, message, index)
 
+    def one_by_one():
+        with mock.patch.dict(os.environ):
+            os.environ.pop(kept_blocks.VARIABLE)
+            kept()
+
     def read_ahead():
-        with mock.patch.object(clients, "worth_reading_ahead", lambda *_: True):
+        with mock.patch.dict(os.environ), mock.patch.object(clients, "worth_reading_ahead", lambda *_: True):
+            os.environ.pop(kept_blocks.VARIABLE)
             for _ in answer_all(Answer(method, source), message, blocks):
                 pass
 
     rows = []
     for what, clock in (("wall", perf_counter), ("CPU", process_time)):
-        taken = in_turns({"plain": one_by_one, "ahead": read_ahead}, repeats, clock)
-        ratio = taken["ahead"].over(taken["plain"])
-        rows.append({"what": f"round, blocks read ahead, {what}", "seconds": taken["ahead"], "of_plain": ratio})
+        taken = in_turns({"plain": one_by_one, "read ahead": read_ahead, "kept": kept}, repeats, clock)
+        for how in ("read ahead", "kept"):
+            ratio = taken[how].over(taken["plain"])
+            rows.append({"what": f"round, blocks {how}, {what}", "seconds": taken[how], "of_plain": ratio})
     return rows

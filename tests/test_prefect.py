@@ -95,9 +95,17 @@ def test_a_served_schedule_makes_a_run_that_finishes(prefect_server, tmp_path):
     """Guards the SQLAlchemy pin too: without it the scheduler makes no run."""
     write_counts(tmp_path / "population", small_counts(200))
     (tmp_path / "deployments.toml").write_text(FILE)
-    command = [sys.executable, "-m", "fedcore.cli", "serve", str(tmp_path / "deployments.toml")]
+    command = [
+        sys.executable,
+        "-m",
+        "fedcore.cli",
+        "serve",
+        str(tmp_path / "deployments.toml"),
+        "--keep-blocks",
+        "1GiB",
+    ]
     with open(tmp_path / "log", "w") as log:
-        environment = os.environ | {"PREFECT_API_URL": prefect_server + "/api"}
+        environment = os.environ | {"PREFECT_API_URL": prefect_server + "/api", "XDG_CACHE_HOME": str(tmp_path / "c")}
         serving = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         try:
             seen = first(
@@ -106,9 +114,12 @@ def test_a_served_schedule_makes_a_run_that_finishes(prefect_server, tmp_path):
                 ],
                 150,
             )
+            kept = list((tmp_path / "c").rglob("*.arrays"))
         finally:
             end(serving)
     assert seen, (tmp_path / "log").read_text()[-3000:]
+    assert len(kept) == len(Population.open(tmp_path / "population").blocks), "its workers share them"
+    assert not list((tmp_path / "c" / "fedcore" / "blocks").iterdir())
     assert seen[0]["auto_scheduled"] and "test" in seen[0]["tags"]
     finished = [run for run in list_runs(tmp_path / "runs") if run.status == "finished"]
     assert finished and (finished[0].path / "report.html").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from fedcore.cli.options import Json
-from fedcore.cli.terminal import parse_seconds, say, table
+from fedcore.cli.terminal import parse_bytes, parse_seconds, say, table
 from fedcore.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,12 +32,25 @@ Unchecked = Annotated[
 PoolType = Literal["process", "docker", "kubernetes"]  # as `fedcore.operations.pool_sizes`, without its imports
 
 
-def serve(file: File, unchecked: Unchecked = False) -> None:
+def serve(
+    file: File,
+    unchecked: Unchecked = False,
+    keep_blocks: Annotated[
+        str | None,
+        typer.Option(
+            "--keep-blocks",
+            help="Keep so much of clients' data, decoded, on the disk of this machine for the runs that follow, e.g. "
+            "4GiB; default: nothing.",
+        ),
+    ] = None,
+) -> None:
     """Serve scheduled trainings and pipelines until stopped; starts a Prefect server here if PREFECT_API_URL names
     none.
     """
     from fedcore.operations.deployment import expectations, read_file
+    from fedcore.population.kept_blocks import keeping
 
+    kept = None if keep_blocks is None else parse_bytes(keep_blocks)
     content = read_file(file)
     if not unchecked:
         _check(file, content)
@@ -53,7 +67,8 @@ def serve(file: File, unchecked: Unchecked = False) -> None:
                     "PREFECT_SERVER_API_AUTH_STRING=name:password."
                 ]
             )
-        import_module("fedcore.flows.serve").serve(content)
+        with nullcontext() if kept is None else keeping(kept):
+            import_module("fedcore.flows.serve").serve(content)
 
 
 def deploy(

@@ -20,6 +20,7 @@ import scipy.sparse as sp
 from threadpoolctl import ThreadpoolController
 
 from fedcore.errors import FedcoreError, MethodError, PopulationError, RunError, WorkerFailed
+from fedcore.population import kept_blocks
 from fedcore.population.blocks import ClientBlock, CountsBlock, RowsBlock, counts_block, leaves
 from fedcore.population.store import Population
 from fedcore.rounds.caches import AHEAD, BLOCKS, MEMORIES, Key
@@ -177,7 +178,7 @@ def _reading(population: Population, index: int, heldout: bool) -> tuple[Key, Ca
     """The name of a decoded block in caches, and what reads it."""
     heldout = heldout and population.has_heldout
     read = partial(population.read, index, True) if heldout else partial(population.read, index)
-    return block_key(population, index, heldout), read
+    return block_key(population, index, heldout), partial(kept_blocks.shared, population, index, heldout, read)
 
 
 def block_key(population: Population, index: int, heldout: bool = False) -> Key:
