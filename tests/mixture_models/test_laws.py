@@ -247,3 +247,13 @@ def test_csr_equals_dense(name):
     np.testing.assert_allclose(c.model.log_likelihood(c.theta, c.y), c.model.log_likelihood(c.theta, dense), atol=1e-12)
     got, expected = c.model.personalise(c.theta, c.y), c.model.personalise(c.theta, dense)
     np.testing.assert_allclose(got["responsibilities"], expected["responsibilities"], atol=1e-13)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@each_model
+def test_statistic_and_likelihood_of_one_pass_are_those_of_two(name, weighted):
+    c, rng = case(name), np.random.default_rng(14)
+    weights = rng.uniform(0.1, 2, c.observations) if weighted else None
+    total, values = c.model.e_total_and_log_likelihood(c.theta, c.y, weights)
+    assert total.tobytes() == c.model.e_total(c.theta, c.y, weights).tobytes()
+    assert values.tobytes() == c.model.log_likelihood(c.theta, c.y).tobytes()

@@ -32,6 +32,7 @@ from fedcore.methods.federated_em.weighted_sums import (
     total_of,
     weighted_loss,
     weighted_statistic,
+    weighted_statistic_and_loss,
 )
 from fedcore.methods.mixture_models.contract import CurvedEM, is_sparse
 from fedcore.methods.mixture_models.hidden_cells import HiddenCells, hidden_only, without_hidden
@@ -124,12 +125,11 @@ def trials(config: FederatedEMConfig, model: CurvedEM, message: TrialMessage, bl
     """
     everything, block = block, training_rows(block, message.scaling.split)
     leaf, weights = _leaf_and_weights(config, message, block)
-    totals = [weighted_statistic(model, theta, leaf, weights) for theta in message.thetas]
-    losses = [weighted_loss(model, theta, leaf, weights) for theta in message.thetas]
+    found = [weighted_statistic_and_loss(model, theta, leaf, weights) for theta in message.thetas]
     weight = float(weights.of_clients(leaf.sizes).sum())
     statistics = {
-        "totals": FloatSum.at(block.leaf, totals),
-        "losses": FloatSum.at(block.leaf, losses),
+        "totals": FloatSum.at(block.leaf, [total for total, _ in found]),
+        "losses": FloatSum.at(block.leaf, [loss for _, loss in found]),
         "weight": FloatSum.at(block.leaf, weight),
     }
     if message.scaling.split is not None:
@@ -229,11 +229,13 @@ def round_update(
     """
     leaf, weights = _leaf_and_weights(config, message, block)
     statistics: dict[str, Statistic]
-    total = None
+    if message.monitor:
+        total, loss = weighted_statistic_and_loss(model, message.theta, leaf, weights)
     if treats_clients_singly(config, codec):
         statistics, memory = compressed_differences(config, model, codec, message, block, leaf, weights, memory)
     else:
-        total = weighted_statistic(model, message.theta, leaf, weights)
+        if not message.monitor:
+            total = weighted_statistic(model, message.theta, leaf, weights)
         filled = np.count_nonzero(leaf.sizes)
         costs = [filled, leaf.sizes.sum(), filled * 64 * model.q]
         weight = float(weights.of_clients(leaf.sizes).sum())
@@ -243,8 +245,5 @@ def round_update(
         }
         memory = None
     if message.monitor:
-        loss = weighted_loss(model, message.theta, leaf, weights)
-        if total is None:
-            total = weighted_statistic(model, message.theta, leaf, weights)
         statistics |= {"loss": FloatSum.at(block.leaf, loss), "total": FloatSum.at(block.leaf, total)}
     return statistics, memory

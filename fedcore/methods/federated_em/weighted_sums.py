@@ -51,6 +51,19 @@ def weighted_statistic(model: CurvedEM, theta: Theta, leaf: LeafRows, weights: W
     return total / weights.rows
 
 
+def weighted_statistic_and_loss(
+    model: CurvedEM, theta: Theta, leaf: LeafRows, weights: Weights
+) -> tuple[np.ndarray, float]:
+    """(`weighted_statistic`, `weighted_loss`) of one pass over the rows."""
+    statistic, loss = np.zeros(model.q), 0.0
+    for observations, y in leaf.pieces():
+        each = weights.of_observations(leaf, observations)
+        total, values = model.e_total_and_log_likelihood(theta, y, each)
+        statistic += total
+        loss += total_of(-values, each)
+    return statistic / weights.rows, loss / weights.rows
+
+
 def weighted_loss(model: CurvedEM, theta: Theta, leaf: LeafRows, weights: Weights) -> float:
     """Sum of -w_i / m_i ln p(y_ij; theta), nats."""
     total = 0.0

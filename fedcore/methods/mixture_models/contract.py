@@ -64,6 +64,11 @@ class CurvedEM(Protocol):
         """(q,): sum over the rows of weights[j] s_bar(y_j); weights None: all one. The fast path: no client is told
         apart."""
 
+    def e_total_and_log_likelihood(
+        self, theta: Theta, y: Rows, weights: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(`e_total`, `log_likelihood`) to the last bit; of mixtures at little more than what one of them takes."""
+
     def e_mean(self, theta: Theta, y: Rows, ptr: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
         """(C, q): mean of s_bar over the rows of every client, by their weights (N,) >= 0, None: all one; 0 for a
         client without rows, or without any of a weight above 0."""

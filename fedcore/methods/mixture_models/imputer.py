@@ -159,6 +159,11 @@ class GaussianImputer:
             total += np.concatenate([w @ x, pack_symmetric(second)])
         return total
 
+    def e_total_and_log_likelihood(
+        self, theta: Theta, y: Rows, weights: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return self.e_total(theta, y, weights), self.log_likelihood(theta, y)
+
     def e_mean(self, theta: Theta, y: Rows, ptr: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
         d, divisors = self.features, divisors_of(client_totals(ptr, weights))[:, None]
         means = np.zeros((len(divisors), self.q))

@@ -115,6 +115,11 @@ class LowRankTables:
                 total += np.asarray(weights[low : low + step], np.float64) @ completed
         return total
 
+    def e_total_and_log_likelihood(
+        self, theta: Theta, y: Rows, weights: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return self.e_total(theta, y, weights), self.log_likelihood(theta, y)
+
     def e_mean(self, theta: Theta, y: Rows, ptr: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
         self._check_tables(y)
         expected, ptr = self._expected(theta), self._table_ptr(ptr)

@@ -140,13 +140,27 @@ class Mixture(ABC):
     # --- E-step -------------------------------------------------------------------------------------------------------
 
     def e_total(self, theta: Theta, y: Rows, weights: np.ndarray | None = None) -> np.ndarray:
+        return self._e_pass(theta, y, weights, None)
+
+    def e_total_and_log_likelihood(
+        self, theta: Theta, y: Rows, weights: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        values = np.empty(y.shape[0])
+        return self._e_pass(theta, y, weights, values), values
+
+    def _e_pass(self, theta: Theta, y: Rows, weights: np.ndarray | None, values: np.ndarray | None) -> np.ndarray:
+        """`e_total`; and `log_likelihood` in values (N,), if somebody wants it. Each has the bits that it has alone."""
         prepared, size = self._prepare(theta), self._tile(y)
         total = np.zeros(self.q)
         with workspace(size) as work:
             for rows in row_tiles(y.shape[0], size):
                 z = self._features(y[rows], work)
-                r = responsibilities(self._log_joint(prepared, z, work))
+                r, top, sums = softmax(self._log_joint(prepared, z, work))
                 gaps = self._gaps(z, r)
+                if values is not None:
+                    values[rows] = top + np.log(sums) + self._log_constant(prepared, z)
+                    if gaps is not None:
+                        values[rows.start + gaps.columns] = log_sum(self._gap_log_joint(theta, gaps))
                 w = None if weights is None else np.asarray(weights, np.float64)[rows]
                 if gaps is not None:
                     own, shared = self._gap_sums(theta, gaps, None if w is None else w[gaps.columns])
@@ -279,10 +293,17 @@ def log_sum(log_joint: np.ndarray) -> np.ndarray:
 
 def responsibilities(log_joint: np.ndarray) -> np.ndarray:
     """Softmax over the first axis, in place: (G, n), every column adds up to 1."""
-    log_joint -= log_joint.max(axis=0)
+    return softmax(log_joint)[0]
+
+
+def softmax(log_joint: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(`responsibilities`, (n,) the largest of each column, (n,) the sum of exp of the others less it)."""
+    top = log_joint.max(axis=0)
+    log_joint -= top
     np.exp(log_joint, out=log_joint)
-    log_joint *= 1.0 / log_joint.sum(axis=0)
-    return log_joint
+    sums = log_joint.sum(axis=0)
+    log_joint *= 1.0 / sums
+    return log_joint, top, sums
 
 
 def log_weights(theta: Theta) -> np.ndarray:
