@@ -111,11 +111,10 @@ def test_every_row_is_that_of_the_conditional_normal_law(covariance, numbers, mo
     total = sum(weight * s for weight, (s, _, _) in zip(weights, expected, strict=True))
     np.testing.assert_allclose(model.e_total(theta, y, weights), total, rtol=1e-10, atol=1e-10)
     np.testing.assert_allclose(model.log_likelihood(theta, y), [own for _, own, _ in expected], rtol=1e-11)
-    both = model.e_total_and_log_likelihood(theta, y, weights)
-    assert [one.tobytes() for one in both] == [
-        model.e_total(theta, y, weights).tobytes(),
-        model.log_likelihood(theta, y).tobytes(),
-    ]
+    thetas = [theta, {**theta, "means": theta["means"] + 0.3}]
+    for totals, values, own in zip(*model.e_totals_and_log_likelihoods(thetas, y, weights), thetas, strict=True):
+        assert totals.tobytes() == model.e_total(own, y, weights).tobytes()
+        assert values.tobytes() == model.log_likelihood(own, y).tobytes()
     found = model.personalise(theta, y)["responsibilities"]
     np.testing.assert_allclose(found, [own for _, _, own in expected], rtol=1e-9, atol=1e-12)
     ptr = np.array([0, 7, 7, 8, 20, 21, 60])

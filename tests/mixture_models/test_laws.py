@@ -251,9 +251,12 @@ def test_csr_equals_dense(name):
 
 @pytest.mark.parametrize("weighted", [False, True])
 @each_model
-def test_statistic_and_likelihood_of_one_pass_are_those_of_two(name, weighted):
+def test_statistics_and_likelihoods_of_one_pass_are_those_of_several(name, weighted):
     c, rng = case(name), np.random.default_rng(14)
     weights = rng.uniform(0.1, 2, c.observations) if weighted else None
-    total, values = c.model.e_total_and_log_likelihood(c.theta, c.y, weights)
-    assert total.tobytes() == c.model.e_total(c.theta, c.y, weights).tobytes()
-    assert values.tobytes() == c.model.log_likelihood(c.theta, c.y).tobytes()
+    other = c.model.maximise(c.model.e_total(c.theta, c.y) / c.observations)
+    thetas = [c.theta, other, c.theta]
+    found = c.model.e_totals_and_log_likelihoods(thetas, c.y, weights)
+    for total, values, theta in zip(*found, thetas, strict=True):
+        assert total.tobytes() == c.model.e_total(theta, c.y, weights).tobytes()
+        assert values.tobytes() == c.model.log_likelihood(theta, c.y).tobytes()

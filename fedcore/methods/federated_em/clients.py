@@ -32,7 +32,7 @@ from fedcore.methods.federated_em.weighted_sums import (
     total_of,
     weighted_loss,
     weighted_statistic,
-    weighted_statistic_and_loss,
+    weighted_statistics_and_losses,
 )
 from fedcore.methods.mixture_models.contract import CurvedEM, is_sparse
 from fedcore.methods.mixture_models.hidden_cells import HiddenCells, hidden_only, without_hidden
@@ -125,11 +125,11 @@ def trials(config: FederatedEMConfig, model: CurvedEM, message: TrialMessage, bl
     """
     everything, block = block, training_rows(block, message.scaling.split)
     leaf, weights = _leaf_and_weights(config, message, block)
-    found = [weighted_statistic_and_loss(model, theta, leaf, weights) for theta in message.thetas]
+    totals, losses = weighted_statistics_and_losses(model, message.thetas, leaf, weights)
     weight = float(weights.of_clients(leaf.sizes).sum())
     statistics = {
-        "totals": FloatSum.at(block.leaf, [total for total, _ in found]),
-        "losses": FloatSum.at(block.leaf, [loss for _, loss in found]),
+        "totals": FloatSum.at(block.leaf, totals),
+        "losses": FloatSum.at(block.leaf, losses),
         "weight": FloatSum.at(block.leaf, weight),
     }
     if message.scaling.split is not None:
@@ -230,7 +230,7 @@ def round_update(
     leaf, weights = _leaf_and_weights(config, message, block)
     statistics: dict[str, Statistic]
     if message.monitor:
-        total, loss = weighted_statistic_and_loss(model, message.theta, leaf, weights)
+        (total,), (loss,) = weighted_statistics_and_losses(model, [message.theta], leaf, weights)
     if treats_clients_singly(config, codec):
         statistics, memory = compressed_differences(config, model, codec, message, block, leaf, weights, memory)
     else:

@@ -5,6 +5,7 @@ Weights w_i of the clients, which add up to 1 over the population, stand for the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,8 @@ import numpy as np
 from fedcore.methods.federated_em.leaf_rows import LeafRows
 from fedcore.methods.mixture_models.client_sums import divisors_of
 from fedcore.methods.mixture_models.contract import CurvedEM, Theta
+
+TOGETHER = 8  # thetas that a pass over the rows serves: it holds a number for each, and each row of a piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +54,19 @@ def weighted_statistic(model: CurvedEM, theta: Theta, leaf: LeafRows, weights: W
     return total / weights.rows
 
 
-def weighted_statistic_and_loss(
-    model: CurvedEM, theta: Theta, leaf: LeafRows, weights: Weights
-) -> tuple[np.ndarray, float]:
-    """(`weighted_statistic`, `weighted_loss`) of one pass over the rows."""
-    statistic, loss = np.zeros(model.q), 0.0
+def weighted_statistics_and_losses(
+    model: CurvedEM, thetas: Sequence[Theta], leaf: LeafRows, weights: Weights
+) -> tuple[np.ndarray, np.ndarray]:
+    """(R, q) `weighted_statistic` and (R,) `weighted_loss` of each theta; a pass over the rows for TOGETHER of them."""
+    statistics, losses = np.zeros((len(thetas), model.q)), np.zeros(len(thetas))
     for observations, y in leaf.pieces():
         each = weights.of_observations(leaf, observations)
-        total, values = model.e_total_and_log_likelihood(theta, y, each)
-        statistic += total
-        loss += total_of(-values, each)
-    return statistic / weights.rows, loss / weights.rows
+        for low in range(0, len(thetas), TOGETHER):
+            some = slice(low, low + TOGETHER)
+            totals, values = model.e_totals_and_log_likelihoods(thetas[some], y, each)
+            statistics[some] += totals
+            losses[some] += [total_of(-own, each) for own in values]
+    return statistics / weights.rows, losses / weights.rows
 
 
 def weighted_loss(model: CurvedEM, theta: Theta, leaf: LeafRows, weights: Weights) -> float:

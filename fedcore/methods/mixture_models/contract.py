@@ -11,7 +11,7 @@ Source: Dieuleveut, Fort, Moulines, Robin 2021, section 2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeAlias, TypeGuard
 
 import numpy as np
@@ -64,10 +64,10 @@ class CurvedEM(Protocol):
         """(q,): sum over the rows of weights[j] s_bar(y_j); weights None: all one. The fast path: no client is told
         apart."""
 
-    def e_total_and_log_likelihood(
-        self, theta: Theta, y: Rows, weights: np.ndarray | None = None
+    def e_totals_and_log_likelihoods(
+        self, thetas: Sequence[Theta], y: Rows, weights: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(`e_total`, `log_likelihood`) to the last bit; of mixtures at little more than what one of them takes."""
+        """(R, q) `e_total` and (R, N) `log_likelihood` of each theta, to the last bit. Mixtures read the rows once."""
 
     def e_mean(self, theta: Theta, y: Rows, ptr: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
         """(C, q): mean of s_bar over the rows of every client, by their weights (N,) >= 0, None: all one; 0 for a

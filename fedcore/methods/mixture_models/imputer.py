@@ -14,7 +14,7 @@ Rows are grouped by what is missing: one Cholesky factor for each pattern, all p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -159,10 +159,11 @@ class GaussianImputer:
             total += np.concatenate([w @ x, pack_symmetric(second)])
         return total
 
-    def e_total_and_log_likelihood(
-        self, theta: Theta, y: Rows, weights: np.ndarray | None = None
+    def e_totals_and_log_likelihoods(
+        self, thetas: Sequence[Theta], y: Rows, weights: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        return self.e_total(theta, y, weights), self.log_likelihood(theta, y)
+        totals = [self.e_total(theta, y, weights) for theta in thetas]
+        return np.array(totals), np.array([self.log_likelihood(theta, y) for theta in thetas])
 
     def e_mean(self, theta: Theta, y: Rows, ptr: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
         d, divisors = self.features, divisors_of(client_totals(ptr, weights))[:, None]

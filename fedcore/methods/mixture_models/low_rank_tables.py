@@ -18,7 +18,7 @@ over a client's k tables, and `weights` and `log_likelihood` have one entry for 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,10 +115,11 @@ class LowRankTables:
                 total += np.asarray(weights[low : low + step], np.float64) @ completed
         return total
 
-    def e_total_and_log_likelihood(
-        self, theta: Theta, y: Rows, weights: np.ndarray | None = None
+    def e_totals_and_log_likelihoods(
+        self, thetas: Sequence[Theta], y: Rows, weights: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        return self.e_total(theta, y, weights), self.log_likelihood(theta, y)
+        totals = [self.e_total(theta, y, weights) for theta in thetas]
+        return np.array(totals), np.array([self.log_likelihood(theta, y) for theta in thetas])
 
     def e_mean(self, theta: Theta, y: Rows, ptr: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
         self._check_tables(y)

@@ -8,6 +8,7 @@ elementwise step runs along contiguous memory, however small G and F are.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -140,35 +141,43 @@ class Mixture(ABC):
     # --- E-step -------------------------------------------------------------------------------------------------------
 
     def e_total(self, theta: Theta, y: Rows, weights: np.ndarray | None = None) -> np.ndarray:
-        return self._e_pass(theta, y, weights, None)
+        return self._e_pass([theta], y, weights, None)[0]
 
-    def e_total_and_log_likelihood(
-        self, theta: Theta, y: Rows, weights: np.ndarray | None = None
+    def e_totals_and_log_likelihoods(
+        self, thetas: Sequence[Theta], y: Rows, weights: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        values = np.empty(y.shape[0])
-        return self._e_pass(theta, y, weights, values), values
+        values = np.empty((len(thetas), y.shape[0]))
+        return self._e_pass(thetas, y, weights, values), values
 
-    def _e_pass(self, theta: Theta, y: Rows, weights: np.ndarray | None, values: np.ndarray | None) -> np.ndarray:
-        """`e_total`; and `log_likelihood` in values (N,), if somebody wants it. Each has the bits that it has alone."""
-        prepared, size = self._prepare(theta), self._tile(y)
-        total = np.zeros(self.q)
+    def _e_pass(
+        self, thetas: Sequence[Theta], y: Rows, weights: np.ndarray | None, values: np.ndarray | None
+    ) -> np.ndarray:
+        """(R, q) `e_total` of each theta; and `log_likelihood` in values (R, N), if somebody wants it, with the bits
+        that each has alone."""
+        prepared, size = [self._prepare(theta) for theta in thetas], self._tile(y)
+        totals = np.zeros((len(thetas), self.q))
         with workspace(size) as work:
             for rows in row_tiles(y.shape[0], size):
                 z = self._features(y[rows], work)
-                r, top, sums = softmax(self._log_joint(prepared, z, work))
-                gaps = self._gaps(z, r)
-                if values is not None:
-                    values[rows] = top + np.log(sums) + self._log_constant(prepared, z)
-                    if gaps is not None:
-                        values[rows.start + gaps.columns] = log_sum(self._gap_log_joint(theta, gaps))
                 w = None if weights is None else np.asarray(weights, np.float64)[rows]
-                if gaps is not None:
-                    own, shared = self._gap_sums(theta, gaps, None if w is None else w[gaps.columns])
-                    total += self.layout.pack(own, shared)[0]
-                if w is not None:
-                    r *= w
-                total += self.layout.pack(self._total(r, z), self._shared_total(z, w))
-        return total
+                gaps = None
+                for i, theta in enumerate(thetas):
+                    r, top, sums = softmax(self._log_joint(prepared[i], z, work))
+                    if i == 0:
+                        gaps = self._gaps(z, r)
+                    elif gaps is not None:
+                        r[:, gaps.columns] = 0.0
+                    if values is not None:
+                        values[i, rows] = top + np.log(sums) + self._log_constant(prepared[i], z)
+                        if gaps is not None:
+                            values[i, rows.start + gaps.columns] = log_sum(self._gap_log_joint(theta, gaps))
+                    if gaps is not None:
+                        own, shared = self._gap_sums(theta, gaps, None if w is None else w[gaps.columns])
+                        totals[i] += self.layout.pack(own, shared)[0]
+                    if w is not None:
+                        r *= w
+                    totals[i] += self.layout.pack(self._total(r, z), self._shared_total(z, w))
+        return totals
 
     def e_mean(self, theta: Theta, y: Rows, ptr: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
         return self.client_means(theta, y, ptr, weights)[0]
