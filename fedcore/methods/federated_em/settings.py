@@ -214,8 +214,8 @@ class Settings(BaseModel):
     monitor_every: int | None = Field(
         None,
         ge=1,
-        description="rounds between two looks at the objective, which cost a pass each; None: 10, or never "
-        "in a private run",
+        description="rounds between two looks at the objective, which cost up to a pass each; None: 10, or "
+        "never in a private run",
     )
     validation: float = Field(
         0.0,
