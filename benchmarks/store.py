@@ -82,19 +82,14 @@ def measure(options) -> dict:
                     "stored_over_decoded": stored / decoded,
                 }
             )
-        with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": folder}), keeping(2 * decoded):
+        with keeping(2 * decoded):
 
             def read_kept():
                 for index in numbers:
                     kept_blocks.shared(population, index, False, partial(population.read, index))
 
-            def read_kept_first():
-                """As a process that has not met them."""
-                kept_blocks._of_this_process.cache_clear()
-                read_kept()
-
             read_kept()
-            turns = {"first": read_first, "again": read, "kept, first": read_kept_first, "kept, again": read_kept}
+            turns = {"first": read_first, "again": read, "kept": read_kept}
             for clock, name, floor in ((perf_counter, "wall", read_raw), (process_time, "CPU", read_into)):
                 taken = in_turns({"raw": floor, **turns}, options.repeats, clock)
                 for what in turns:

@@ -209,6 +209,14 @@ def test_a_block_is_read_once_and_before_it_is_needed(tmp_path, reads, waiting, 
     assert not caches.AHEAD.reading and last > 2, "nothing is read that nobody asks for"
 
 
+def test_a_block_of_which_nobody_takes_part_is_not_read_ahead(tmp_path, reads, waiting):
+    training = begin(tmp_path, Toy())
+    training.source = replace(training.source, cache_bytes=0, ranges=((0, 8), (24, 32)))  # blocks of 8 clients
+    training.step()
+    training.step()
+    assert {index for index, _ in reads} == {0, 3}
+
+
 def test_what_is_cached_is_not_read_ahead(tmp_path, reads, waiting):
     training = begin(tmp_path, Toy())
     to_end(training)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from tempfile import mkdtemp
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -95,6 +97,7 @@ def test_a_served_schedule_makes_a_run_that_finishes(prefect_server, tmp_path):
     """Guards the SQLAlchemy pin too: without it the scheduler makes no run."""
     write_counts(tmp_path / "population", small_counts(200))
     (tmp_path / "deployments.toml").write_text(FILE)
+    short = Path(mkdtemp(dir="/tmp"))  # a socket has a path of a hundred characters at most
     command = [
         sys.executable,
         "-m",
@@ -105,7 +108,7 @@ def test_a_served_schedule_makes_a_run_that_finishes(prefect_server, tmp_path):
         "1GiB",
     ]
     with open(tmp_path / "log", "w") as log:
-        environment = os.environ | {"PREFECT_API_URL": prefect_server + "/api", "XDG_CACHE_HOME": str(tmp_path / "c")}
+        environment = os.environ | {"PREFECT_API_URL": prefect_server + "/api", "TMPDIR": str(short)}
         serving = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         try:
             seen = first(
@@ -114,12 +117,14 @@ def test_a_served_schedule_makes_a_run_that_finishes(prefect_server, tmp_path):
                 ],
                 150,
             )
-            kept = list((tmp_path / "c").rglob("*.arrays"))
+            places = [os.readlink(file) for file in Path(f"/proc/{serving.pid}/fd").iterdir()]
         finally:
             end(serving)
     assert seen, (tmp_path / "log").read_text()[-3000:]
+    kept = [place for place in places if place.startswith(str(short)) and place.endswith("(deleted)")]
     assert len(kept) == len(Population.open(tmp_path / "population").blocks), "its workers share them"
-    assert not list((tmp_path / "c" / "fedcore" / "blocks").iterdir())
+    assert not list(short.glob("fedcore-blocks-*"))
+    shutil.rmtree(short)
     assert seen[0]["auto_scheduled"] and "test" in seen[0]["tags"]
     finished = [run for run in list_runs(tmp_path / "runs") if run.status == "finished"]
     assert finished and (finished[0].path / "report.html").exists()

@@ -161,6 +161,29 @@ def test_the_promise_by_hand(tmp_path, monkeypatch, cores):
     assert told["disk_bytes"] == 2 * 100 + 400 and told["disk_bytes_most"] == 3 * 100 + 400
 
 
+def test_who_reads_ahead(monkeypatch):
+    """A process with a core to spare, or anybody behind a URL; not blocks that are streamed, or too large."""
+    monkeypatch.setattr(run_plan, "usable_cores", lambda: 4)
+    here = Load(80, FIVE, 10, 480, 16, streams=False, shares_commits=False, remote=False)
+    far, streamed = replace(here, remote=True), replace(here, streams=True, remote=True)
+    large = replace(here, remote=True, sizes=(run_plan.AHEAD_BYTES + 1.0,))
+    for load, where, ahead in (
+        (here, Resources(workers=0), True),
+        (here, Resources(workers=3), True),
+        (here, Resources(workers=4), False),
+        (here, Resources(workers=1, cluster=True), False),
+        (far, Resources(workers=4), True),
+        (streamed, Resources(workers=0), False),
+        (large, Resources(workers=0), False),
+    ):
+        assert run_plan._reads_ahead(load, where) == ahead
+    passes = [
+        run_plan._pass(timed(), load, measured(reading=0.001), Resources(workers=0, cache_bytes=0), True)
+        for load in (here, far)
+    ]
+    assert passes[0] < passes[1], "the seconds behind a URL are measured as they are"
+
+
 def test_cheap_rounds_share_commits(tmp_path):
     """A round of .1 s has a fifth of a commit; one of a second, or of a private run, has one of its own."""
     load = Load(80, 5 * (0.0,), 10, 480, 16, False, True, False)

@@ -1,32 +1,35 @@
-"""Decoded blocks in files of this machine, which the runs of one `fedcore serve` share: what one of their processes has
-decoded and checked, the others map into memory.
+"""Decoded blocks that the runs of one `fedcore serve` share: what one of their processes has decoded and checked, the
+others map into memory.
 
-The files lie in the cache folder of the user ($XDG_CACHE_HOME, or ~/.cache), in folders that only this user can open:
+The process that serves keeps them (`Keeper`), in files without a name: they lie where temporary files do (TMPDIR),
+nobody can open them by a path, and when that process ends, however it ends, they are gone. Processes of its runs ask it
+through a socket in a folder that only their user can open, a question to a connection, JSON in a line:
 
-    fedcore/blocks/NAME/alive, writing            locks: held by the process that serves; held while a file is written
-    fedcore/blocks/NAME/PLACE/population          where a population is
-    fedcore/blocks/NAME/PLACE/SLOT.DIGEST.arrays  arrays of a block (`fedcore.storage.raw_arrays`), then their BLAKE3;
-                                                  .heldout.arrays with its held-out part
+    {"get": BLOCK}     answered {} with the descriptor of its file, or {"room": bytes that there are for it}
+    {"keep": BLOCK}    with the descriptor of a file, which is complete; not answered
 
-All together are bounded. Each ends with the slot that it was decoded from (`drop_gone`): whoever forgets clients on
-this machine removes it at once, the process that serves within a minute wherever that happened, and all when it ends.
+BLOCK is [the population's location, slot, digest of the slot, whether the held-out part is with it]; a file holds
+arrays (`fedcore.storage.raw_arrays`). A block goes with its slot, so that who is forgotten is not kept: in a folder
+nobody is given a block of which the slot is gone, and files are looked after every few seconds.
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
+import json
 import mmap
 import os
-import secrets
+import resource
+import select
 import shutil
+import socket
+import tempfile
 import threading
 import time
+import weakref
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,39 +42,121 @@ from fedcore.storage import digests, files, raw_arrays
 if TYPE_CHECKING:
     from fedcore.population.store import Population
 
-VARIABLE = "FEDCORE_KEPT_BLOCKS"  # "BYTES FOLDER", set for the runs of whoever serves
-WHERE, ALIVE, WRITING = "population", "alive", "writing"
-DIGEST = 32  # bytes of BLAKE3
-CLOCK = 1.0  # seconds that a file system's times may be behind
-LOOK = 60.0  # seconds between looks at what is gone
+VARIABLE = "FEDCORE_KEPT_BLOCKS"  # the folder of the socket, for the runs of whoever serves
+SOCKET = "socket"
+PATIENCE = 5.0  # seconds for an answer, or for a question
+LONGEST = 1 << 16  # bytes of a question or an answer
+LOOK, LOOK_ELSEWHERE = 5.0, 60.0  # seconds between looks for slots that are gone: in folders; behind URLs
+UNUSED, UNUSED_OWN = 600.0, 86400.0  # seconds after which a block makes way: for other populations; for its own
+CLOSED_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # no program that is started has the files; `recv_fds` forgets
+RIGHTS, INT = (socket.SOL_SOCKET, socket.SCM_RIGHTS), array("i").itemsize
+DESCRIPTORS = 4  # one in so many of those that a process may have is spent on blocks
 ARRAYS = {CountsBlock: ("indptr", "indices", "data", "totals"), RowsBlock: ("ptr", "x")}
+
+Name = tuple[str, str, str, bool]
+
+
+# --- the processes of runs --------------------------------------------------------------------------------------------
 
 
 def shared(population: Population, index: int, heldout: bool, read: Callable[[], ClientBlock]) -> ClientBlock:
-    """Block `index`: from the file in which it is kept; or what `read` returns, which is kept if there is room. Without
-    anybody who serves with kept blocks, `read()`.
+    """Block `index`: the one that is kept; or what `read` returns, which is kept if there is room. Without anybody who
+    serves with kept blocks, `read()`.
 
-    Arrays of a kept block are a private mapping of the file, whose pages all processes share until one writes to them.
+    Arrays of a kept block are a private mapping of its file, whose pages all processes share until one writes to them.
     """
-    setting, entry = os.environ.get(VARIABLE), population.blocks[index]
-    if not setting or entry.void or entry.digest is None:
+    folder, entry = os.environ.get(VARIABLE), population.blocks[index]
+    if not folder or entry.void or entry.digest is None:
         return read()
-    kept = _of_this_process(setting)
-    name = f"{entry.slot}.{entry.digest}{'.heldout' if heldout else ''}{raw_arrays.SUFFIX}"
-    file = kept.place(population.location) / name
-    arrays = kept.arrays(file)
-    if arrays is not None:
-        made = CountsBlock if population.kind == "counts" else RowsBlock
-        return _block(made, population, index, arrays)
+    name = (population.location, entry.slot, entry.digest, heldout)
+    try:
+        answer, found = _ask(folder, {"get": name})
+        if found is not None:
+            kind = CountsBlock if population.kind == "counts" else RowsBlock
+            return _block(kind, population, index, raw_arrays.arrays_of(_content(found)))
+    except (OSError, ValueError, KeyError, TypeError):  # nobody answers, or another version of fedcore
+        return read()
     block = read()
-    kept.keep(file, population, _arrays(block))
+    if block.nbytes < int(answer.get("room", 0)):
+        with suppress(OSError):  # a full disk, most likely
+            _keep(folder, name, block)
     return block
 
 
-@lru_cache(maxsize=1)
-def _of_this_process(setting: str) -> Kept:
-    limit, folder = setting.split(" ", 1)
-    return Kept(Path(folder), int(limit))
+def _ask(folder: str, question: Mapping[str, Any], file: int | None = None) -> tuple[dict[str, Any], int | None]:
+    """(the answer, a descriptor or None). file: one that goes with the question. Raises OSError, ValueError."""
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.settimeout(PATIENCE)
+        asking.connect(os.path.join(folder, SOCKET))
+        _send(asking, question, file)
+        return _receive(asking) if file is None else ({}, None)
+
+
+def _send(end: socket.socket, said: Mapping[str, Any], file: int | None = None) -> None:
+    socket.send_fds(end, [json.dumps(said).encode() + b"\n"], [] if file is None else [file])
+
+
+def _receive(end: socket.socket) -> tuple[dict[str, Any], int | None]:
+    """Raises OSError, ValueError."""
+    held, found = b"", list[int]()
+    try:
+        while not held.endswith(b"\n"):
+            piece, beside, _, _ = end.recvmsg(LONGEST, socket.CMSG_LEN(INT), CLOSED_ON_EXEC)
+            found += [one for level, kind, data in beside if (level, kind) == RIGHTS for one in array("i", data)]
+            held += piece
+            if not piece or len(held) > LONGEST:
+                raise ValueError("no whole line")
+        said = json.loads(held)
+        if not isinstance(said, dict) or len(found) > 1:
+            raise ValueError("no question and no answer")
+    except BaseException:
+        for one in found:
+            os.close(one)
+        raise
+    return said, found[0] if found else None
+
+
+def _keep(folder: str, name: Name, block: ClientBlock) -> None:
+    with tempfile.TemporaryFile() as file:
+        for piece in raw_arrays.pieces(_arrays(block)):
+            file.write(piece)
+        file.flush()
+        _ask(folder, {"keep": name}, file.fileno())
+
+
+_mappings = 0  # of this process; each has a descriptor
+
+
+def _content(file: int) -> np.ndarray:
+    """(bytes,) uint8 of the file, whose descriptor is closed: mapped, or read where there are many mappings already.
+    Raises OSError, ValueError."""
+    global _mappings
+    try:
+        size = os.fstat(file).st_size
+        if _mappings < _most_descriptors():
+            mapped = mmap.mmap(file, size, access=mmap.ACCESS_COPY)
+            _mappings += 1
+            weakref.finalize(mapped, _unmapped)
+            return np.frombuffer(mapped, np.uint8)
+        content, done = np.empty(size, np.uint8), 0
+        while done < size:
+            count = os.preadv(file, [content[done:].data], done)
+            if not count:
+                raise OSError("it became shorter")
+            done += count
+        return content
+    finally:
+        os.close(file)
+
+
+def _unmapped() -> None:
+    global _mappings
+    _mappings -= 1
+
+
+def _most_descriptors() -> int:
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(0, soft // DESCRIPTORS)
 
 
 def _arrays(block: ClientBlock) -> dict[str, np.ndarray]:
@@ -82,7 +167,7 @@ def _arrays(block: ClientBlock) -> dict[str, np.ndarray]:
 
 
 def _block(kind: type, population: Population, index: int, arrays: Mapping[str, np.ndarray], part: str = ""):
-    """The block with these arrays. part: what the names of its arrays begin with"""
+    """The block with these arrays. part: what the names of its arrays begin with. Raises KeyError."""
     first = population.blocks[index].first
     own: dict[str, Any] = {name: arrays[part + name] for name in ARRAYS[kind]}
     if kind is CountsBlock:
@@ -92,176 +177,185 @@ def _block(kind: type, population: Population, index: int, arrays: Mapping[str, 
     return kind(first=first, leaf=first // population.clients_per_leaf, heldout=heldout, **own)
 
 
+# --- the process that serves ------------------------------------------------------------------------------------------
+
+
 @dataclass
-class Kept:
-    """The kept blocks as one process uses them. folder: of whoever serves; limit: bytes of all files in it."""
+class _Held:
+    file: int
+    size: int
+    used: float
 
-    folder: Path
+
+@dataclass
+class Keeper:
+    """The files of kept blocks, at most `limit` bytes and `most` blocks."""
+
     limit: int
-    began: float = field(default_factory=lambda: time.time() - CLOCK)
-    known: set[tuple[str, int]] = field(default_factory=set)  # files that this process has compared with their digest
+    most: int
+    held: dict[Name, _Held] = field(default_factory=dict)
+    bytes: int = 0
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def place(self, location: str) -> Path:
-        return self.folder / hashlib.sha256(location.encode()).hexdigest()[:32]
+    def get(self, name: Name) -> int | None:
+        """The descriptor of the block's file."""
+        with self.lock:
+            found = self.held.get(name)
+            if found is None:
+                return None
+            if not _is_remote(name) and not _is_there(name):
+                self._drop(name)
+                return None
+            found.used = time.monotonic()
+            return found.file
 
-    def arrays(self, file: Path) -> dict[str, np.ndarray] | None:
-        """What is kept in the file; None if nothing is. A damaged one is removed."""
-        try:
-            with open(file, "rb") as handle:
-                content = np.frombuffer(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_COPY), np.uint8)
-                number = os.fstat(handle.fileno()).st_ino
-            body, digest = content[:-DIGEST], content[-DIGEST:]
-            if (str(file), number) not in self.known:
-                if digests.of_data(body.data) != digest.tobytes().hex():
-                    raise ValueError("not what was kept")
-                os.utime(file)
-                self.known.add((str(file), number))
-            return raw_arrays.arrays_of(body)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError):
-            with suppress(OSError):
-                file.unlink()
-            return None
+    def room(self, location: str) -> int:
+        """Bytes that there are for one more block of a population."""
+        with self.lock:
+            free = self.limit - self.bytes + sum(self.held[name].size for name in self._unused(location))
+            return free if len(self.held) < self.most else 0
 
-    def keep(self, file: Path, population: Population, arrays: Mapping[str, np.ndarray]) -> None:
-        """Write the file if there is room. Blocks of other versions and populations make way for it, if they were not
-        used since this process began; what cannot be written is not kept.
-        """
-        pieces = list(raw_arrays.pieces(arrays))
-        size = sum(memoryview(piece).nbytes for piece in pieces) + DIGEST
-        partial = file.with_name(f".{secrets.token_hex(8)}{raw_arrays.SUFFIX}")  # counted, if it stays
-        with suppress(OSError), open(self.folder / WRITING, "rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if file.exists() or not self._has_room(size, file.parent, population):
+    def keep(self, name: Name, file: int) -> None:
+        """Takes the file over, if there is room. Blocks that nobody has asked for in a while make way for it."""
+        with self.lock:
+            size = os.fstat(file).st_size
+            if name in self.held or size > self.room(name[0]) or not (_is_remote(name) or _is_there(name)):
+                os.close(file)
                 return
-            try:
-                if not file.parent.is_dir():
-                    file.parent.mkdir(0o700)
-                    (file.parent / WHERE).write_text(population.location, "utf-8")
-                with files.opened(partial, private=True) as handle:
-                    for piece in pieces:
-                        handle.write(piece)
-                    handle.write(bytes.fromhex(digests.of_data(*pieces)))
-                os.replace(partial, file)
-            except OSError:  # a full disk, most likely
-                partial.unlink(missing_ok=True)
+            for other in self._unused(name[0]):
+                if self.bytes + size <= self.limit:
+                    break
+                self._drop(other)
+            self.held[name] = _Held(file, size, time.monotonic())
+            self.bytes += size
 
-    def _has_room(self, size: int, place: Path, population: Population) -> bool:
-        mine = {(place, entry.slot, entry.digest) for entry in population.blocks}
-        found = sorted((file.stat().st_mtime, file.stat().st_size, file) for file in _blocks_in(self.folder))
-        held = sum(bytes for _, bytes, _ in found)
-        for used, bytes, file in found:
-            if held + size <= self.limit or used >= self.began:
-                break
-            if (file.parent, *_slot_of(file)) not in mine:
-                file.unlink()
-                held -= bytes
-        return held + size <= self.limit
+    def drop_gone(self, remote: bool, over: Callable[[], bool] = lambda: False) -> None:
+        """Drops blocks of which the slot is gone, or of which that cannot be told. remote: of populations behind URLs,
+        or of those in folders"""
+        for name in list(self.held):
+            if over():
+                return
+            if _is_remote(name) == remote and not _is_there(name):
+                with self.lock:
+                    if name in self.held:
+                        self._drop(name)
+
+    def close(self) -> None:
+        with self.lock:
+            for name in list(self.held):
+                self._drop(name)
+            self.most = 0
+
+    def _unused(self, location: str) -> list[Name]:
+        """What makes way for blocks of a population, in this order. Its own rarely do: a run is about to use them."""
+        now = time.monotonic()
+        found = [
+            (one.used, name)
+            for name, one in self.held.items()
+            if now - one.used >= (UNUSED_OWN if name[0] == location else UNUSED)
+        ]
+        return [name for _, name in sorted(found)]
+
+    def _drop(self, name: Name) -> None:
+        gone = self.held.pop(name)
+        self.bytes -= gone.size
+        os.close(gone.file)
 
 
-def _blocks_in(folder: Path) -> Iterator[Path]:
-    yield from folder.glob(f"*/*{raw_arrays.SUFFIX}")
+def _is_remote(name: Name) -> bool:
+    return "://" in name[0]
 
 
-def _slot_of(file: Path) -> tuple[str, str]:
-    """(name, digest) of the slot whose block is in the file."""
-    slot, digest = file.name.split(".")[:2]
-    return slot, digest
-
-
-# --- whoever serves ---------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def keeping(limit: int) -> Iterator[None]:
-    """Inside, runs that are started by this process share decoded blocks, of at most `limit` bytes. Raises ConfigError
-    if their folder cannot be made, or others can open it.
-    """
-    root = _root()
-    name = f"{os.getpid()}-{secrets.token_hex(4)}"
+def _is_there(name: Name) -> bool:
+    """Whether the population has this very slot."""
+    location, slot, digest, _ = name
     try:
-        root.mkdir(0o700, parents=True, exist_ok=True)
-        if not files.is_private(root) or root.stat().st_uid != os.getuid():
-            raise ConfigError(f"Others can open {root}, where blocks are kept.", f"Remove it, or: chmod 700 {root}")
-        drop_gone()
-        new, folder = root / f".{name}", root / name
-        new.mkdir(0o700)
-        (new / WRITING).touch()
-        held = open(new / ALIVE, "wb")
-        fcntl.flock(held, fcntl.LOCK_SH)
-        new.rename(folder)  # before, nobody takes it for that of a process which has died
-    except OSError as error:
-        raise ConfigError(
-            f"Blocks cannot be kept in {root}: {error.strerror}.", "Name another place: XDG_CACHE_HOME=FOLDER."
-        ) from error
-    over = threading.Event()
-
-    def look() -> None:
-        while not over.wait(LOOK):
-            with suppress(OSError):
-                drop_gone(remote=True)
-
-    watching = threading.Thread(target=look, name="kept-blocks", daemon=True)
-    with held, _environment(f"{limit} {folder}"):
-        watching.start()
-        try:
-            yield
-        finally:
-            over.set()
-            watching.join()
-            shutil.rmtree(folder, ignore_errors=True)
+        folder = layout.block_folder(files.place(location), slot)
+        return digests.of_data(files.read_bytes(folder / slots.LIST)) == digest
+    except (OSError, FedcoreError):
+        return False
 
 
 @contextmanager
-def _environment(setting: str) -> Iterator[None]:
+def keeping(limit: int) -> Iterator[Keeper]:
+    """Inside, runs that are started by this process share decoded blocks, of at most `limit` bytes. Raises ConfigError
+    if there is no place for the socket.
+    """
+    listener = socket.socket(socket.AF_UNIX)
+    folder = None
+    try:
+        folder = tempfile.mkdtemp(prefix="fedcore-blocks-")  # which only its user can open
+        listener.bind(os.path.join(folder, SOCKET))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise ConfigError(
+            f"Blocks cannot be kept: {error.strerror or error}.", "Name another, short place: TMPDIR=FOLDER."
+        ) from error
+    keeper, over = Keeper(limit, _most_descriptors()), threading.Event()
+    woken, wake = socket.socketpair()
+    threads = [
+        threading.Thread(target=_answer, args=(keeper, listener, woken), name="kept-blocks", daemon=True),
+        threading.Thread(target=_look, args=(keeper, over, False, LOOK), name="kept-blocks-look", daemon=True),
+        threading.Thread(target=_look, args=(keeper, over, True, LOOK_ELSEWHERE), name="kept-blocks-far", daemon=True),
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        with _environment(folder):
+            yield keeper
+    finally:
+        over.set()
+        wake.close()
+        threads[0].join()
+        listener.close()
+        woken.close()
+        keeper.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _answer(keeper: Keeper, listener: socket.socket, woken: socket.socket) -> None:
+    """Until the other end of `woken` is closed."""
+    while woken not in select.select([listener, woken], [], [])[0]:
+        with suppress(Exception):  # whoever asked reads the block then
+            asking, _ = listener.accept()
+            with asking:
+                asking.settimeout(PATIENCE)
+                _answer_one(keeper, asking)
+
+
+def _answer_one(keeper: Keeper, asking: socket.socket) -> None:
+    question, file = _receive(asking)
+    try:
+        location, slot, digest, heldout = next(iter(question.values()))
+        name = (str(location), str(slot), str(digest), bool(heldout))
+    except BaseException:
+        if file is not None:
+            os.close(file)
+        raise
+    if file is not None:
+        keeper.keep(name, file)
+        return
+    with keeper.lock:  # so that nobody drops it before it is sent
+        found = keeper.get(name)
+        _send(asking, {} if found is not None else {"room": keeper.room(name[0])}, found)
+
+
+def _look(keeper: Keeper, over: threading.Event, remote: bool, seconds: float) -> None:
+    while not over.wait(seconds):
+        with suppress(Exception):  # at the next look, then
+            keeper.drop_gone(remote, over.is_set)
+
+
+@contextmanager
+def _environment(folder: str) -> Iterator[None]:
     before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = setting
+    os.environ[VARIABLE] = folder
     try:
         yield
     finally:
         os.environ.pop(VARIABLE)
         if before is not None:
             os.environ[VARIABLE] = before
-
-
-def drop_gone(remote: bool = False) -> None:
-    """Removes what this user keeps on this machine of slots that are not there any more, or of which that cannot be
-    told, and of processes that died. remote: whether populations behind URLs are asked too. Raises OSError."""
-    root = _root()
-    if not root.is_dir():
-        return
-    for folder in root.iterdir():
-        if folder.name.startswith("."):
-            continue
-        if _has_died(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-            continue
-        for file in _blocks_in(folder):
-            with suppress(FileNotFoundError):  # somebody else was faster
-                path = files.place((file.parent / WHERE).read_text("utf-8"))
-                if (remote or not files.is_remote(path)) and not _is_there(path, *_slot_of(file)):
-                    file.unlink()
-
-
-def _root() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedcore" / "blocks"
-
-
-def _has_died(folder: Path) -> bool:
-    try:
-        with open(folder / ALIVE, "rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return True
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_there(path: files.Place, slot: str, digest: str) -> bool:
-    """Whether the population has this very slot."""
-    try:
-        return digests.of_data(files.read_bytes(layout.block_folder(path, slot) / slots.LIST)) == digest
-    except (OSError, FedcoreError):
-        return False

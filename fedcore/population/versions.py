@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.errors import PopulationError, PopulationNotFound
-from fedcore.population import cohorts, kept_blocks, layout
+from fedcore.population import cohorts, layout
 from fedcore.population import manifest as manifests
 from fedcore.population.cohorts import Cohort, Order, holes_of
 from fedcore.population.columns import ColumnEntry
@@ -77,7 +77,6 @@ def sweep(path: Path) -> None:
     slots = {block.slot for one in named for block in one.blocks if not block.void}
     vocabularies = [one.vocabulary.sha256 for one in named if one.vocabulary]
     layout.sweep(path, slots, vocabularies, [one.suppression for one in named if one.suppression])
-    kept_blocks.drop_gone()
     if first is not None:
         for folder in (path / layout.BLOCKS, path / layout.FORGOTTEN):
             if folder.is_dir():

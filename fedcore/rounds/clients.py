@@ -207,6 +207,8 @@ class Answer:
             return
         if not worth_reading_ahead(files.is_remote(population.path), spare):
             return
+        if nobody_takes_part(self.source, population, index):
+            return
         key, read = _reading(population, index, self.method.reads_heldout(message))
         if key not in BLOCKS.blocks:
             AHEAD.expect(key, read)
@@ -282,13 +284,19 @@ class _Remembered:
         return {name: array[: self.filled] for name, array in self.arrays.items()}
 
 
+def nobody_takes_part(source: Source, population: Population, index: int) -> bool:
+    """Whether none of the clients of the block does."""
+    entry = population.blocks[index]
+    return source.ranges is not None and not within(source.ranges, entry.first, entry.first + entry.clients)
+
+
 def participants_of(
     method: AnyMethod, source: Source, population: Population, index: int, heldout: bool = False
 ) -> ClientBlock:
     """The block; or, if nobody in it takes part, one without clients at its place, for which nothing is read."""
-    entry = population.blocks[index]
-    if source.ranges is None or within(source.ranges, entry.first, entry.first + entry.clients):
+    if not nobody_takes_part(source, population, index):
         return block_for(method, source, population, index, heldout)
+    entry = population.blocks[index]
     leaf = entry.first // population.clients_per_leaf
     if population.kind == "counts":
         return counts_block(entry.first, leaf, sp.csr_matrix((0, population.features)))

@@ -1,9 +1,15 @@
 """Decoded blocks that the runs of one process which serves share: the same bits, bounded, gone with their slots."""
 
 import os
+import resource
 import shutil
+import signal
+import socket
 import stat
+import subprocess
+import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +20,7 @@ from fedcore.population import kept_blocks
 from fedcore.population.blocks import CountsBlock
 from fedcore.population.copying import copy_population
 from fedcore.population.erasing import forget
-from fedcore.population.kept_blocks import VARIABLE, drop_gone, keeping, shared
+from fedcore.population.kept_blocks import SOCKET, VARIABLE, keeping, shared
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 from tests.population.conftest import names, some_counts, some_rows
@@ -25,12 +31,14 @@ PLENTY = 2**30
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    """Where blocks are kept."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def temporary(tmp_path, monkeypatch):
+    """Where files are kept. Short: a socket has a path of a hundred characters at most."""
     monkeypatch.delenv(VARIABLE, raising=False)
-    kept_blocks._of_this_process.cache_clear()
-    return tmp_path / "cache" / "fedcore" / "blocks"
+    place = Path("/tmp") / f"k{os.getpid()}{abs(hash(tmp_path)) % 10**6}"
+    place.mkdir()
+    monkeypatch.setattr(kept_blocks.tempfile, "tempdir", str(place))
+    yield place
+    shutil.rmtree(place)
 
 
 def made(path, kind="counts", clients=23, seed=0) -> Population:
@@ -41,18 +49,38 @@ def made(path, kind="counts", clients=23, seed=0) -> Population:
 
 
 def used(population: Population, heldout: bool = False) -> None:
-    """As a process would that has not met the blocks."""
-    kept_blocks._of_this_process.cache_clear()
     for index in range(len(population.blocks)):
         shared(population, index, heldout, lambda index=index: population.read(index, heldout))
 
 
-def kept_in(cache: Path) -> list[Path]:
-    return sorted(cache.glob("*/*/*.arrays"))
+def held_of(keeper, population: Population) -> set[str]:
+    """Slots of which a block is kept."""
+    within(5, lambda: keeper.lock.acquire(timeout=1) and not keeper.lock.release())
+    return {name[1] for name in keeper.held if name[0] == population.location}
+
+
+def within(seconds: float, found) -> None:
+    until = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < until
+        time.sleep(0.005)
 
 
 def never():
     raise AssertionError("it was read from the store")
+
+
+def is_kept(population: Population, index: int = 0, heldout: bool = False) -> bool:
+    try:
+        shared(population, index, heldout, never)
+    except AssertionError:
+        return False
+    return True
+
+
+def settled(keeper, blocks: int) -> None:
+    """Keeping is not answered: until so many are kept."""
+    within(5, lambda: len(keeper.held) == blocks)
 
 
 def fields(block) -> list:
@@ -66,151 +94,199 @@ def fields(block) -> list:
 
 @pytest.mark.parametrize("heldout", [False, True])
 @pytest.mark.parametrize("kind", ["counts", "rows"])
-def test_a_kept_block_is_the_block(tmp_path, kind, heldout):
+def test_a_kept_block_is_the_block(tmp_path, kind, heldout, monkeypatch):
     population = made(tmp_path / "p", kind)
-    with keeping(PLENTY):
+    with keeping(PLENTY) as keeper:
         used(population, heldout)
-        kept_blocks._of_this_process.cache_clear()
+        settled(keeper, 3)
         for index in range(len(population.blocks)):
             plain = fields(population.read(index, heldout))
             assert fields(shared(population, index, heldout, never)) == plain and bool(plain[-1]) == heldout
-            assert fields(shared(population, index, heldout, never)) == plain, "once it is known"
-        with pytest.raises(AssertionError):
-            shared(population, 0, not heldout, never)
+        assert not is_kept(population, 0, not heldout)
+        monkeypatch.setattr(kept_blocks, "_most_descriptors", lambda: 0)
+        assert fields(shared(population, 0, heldout, never)) == fields(population.read(0, heldout)), "read, not mapped"
 
 
 def test_a_training_ends_with_the_same_bits_and_decodes_each_block_once(tmp_path, monkeypatch):
     plain = to_end(begin(tmp_path, Toy(), name="plain"))
     reads, real = [], Population.read
     monkeypatch.setattr(Population, "read", lambda *found: (reads.append(found[1]), real(*found))[1])
-    with keeping(PLENTY):
+    with keeping(PLENTY) as keeper:
         for name in ("one", "other"):
             training = begin(tmp_path, Toy(), name=name, population=Population.open(tmp_path / "p-plain"))
             training.source = replace(training.source, cache_bytes=0)
+            training.step()
+            settled(keeper, len(training.blocks))
             assert to_end(training).centre.tobytes() == plain.centre.tobytes()
     assert sorted(reads) == list(training.blocks)
 
 
-def test_without_anybody_who_serves_nothing_is_kept(tmp_path, cache):
+def test_without_anybody_who_serves_nothing_is_kept(tmp_path, temporary):
     used(made(tmp_path / "p"))
     with keeping(PLENTY):
-        pass
-    used(made(tmp_path / "q"))
-    assert list(cache.iterdir()) == []
+        folder = os.environ[VARIABLE]
+    assert VARIABLE not in os.environ and list(temporary.iterdir()) == []
+    os.environ[VARIABLE] = folder  # as of a run that goes on when nobody serves any more
+    try:
+        used(made(tmp_path / "q"))
+    finally:
+        del os.environ[VARIABLE]
+    assert list(temporary.iterdir()) == []
 
 
-def test_only_their_user_can_open_them(tmp_path, cache):
+def test_files_have_no_name_and_only_their_user_reaches_the_socket(tmp_path, temporary):
     before = os.umask(0)
     try:
-        with keeping(PLENTY):
+        with keeping(PLENTY) as keeper:
             used(made(tmp_path / "p"))
-            found = list(cache.rglob("*"))
-            modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (cache, *found)}
-            assert {modes[path] for path in (cache, *found) if path.is_dir()} == {0o700}
-            assert {modes[path] for path in kept_in(cache)} == {0o600} and len(kept_in(cache)) == 3
+            settled(keeper, 3)
+            (folder,) = temporary.iterdir()
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+            assert [path.name for path in folder.iterdir()] == [SOCKET]
+            assert {os.fstat(held.file).st_nlink for held in keeper.held.values()} == {0}
     finally:
         os.umask(before)
-    cache.chmod(0o750)
-    with pytest.raises(ConfigError, match="Others can open"), keeping(PLENTY):
-        pass
 
 
-def test_all_together_are_bounded_and_blocks_of_a_population_do_not_drive_out_each_other(tmp_path, cache):
+def opened_by(pid: int) -> set[int]:
+    """Inodes."""
+    found = set()
+    for one in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):
+            found.add(os.stat(f"/proc/{pid}/fd/{one}").st_ino)
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_nothing_is_left_when_whoever_serves_is_killed(tmp_path, number):
+    """The kernel frees files without a name with the last descriptor, which is not passed on to other programs."""
+    code = (
+        "import os, subprocess, sys, time; sys.path.insert(0, sys.argv[2])\n"
+        "from tests.population.test_kept_blocks import keeping, made, used, settled, PLENTY; from pathlib import Path\n"
+        "with keeping(PLENTY) as keeper:\n"
+        "    used(made(Path(sys.argv[1]) / 'p')); settled(keeper, 3)\n"
+        "    other = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], close_fds=False)\n"
+        "    print(other.pid, *(os.fstat(held.file).st_ino for held in keeper.held.values()), flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", code, str(tmp_path), str(root)]
+    serving = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    other, *held = map(int, serving.stdout.readline().split())
+    try:
+        assert len(held) == 3 and set(held) <= opened_by(serving.pid)
+        assert not set(held) & opened_by(other)
+        serving.send_signal(number)
+        assert serving.wait(10) == -number
+    finally:
+        os.kill(other, signal.SIGKILL)
+        serving.kill()
+        serving.stdout.close()
+
+
+def test_all_together_are_bounded_and_blocks_of_a_population_do_not_drive_out_each_other(tmp_path, monkeypatch):
     first, second = made(tmp_path / "p"), made(tmp_path / "q", seed=5)
-    with keeping(PLENTY):
+    with keeping(PLENTY) as keeper:
         used(first)
-        sizes = [file.stat().st_size for file in kept_in(cache)]
-    limit = sum(sizes) - min(sizes)
-    with keeping(limit):
+        settled(keeper, 3)
+        sizes = sorted(held.size for held in keeper.held.values())
+        assert keeper.bytes == sum(sizes)
+    with keeping(sum(sizes) - sizes[0]) as keeper:
         used(first)
-        before = kept_in(cache)
-        assert len(before) == 2
+        settled(keeper, 2)
+        before = held_of(keeper, first)
         used(second)
-        assert kept_in(cache) == before, "they may be needed by a run that goes on"
-        for file in before:
-            os.utime(file, (time.time() - 60, time.time() - 60))
         used(first)
-        assert kept_in(cache) == before
-        for file in before:
-            os.utime(file, (time.time() - 60, time.time() - 60))
+        assert held_of(keeper, first) == before and len(keeper.held) == 2, "a run may go on with them"
+        monkeypatch.setattr(kept_blocks, "UNUSED", 0.0)
+        used(first)
+        assert held_of(keeper, first) == before, "its own stay"
         used(second)
-        after = kept_in(cache)
-        assert after and not set(after) & set(before)
-        assert sum(file.stat().st_size for file in after) <= limit
-    with keeping(0):
+        within(5, lambda: held_of(keeper, second))
+        assert len(held_of(keeper, first)) < 2
+        assert keeper.bytes == sum(held.size for held in keeper.held.values()) <= keeper.limit
+        monkeypatch.setattr(kept_blocks, "UNUSED_OWN", 0.0)
+    with keeping(sizes[0] - 1) as keeper:
         used(first)
-        assert kept_in(cache) == []
+        assert not keeper.held and not is_kept(first)
+    monkeypatch.setattr(kept_blocks, "_most_descriptors", lambda: 1)
+    with keeping(PLENTY) as keeper:
+        used(first)
+        settled(keeper, 1)
+        used(first)
+        assert len(keeper.held) == 1
 
 
-def test_who_is_forgotten_is_not_kept(tmp_path, cache):
+def test_who_is_forgotten_is_not_kept(tmp_path, monkeypatch):
     population, other = made(tmp_path / "p"), made(tmp_path / "q")
-    with keeping(PLENTY):
+    with keeping(PLENTY) as keeper:
         for one in (population, other):
             used(one)
             used(one, heldout=True)
-        gone = {file for file in kept_in(cache) if population.blocks[1].digest in file.name}
-        gone = {file for file in gone if (file.parent / "population").read_text() == population.location}
-        before = set(kept_in(cache))
+        settled(keeper, 12)
+        block = population.read(1)
         forget(population, clients=[str(population.client_ids(1)[2])])
-        assert len(gone) == 2 and set(kept_in(cache)) == before - gone
+        assert not is_kept(population, 1) and not is_kept(population, 1, heldout=True), "of whom nobody is given"
+        shared(population, 1, False, lambda: block)  # a run that has read it before
+        assert is_kept(population, 0) and is_kept(population, 2)
+        assert len(held_of(keeper, population)) == 2 and len(keeper.held) == 10
         after = Population.open(tmp_path / "p")
         used(after)
-        assert len(kept_in(cache)) == len(before) - 1
+        settled(keeper, 11)
 
 
-def test_what_was_kept_of_a_population_that_is_gone_goes_before_long(tmp_path, cache, monkeypatch):
-    """Whoever removed it, and wherever."""
+def test_what_was_kept_of_a_population_that_is_gone_goes_before_long(tmp_path, monkeypatch):
+    """Whoever removed it, and wherever; nobody asks for it."""
     monkeypatch.setattr(kept_blocks, "LOOK", 0.02)
     population = made(tmp_path / "p")
-    with keeping(PLENTY):
+    with keeping(PLENTY) as keeper:
         used(population)
-        assert len(kept_in(cache)) == 3
+        settled(keeper, 3)
         shutil.rmtree(tmp_path / "p")
-        until = time.monotonic() + 10
-        while kept_in(cache) and time.monotonic() < until:
-            time.sleep(0.01)
-        assert not kept_in(cache)
+        settled(keeper, 0)
+        assert keeper.bytes == 0
 
 
-def test_another_population_at_the_same_place_is_another(tmp_path, cache):
-    with keeping(PLENTY):
+def test_another_population_at_the_same_place_is_another(tmp_path):
+    with keeping(PLENTY) as keeper:
         used(made(tmp_path / "p"))
+        settled(keeper, 3)
         shutil.rmtree(tmp_path / "p")
-        other = made(tmp_path / "p", seed=7)
-        with pytest.raises(AssertionError):
-            shared(other, 0, False, never)
-        drop_gone()
-        assert not kept_in(cache)
+        assert not is_kept(made(tmp_path / "p", seed=7))
+        keeper.drop_gone(remote=False)
+        assert not keeper.held
 
 
-@pytest.mark.parametrize("damage", [b"", b"x" * 10, None])
-def test_a_damaged_file_is_read_from_the_store_again(tmp_path, cache, damage):
-    population = made(tmp_path / "p")
+def test_of_a_population_behind_a_url_what_was_pruned_goes_too(tmp_path):
+    url = f"memory://kept-{tmp_path.name}"
+    made(tmp_path / "p")
+    copy_population(tmp_path / "p", url)
+    population = Population.open(url)
     plain = fields(population.read(0))
-    with keeping(PLENTY):
+    with keeping(PLENTY) as keeper:
         used(population)
-        (file,) = (file for file in kept_in(cache) if population.blocks[0].digest in file.name)
-        content = bytearray(file.read_bytes())
-        content[-40] ^= 1
-        file.write_bytes(bytes(content) if damage is None else damage)
-        kept_blocks._of_this_process.cache_clear()
-        assert fields(shared(population, 0, False, lambda: population.read(0))) == plain
-        assert fields(shared(population, 0, False, never)) == plain, "it is kept again"
+        settled(keeper, 3)
+        assert fields(shared(population, 0, False, never)) == plain
+        forgotten = forget(Population.open(tmp_path / "p"), clients=[str(population.client_ids(1)[2])]).population
+        copy_population(forgotten.path, url, prune=True)
+        keeper.drop_gone(remote=False)
+        assert len(keeper.held) == 3
+        keeper.drop_gone(remote=True)
+        assert len(keeper.held) == 2
 
 
 def test_who_writes_into_a_block_changes_neither_the_file_nor_anybody_elses(tmp_path):
     population = made(tmp_path / "p")
-    with keeping(PLENTY):
+    with keeping(PLENTY) as keeper:
         used(population)
+        settled(keeper, 3)
         mine, other = (shared(population, 0, False, never) for _ in range(2))
         plain = fields(other)
         mine.data[:] = 7
         assert fields(other) == plain == fields(shared(population, 0, False, never))
 
 
-def test_a_full_disk_keeps_nothing_and_stops_nobody(tmp_path, cache, monkeypatch):
-    population = made(tmp_path / "p")
-
+def test_a_full_disk_keeps_nothing_and_stops_nobody(tmp_path, monkeypatch):
     class Full:
         def __enter__(self):
             return self
@@ -221,46 +297,78 @@ def test_a_full_disk_keeps_nothing_and_stops_nobody(tmp_path, cache, monkeypatch
         def write(self, piece):
             raise OSError(28, "No space left on device")
 
-    with keeping(PLENTY):
-        monkeypatch.setattr(kept_blocks.files, "opened", lambda path, private: path.touch() or Full())
-        used(population)
-        assert [path for path in cache.rglob("*.arrays")] == []
-
-
-def test_what_a_process_that_was_killed_has_left_goes(tmp_path, cache):
+    monkeypatch.setattr(kept_blocks.tempfile, "TemporaryFile", Full)
     population = made(tmp_path / "p")
-    with keeping(PLENTY):
+    with keeping(PLENTY) as keeper:
         used(population)
-        (folder,) = cache.iterdir()
-        shutil.copytree(folder, cache / "1-dead")  # nobody holds its lock
-        drop_gone()
-        assert list(cache.iterdir()) == [folder] and len(kept_in(cache)) == 3
+        assert not keeper.held
 
 
-def test_nobody_is_in_a_block_without_clients(tmp_path, cache):
+@pytest.mark.parametrize("said", [b"", b"garbage\n", b"[]\n", b'{"get": 1}\n', b'{"get": ["a"]}\n', b"{" * 2**17])
+def test_garbage_ends_nothing(tmp_path, said):
+    population = made(tmp_path / "p")
+    plain = fields(population.read(0))
+    with keeping(PLENTY) as keeper:
+        used(population)
+        settled(keeper, 3)
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.connect(os.path.join(os.environ[VARIABLE], SOCKET))
+            try:
+                asking.sendall(said)
+            except BrokenPipeError:
+                pass
+        assert fields(shared(population, 0, False, never)) == plain
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 200])
+def test_what_is_no_block_is_read_from_the_store(tmp_path, content):
+    """As another version of fedcore may have kept it."""
+    population = made(tmp_path / "p")
+    plain = fields(population.read(0))
+    entry = population.blocks[0]
+    with keeping(PLENTY) as keeper, open(tmp_path / "file", "w+b") as file:
+        file.write(content)
+        file.flush()
+        keeper.keep((population.location, entry.slot, entry.digest, False), os.dup(file.fileno()))
+        assert fields(shared(population, 0, False, lambda: population.read(0))) == plain and not is_kept(population)
+
+
+def test_descriptors_do_not_pile_up(tmp_path):
+    population = made(tmp_path / "p")
+    with keeping(PLENTY) as keeper:
+        used(population)
+        settled(keeper, 3)
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(50):
+            assert is_kept(population) and not is_kept(population, 0, heldout=True)
+        within(5, lambda: len(os.listdir("/proc/self/fd")) <= before)
+        assert kept_blocks._mappings == 0
+        mapped = [shared(population, 0, False, never) for _ in range(5)]
+        assert kept_blocks._mappings == 5
+        del mapped
+        assert kept_blocks._mappings == 0
+
+
+def test_nobody_is_in_a_block_without_clients(tmp_path):
     population = made(tmp_path / "p")
     forget(population, clients=population.client_ids(0).tolist())
     after = Population.open(tmp_path / "p")
     assert after.blocks[0].void
-    with keeping(PLENTY):
+    with keeping(PLENTY) as keeper:
         used(after)
-        assert len(kept_in(cache)) == len(after.blocks) - 1
+        settled(keeper, len(after.blocks) - 1)
 
 
-def test_of_a_population_behind_a_url_what_was_pruned_goes_too(tmp_path, cache):
-    url = f"memory://kept-{tmp_path.name}"
-    made(tmp_path / "p")
-    copy_population(tmp_path / "p", url)
-    population = Population.open(url)
-    plain = fields(population.read(0))
-    with keeping(PLENTY):
-        used(population)
-        assert fields(shared(population, 0, False, never)) == plain
-        forgotten = forget(Population.open(tmp_path / "p"), clients=[str(population.client_ids(1)[2])]).population
-        drop_gone(remote=True)
-        assert len(kept_in(cache)) == 3
-        copy_population(forgotten.path, url, prune=True)
-        drop_gone()
-        assert len(kept_in(cache)) == 3
-        drop_gone(remote=True)
-        assert len(kept_in(cache)) == 2
+def test_a_place_for_the_socket_must_be_there(tmp_path, monkeypatch):
+    for place in (tmp_path / "missing", tmp_path / ("long" * 30)):
+        if "long" in place.name:
+            place.mkdir()
+        monkeypatch.setattr(kept_blocks.tempfile, "tempdir", str(place))
+        with pytest.raises(ConfigError, match="TMPDIR"), keeping(PLENTY):
+            pass
+    assert list((tmp_path / ("long" * 30)).iterdir()) == []
+
+
+def test_as_many_descriptors_as_a_process_may_spare():
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert 0 < kept_blocks._most_descriptors() <= soft // 2
