@@ -18,16 +18,8 @@ from fedcore.population.ingest.sources_array import DenseSource, MatrixSource, a
 from fedcore.population.ingest.sources_frames import FRAMES_PER_CLIENT, IMAGES, VIDEOS, FrameSource
 from fedcore.population.ingest.sources_table import TableSource
 from fedcore.population.ingest.sources_text import TextSource, Tokeniser, text_files
-from fedcore.population.ingest.table_files import (
-    ArrowFile,
-    CsvFile,
-    JsonFile,
-    ParquetFile,
-    Partitioned,
-    SqlQuery,
-    TableFile,
-    partition_of,
-)
+from fedcore.population.ingest.table_files import CsvFile, JsonFile, Partitioned, TableFile, partition_of
+from fedcore.population.ingest.typed_files import ArrowFile, ParquetFile, SqlQuery
 from fedcore.population.manifest import Halves
 from fedcore.population.periods import Calendar
 

@@ -1,0 +1,216 @@
+"""Tables that know the types of their columns, as Arrow's record batches: Parquet, Arrow (Feather), the rows of a SQL
+query.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedcore.errors import IngestError
+from fedcore.population.ingest.batches import NUMBERS, Account, left_out, listed
+from fedcore.population.ingest.stamps import is_stamp
+from fedcore.population.ingest.table_files import As, Piece, Where, arrow_type
+
+PAGES = 1 << 18  # bytes of a column of Parquet that are read ahead, in place of all of it in a row group
+QUERY_BYTES = 256 << 20  # memory that DuckDB may hold; with one thread it needs little
+
+
+class _Typed(ABC):
+    """A table that comes as Arrow's record batches. schema: its Arrow schema; path: for messages"""
+
+    path: Path | str
+    name: str
+    schema: Any
+    names: list[str]
+
+    @abstractmethod
+    def _records(self, columns: list[str], rows: int) -> Iterator[Any]:
+        """Record batches of about so many rows with these columns, and maybe others."""
+
+    def pieces(self, wanted: Mapping[str, As], size: int, account: Account) -> Iterator[Piece]:
+        import pyarrow as pa
+
+        self._refuse_words(wanted, account)
+        rows, first = max(size * 24 // (32 * (len(wanted) + 4)), 64), 0
+        try:
+            for batch in self._records([*wanted], rows):
+                for start in range(0, batch.num_rows, rows):
+                    part = batch.slice(start, rows)
+                    columns = [self._cast(name, kind, part.column(name)) for name, kind in wanted.items()]
+                    yield Piece(columns, self._where(first), np.arange(first, first + part.num_rows))
+                    first += part.num_rows
+        except (OSError, pa.ArrowException) as error:
+            raise IngestError(f"{self.path} is truncated or damaged.", "Copy or download it again.") from error
+
+    def _where(self, first: int) -> Where:
+        return lambda row: f"{self.name}, row {first + row}"
+
+    def _refuse_words(self, wanted: Mapping[str, As], account: Account) -> None:
+        """Raises IngestError if there are columns of numbers that hold none."""
+        words = {}
+        for name, kind in wanted.items():
+            if kind == "number" and account.columns and not _numeric(held := _held(self.schema.field(name).type)):
+                words[name] = held
+        if words:
+            raise IngestError(
+                f"{self.path}: {listed(f'{name} ({kind})' for name, kind in words.items())} hold no numbers.",
+                left_out(account.columns, words),
+                without_values=f"{self.path}: columns that should hold numbers hold none.",
+                remedy_without_values=NUMBERS,
+            )
+
+    def _cast(self, name: str, kind: As, column):
+        """The column in the type that is needed. Raises IngestError for the wrong type."""
+        import pyarrow as pa
+        import pyarrow.compute as compute
+
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        held = column.type
+        text = pa.types.is_string(held) or pa.types.is_large_string(held)
+        whole = pa.types.is_integer(held)
+        if kind == "stamp":
+            if is_stamp(held):
+                return column
+            raise IngestError(f"{self.path}: the column {name!r} is of type {held}.", "It should hold dates or times.")
+        if kind == "any":
+            if text or whole or pa.types.is_boolean(held):
+                return column
+            raise IngestError(
+                f"{self.path}: the column {name!r} is of type {held}.",
+                "It should hold text, whole numbers or booleans.",
+            )
+        wanted = arrow_type(kind)
+        fine = whole
+        if kind in ("text", "id"):
+            fine = text or (whole and kind == "id")
+        elif kind == "number":
+            fine = _numeric(held)
+            if pa.types.is_boolean(held):
+                column = column.cast(pa.int8())
+        if not fine:
+            raise IngestError(
+                f"{self.path}: the column {name!r} is of type {held}.", f"It should be {wanted}; convert it."
+            )
+        return compute.cast(column, wanted, safe=False)
+
+
+def _held(kind):
+    import pyarrow as pa
+
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _numeric(kind) -> bool:
+    import pyarrow as pa
+
+    numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    return bool(numeric or pa.types.is_decimal(kind))
+
+
+class ParquetFile(_Typed):
+    def __init__(self, path: Path):
+        import pyarrow as pa
+        import pyarrow.parquet as parquet
+
+        self.path, self.name = path, path.name
+        try:
+            self.schema = parquet.read_schema(path)
+        except (OSError, pa.ArrowException) as error:
+            raise IngestError(f"{path} cannot be read as a Parquet file.", "Check that the file is whole.") from error
+        self.names = self.schema.names
+
+    def _records(self, columns: list[str], rows: int) -> Iterator[Any]:
+        import pyarrow.parquet as parquet
+
+        with parquet.ParquetFile(self.path, buffer_size=PAGES, pre_buffer=False) as opened:
+            yield from opened.iter_batches(rows, columns=columns, use_threads=False)
+
+
+class ArrowFile(_Typed):
+    """Arrow's IPC format, as a file (Feather 2) or as a stream; its record batches are read one by one."""
+
+    def __init__(self, path: Path):
+        self.path, self.name = path, path.name
+        with self._opened() as (reader, _):
+            self.schema = reader.schema
+        self.names = self.schema.names
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[Any, Any]]:
+        """(the reader, an iterator of record batches)"""
+        import pyarrow as pa
+
+        try:
+            with pa.OSFile(os.fspath(self.path)) as file:
+                whole = file.read(6) == b"ARROW1"
+                file.seek(0)
+                if whole:
+                    reader = pa.ipc.open_file(file)
+                    yield reader, map(reader.get_batch, range(reader.num_record_batches))
+                else:
+                    stream = pa.ipc.open_stream(file)
+                    yield stream, iter(stream)
+        except (OSError, pa.ArrowException) as error:
+            raise IngestError(
+                f"{self.path} cannot be read as an Arrow or Feather file, or is damaged.",
+                "Check that the file is whole; Feather 1 has to be written again as Feather 2.",
+            ) from error
+
+    def _records(self, columns: list[str], rows: int) -> Iterator[Any]:
+        with self._opened() as (_, batches):
+            yield from batches
+
+
+class SqlQuery(_Typed):
+    """The rows of a query, which DuckDB runs: of tables in files that the query names, or in a DuckDB database.
+
+    path: a file with the query, or the query itself. What DuckDB does not hold it writes to the folder `spill`
+    """
+
+    def __init__(self, path: Path | str, spill: Path | None = None):
+        self.path, self.spill = "The query", spill
+        self.name = path.name if isinstance(path, Path) else "query"
+        try:
+            self.query = path.read_text("utf-8-sig") if isinstance(path, Path) else path
+        except (OSError, UnicodeDecodeError) as error:
+            raise IngestError(f"The query {path} cannot be read.", "Give a UTF-8 file with one SELECT.") from error
+        self.query = self.query.strip().rstrip(";")
+        with self._run(f"SELECT * FROM ({self.query}) LIMIT 0", 1) as reader:
+            self.schema = reader.schema
+        self.names = self.schema.names
+        if len(set(self.names)) != len(self.names):
+            raise IngestError("The query names a column twice.", "Give every column its own name (AS).")
+
+    @contextmanager
+    def _run(self, query: str, rows: int) -> Iterator[Any]:
+        try:
+            duckdb = importlib.import_module("duckdb")  # an extra, without types
+        except ImportError as error:
+            raise IngestError("SQL queries need DuckDB.", 'Install it: pip install "fedcore[sql]".') from error
+        settings: dict[str, Any] = {"memory_limit": f"{QUERY_BYTES}B", "threads": 1}
+        settings |= {"autoinstall_known_extensions": False}
+        if self.spill is not None:
+            settings["temp_directory"] = str(self.spill)
+        try:
+            with duckdb.connect(config=settings) as connection:
+                yield connection.sql(query).to_arrow_reader(rows)
+        except duckdb.Error as error:
+            raise IngestError(f"The query failed: {error}", "Correct it; DuckDB's SQL is at duckdb.org.") from error
+
+    def _records(self, columns: list[str], rows: int) -> Iterator[Any]:
+        import pyarrow as pa
+
+        with self._run(self.query, rows) as reader:
+            try:
+                yield from reader
+            except (OSError, pa.ArrowException) as error:
+                raise IngestError(f"The query failed: {error}", "Correct it, or the files that it reads.") from error
