@@ -241,13 +241,14 @@ def _known_rows(parent: Population, files: Sequence[str]) -> IngestError:
 def _spill_by_index(spill: Spill, index: np.ndarray, clients: Clients | LargeClient | MatrixBatch) -> None:
     keys = np.zeros((len(index), 2), np.uint64)
     keys[:, 0] = index
-    spill.heldout |= clients.heldout is not None
     if isinstance(clients, LargeClient):
+        spill.heldout |= bool(clients.heldout)
         spill.add(keys, [clients.id])
         for heldout in (False, True):
             for tile in clients.tiles(heldout):
                 spill.add_rows(heldout, np.repeat(keys, len(tile), axis=0), tile)
         return
+    spill.heldout |= clients.heldout is not None
     spill.add(keys, clients.ids)
     for heldout, part in ((False, clients.train), (True, clients.heldout)):
         if part is None:
@@ -324,7 +325,7 @@ class _Rewriting:
             if isinstance(arrived, LargeClient):
                 place = arrived.key - self.first
                 self._copy(done, place, None)
-                self._large(place, arrived.tiles(), arrived.tiles(True) if arrived.heldout is not None else None)
+                self._large(place, arrived.tiles(), arrived.tiles(True) if arrived.heldout else None)
                 done = place + 1
             else:
                 stop = int(arrived.keys[-1]) - self.first + 1

@@ -24,6 +24,7 @@ from fedcore.population.deliveries import Delivered
 from fedcore.population.ingest import append as appending
 from fedcore.population.ingest import calendars, sources
 from fedcore.population.ingest.batches import Account, Source, keyed_batches, matrix_batches
+from fedcore.population.ingest.buckets import LAST_KEY
 from fedcore.population.ingest.documents import halves_of
 from fedcore.population.ingest.known_keys import KnownKeys
 from fedcore.population.ingest.readings import Bound
@@ -33,7 +34,6 @@ from fedcore.population.ingest.sources_table import TableSource
 from fedcore.population.ingest.sources_text import Tokeniser
 from fedcore.population.ingest.spill import (
     KEYS_SHARE,
-    LAST_KEY,
     Clients,
     LargeClient,
     Layout,

@@ -8,7 +8,6 @@ too large is one client, which is handed on in tiles. Rows of a client keep the 
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from fedcore.population import identifiers
 from fedcore.population.blocks import Kind
 from fedcore.population.checks import LARGEST_COUNT, Rows
 from fedcore.population.ingest.batches import Batch
+from fedcore.population.ingest.buckets import ID, KEY, LAST_KEY, Bucket, load, pieces
 from fedcore.population.ingest.known_keys import KnownKeys
 from fedcore.population.ingest.reading_ahead import made_ahead
 from fedcore.population.periods import Calendar
@@ -30,11 +30,9 @@ from fedcore.population.writer import PopulationWriter
 FAN_OUT = 64
 KEYS_SHARE = 4  # of a spill's memory, what known keys take while it is filled
 ID_COST = 48  # bytes that one logged id costs while it is sorted, beside its record and text
-KEY = [("k1", "<u8"), ("k2", "<u8")]
-ID = np.dtype([*KEY, ("length", "<i8")])
-LAST_KEY = 2**64 - 1
 PERIOD_BITS, HASH_BITS = np.uint64(16), np.uint64(48)  # of the first key of an entry; more than MOST periods
 LOGS = ("train", "heldout", "ids", "text")
+FINER = "finer"  # folder of what is distributed again
 
 
 def keys_of(ids: Sequence[str]) -> np.ndarray:
@@ -89,43 +87,21 @@ class Clients:
 
 @dataclass(frozen=True, slots=True)
 class LargeClient:
-    """One client with more dense rows than fit in memory; each call reads its tiles again from the disk."""
+    """One client with more dense rows than fit in memory; each call reads its tiles again from the disk.
+
+    train, heldout: files of records; none: it has no such rows
+    """
 
     key: int
     id: str
-    train: Path
-    heldout: Path | None
+    train: Sequence[Path]
+    heldout: Sequence[Path]
     layout: Layout
     step: int
 
     def tiles(self, heldout: bool = False) -> Iterator[np.ndarray]:
-        file = self.heldout if heldout else self.train
-        if file is not None:
-            for records in _pieces(file, self.layout.record, self.step):
-                yield records["x"]
-
-
-@dataclass
-class _Bucket:
-    """Files of one range of keys."""
-
-    folder: Path
-    size: int = 0
-    low: int = LAST_KEY
-    high: int = 0
-    one_client: tuple[int, int] | None = None
-    many: bool = False
-
-    def file(self, log: str) -> Path:
-        return self.folder / log
-
-    def note(self, ids: np.ndarray) -> None:
-        self.low, self.high = min(self.low, int(ids["k1"].min())), max(self.high, int(ids["k1"].max()))
-        first = (int(ids["k1"][0]), int(ids["k2"][0]))
-        self.one_client = self.one_client or first
-        self.many = (
-            self.many or first != self.one_client or bool(((ids["k1"] != first[0]) | (ids["k2"] != first[1])).any())
-        )
+        for records in pieces(self.heldout if heldout else self.train, self.layout.record, self.step):
+            yield records["x"]
 
 
 @dataclass
@@ -177,7 +153,7 @@ class Spill:
     fan_out: int = FAN_OUT
     _held: dict[str, _Held] = field(default_factory=dict)
     _size: int = 0
-    _buckets: list[_Bucket] | None = None
+    _buckets: list[Bucket] | None = None
 
     def __post_init__(self) -> None:
         for log in LOGS:
@@ -224,15 +200,15 @@ class Spill:
     def _distribute(self) -> None:
         """Empties the buffer into the files of the buckets."""
         if self._buckets is None:
-            self._buckets = [_Bucket(self.folder / f"{number:02d}") for number in range(self.fan_out)]
+            self._buckets = [Bucket((self.folder / f"{number:02d}",)) for number in range(self.fan_out)]
             for bucket in self._buckets:
-                bucket.folder.mkdir(parents=True, exist_ok=True)
+                bucket.folders[-1].mkdir(parents=True, exist_ok=True)
         for log in ("train", "heldout"):
             records = self._held[log].taken()
             order, bounds = self._ranges(records["k1"])
             for bucket, low, high in zip(self._buckets, bounds[:-1], bounds[1:], strict=True):
                 if high > low:
-                    _append(bucket.file(log), records.take(order[low:high]))
+                    bucket.append(log, records.take(order[low:high]))
                     bucket.size += int(high - low) * records.itemsize
         ids, text = self._held["ids"].taken(), self._held["text"].taken()
         starts = np.concatenate([[0], np.cumsum(ids["length"])])
@@ -240,8 +216,8 @@ class Spill:
         for bucket, low, high in zip(self._buckets, bounds[:-1], bounds[1:], strict=True):
             if high > low:
                 chosen = order[low:high]
-                _append(bucket.file("ids"), ids[chosen])
-                _append(bucket.file("text"), text[_spans(starts[chosen], ids["length"][chosen])])
+                bucket.append("ids", ids[chosen])
+                bucket.append("text", text[_spans(starts[chosen], ids["length"][chosen])])
                 bucket.note(ids[chosen])
                 bucket.size += len(chosen) * (ID.itemsize + ID_COST)
         self._size = 0
@@ -273,49 +249,47 @@ class Spill:
                 yield self._large(bucket)
             else:
                 yield from self._again(bucket)
-            shutil.rmtree(bucket.folder, ignore_errors=True)
+            bucket.remove()
 
-    def _loaded(self, bucket: _Bucket) -> Clients | None:
+    def _loaded(self, bucket: Bucket) -> Clients | None:
         """The clients of a bucket; None if they do not fit."""
         if bucket.size <= self.memory or (bucket.many and bucket.low == bucket.high):
-            return self._sorted(*[_load(bucket.file(log), self._dtype(log)) for log in LOGS])
+            return self._sorted(*[load(bucket.files(log), self._dtype(log)) for log in LOGS])
         return None
 
     def _dtype(self, log: str) -> np.dtype:
         return {"ids": ID, "text": np.dtype(np.uint8)}.get(log, self.layout.record)
 
-    def _again(self, bucket: _Bucket) -> Iterator[Clients | LargeClient]:
+    def _again(self, bucket: Bucket) -> Iterator[Clients | LargeClient]:
         """Distributes a bucket that is too large over a finer range."""
         parts = min(2 * bucket.size // max(self.memory, 1) + 2, FAN_OUT)
-        place = bucket.folder / "finer"
-        finer = Spill(place, self.layout, self.memory, bucket.low, bucket.high, self.heldout, parts)
+        finer = Spill(self.folder / FINER, self.layout, self.memory, bucket.low, bucket.high, self.heldout, parts)
         step = max(self.memory // 4, 1)
         for log in ("train", "heldout"):
-            for records in _pieces(bucket.file(log), self.layout.record, max(step // self.layout.record.itemsize, 1)):
-                finer._hold(log, records)
-            bucket.file(log).unlink(missing_ok=True)
-        with open(bucket.file("text"), "rb") as text:
-            for ids in _pieces(bucket.file("ids"), ID, max(step // ID_COST, 1)):
-                finer._hold("ids", ids)
-                finer._hold("text", np.frombuffer(text.read(int(ids["length"].sum())), np.uint8))
+            for file in bucket.files(log):
+                for records in pieces([file], self.layout.record, max(step // self.layout.record.itemsize, 1)):
+                    finer._hold(log, records)
+                file.unlink()
+        for ids, text in bucket.names(max(step // ID_COST, 1)):
+            finer._hold("ids", ids)
+            finer._hold("text", text)
         yield from finer.clients()
 
-    def _large(self, bucket: _Bucket) -> Clients | LargeClient:
+    def _large(self, bucket: Bucket) -> Clients | LargeClient:
         """One client whose records do not fit. Counts do, once added up."""
-        first = next(_pieces(bucket.file("ids"), ID, 1))[0]
-        with open(bucket.file("text"), "rb") as text:
-            name = text.read(int(first["length"])).decode("utf-8")
+        ids, text = next(bucket.names(1))
+        first, name = ids[0], text.tobytes().decode("utf-8")
         step = max(self.memory // 2 // self.layout.record.itemsize, 1)
-        files = {log: bucket.file(log) if bucket.file(log).exists() else None for log in ("train", "heldout")}
+        files = [bucket.files(log) for log in ("train", "heldout")]
         if self.layout.kind == "rows":
-            return LargeClient(int(first["k1"]), name, bucket.file("train"), files["heldout"], self.layout, step)
+            return LargeClient(int(first["k1"]), name, *files, self.layout, step)
         if self.layout.kind == "words":
-            parts = [self._words_of(file, step) for file in files.values()]
+            parts = [self._words_of(each, step) for each in files]
             return Clients(np.array([first["k1"]]), [name], parts[0], parts[1] if self.heldout else None)
         sums = []
-        for file in files.values():
+        for each in files:
             total, exact = np.zeros(self.layout.features, np.int64), 0
-            for records in _pieces(file, self.layout.record, step) if file else ():
+            for records in pieces(each, self.layout.record, step):
                 exact += sum(records["amount"].tolist())
                 if exact > LARGEST_COUNT:
                     raise too_many(name)
@@ -323,10 +297,10 @@ class Spill:
             sums.append(sp.csr_matrix(total))
         return Clients(np.array([first["k1"]]), [name], sums[0], sums[1] if self.heldout else None)
 
-    def _words_of(self, file: Path | None, step: int) -> Rows:
+    def _words_of(self, files: Sequence[Path], step: int) -> Rows:
         """The words of one client, added up piece by piece: only the distinct ones must fit."""
         held = checked_words((np.zeros(2, np.int64), np.empty(0, RECORD)), 1)
-        for records in _pieces(file, self.layout.record, step) if file else ():
+        for records in pieces(files, self.layout.record, step):
             both = np.concatenate([held[1], records["x"]])
             held = checked_words((np.array([0, len(both)]), both), 1)
         return held
@@ -380,23 +354,6 @@ def too_many(name: str) -> IngestError:
     )
 
 
-def _append(file: Path, records: np.ndarray) -> None:
-    with open(file, "ab") as handle:
-        handle.write(np.ascontiguousarray(records).view(np.uint8).data)
-
-
-def _load(file: Path, dtype: np.dtype) -> np.ndarray:
-    return np.fromfile(file, dtype) if file.exists() else np.zeros(0, dtype)
-
-
-def _pieces(file: Path, dtype: np.dtype, records: int) -> Iterator[np.ndarray]:
-    if not file.exists():
-        return
-    with open(file, "rb") as handle:
-        while len(piece := np.fromfile(handle, dtype, records)):
-            yield piece
-
-
 def spill_batch(spill: Spill, batch: Batch, known: KnownKeys) -> None:
     """Adds a batch of a keyed source, by the hash of its client ids."""
     keys, new = known(batch.ids)
@@ -411,7 +368,7 @@ def spill_batch(spill: Spill, batch: Batch, known: KnownKeys) -> None:
 def write_clients(writer: PopulationWriter, clients: Clients | LargeClient) -> None:
     """Writes what came out of a spill."""
     if isinstance(clients, LargeClient):
-        heldout = None if clients.heldout is None else clients.tiles(heldout=True)
+        heldout = clients.tiles(heldout=True) if clients.heldout else None
         writer.write_large(clients.id, clients.tiles(), heldout)
     else:
         writer.write(clients.ids, clients.train, clients.heldout)
