@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -44,30 +45,67 @@ class Account:
     places: list[str] = field(default_factory=list)
     columns: Sequence[str] = ()
     words: Counter[str] = field(default_factory=Counter)
+    _piece: list[tuple[int, str, str]] = field(default_factory=list)  # bad rows of a piece: (record, where, what)
 
-    def reject(self, where: str, what: str) -> None:
-        """Counts one bad row. where: file and line or row."""
+    def reject(self, where: str, what: str, record: int | None = None) -> None:
+        """Counts one bad row. where: file and line or row; record: its number, if it is told with those of a piece"""
         self.bad += 1
+        if record is None:
+            self._show(where, what)
+        elif len(self._piece) < SHOWN:
+            self._piece.append((record, where, what))
+
+    def reject_all(
+        self,
+        rows: np.ndarray,
+        where: Callable[[int], str],
+        what: Callable[[int], str],
+        records: np.ndarray | None = None,
+    ) -> None:
+        """Counts many; rows: ascending positions that `where` and `what` understand. records: numbers of the rows of a
+        piece, with whose others they are told"""
+        self.bad += len(rows)
+        for row in rows[: max(SHOWN - len(self.examples), 0)].tolist():
+            if records is None:
+                self._show(where(row), what(row))
+            else:
+                self._piece.append((int(records[row]), where(row), what(row)))
+
+    def end_piece(self) -> None:
+        """Its bad rows are told in their order, so that those of a file are, whatever the size of the pieces."""
+        for _, where, what in sorted(self._piece, key=itemgetter(0)):
+            self._show(where, what)
+        self._piece.clear()
+
+    def _show(self, where: str, what: str) -> None:
         if len(self.examples) < SHOWN:
             self.examples.append(f"{where}: {what}")
             self.places.append(where)
-
-    def reject_all(self, rows: np.ndarray, where: Callable[[int], str], what: Callable[[int], str]) -> None:
-        """Counts many; rows: positions that `where` and `what` understand."""
-        shown = max(SHOWN - len(self.examples), 0)
-        for row in rows[:shown].tolist():
-            self.examples.append(f"{where(row)}: {what(row)}")
-            self.places.append(where(row))
-        self.bad += len(rows)
 
     def drop(self, tokens: Iterable[str | None], amount: int) -> None:
         """Counts tokens that are not in the vocabulary. tokens: some of them; amount: how many there are."""
         self.dropped_tokens += amount
         for token in tokens:
-            if len(self.unknown) >= SHOWN_TOKENS:
+            if self.knows_strangers:
                 return
             if token is not None and token not in self.unknown:
                 self.unknown.append(token)
+
+    @property
+    def knows_strangers(self) -> bool:
+        """Whether it has all unknown tokens that are shown."""
+        return len(self.unknown) >= SHOWN_TOKENS
+
+    def add(self, later: Account) -> None:
+        """What another process counted in the part of the source that follows."""
+        self.bad += later.bad
+        self.clipped += later.clipped
+        self.known += later.known
+        self.drop(later.unknown, later.dropped_tokens)
+        self.examples = (self.examples + later.examples)[:SHOWN]
+        self.places = (self.places + later.places)[:SHOWN]
+        self.columns = later.columns
+        self.words.update(later.words)
 
     def settle(self) -> None:
         """Raises IngestError if there were more bad rows than are tolerated, or tokens and none of them known."""

@@ -12,11 +12,11 @@ import numpy as np
 from fedcore.errors import IngestError
 from fedcore.population.blocks import Kind
 from fedcore.population.columns import ColumnEntry, bounds_of
-from fedcore.population.ingest.batches import SHOWN, Account, Batch, bad_counts, count_fault, unusable
+from fedcore.population.ingest.batches import SHOWN_TOKENS, Account, Batch, bad_counts, count_fault, unusable
 from fedcore.population.ingest.documents import no_document, second_half
 from fedcore.population.ingest.readings import Reading, Said, missing_texts, readings_of
 from fedcore.population.ingest.stamps import period_of_each
-from fedcore.population.ingest.table_files import As, Piece, TableFile, Where, check_columns
+from fedcore.population.ingest.table_files import As, Piece, TableFile, check_columns
 from fedcore.population.periods import BETWEEN, Calendar
 from fedcore.population.words import OTHER, as_words, records_of
 
@@ -168,6 +168,7 @@ class TableSource:
         for number, (heldout, file) in enumerate(files):
             for piece in file.pieces(wanted, size, account):
                 yield from self._checked(account, heldout, file, piece)
+                account.end_piece()
             if self.progress is not None:
                 self.progress(number + 1, len(files))
 
@@ -187,22 +188,21 @@ class TableSource:
 
     def _checked(self, account: Account, heldout: bool, file: TableFile, piece: Piece) -> Iterator[Batch]:
         """A batch of the good rows, or one of each half; the bad rows go to the account."""
-        read, where = piece.columns, piece.where
-        columns = read[len(self.keys) :]
+        columns = piece.columns[len(self.keys) :]
         good = np.ones(len(piece.records), bool)
         names, codes = self._owners(account, file, piece, good)
         second = None
         if self.documents is not None:  # by the client, also where rows go to entries: a document lies in one half
-            second = self._second_half(account, names, codes, read[len(self.keys) - 1], where, good)
+            second = self._second_half(account, names, codes, piece, good)
         if self.calendar is not None:
-            names, codes = self._entries(account, names, codes, read[1], where, good)
+            names, codes = self._entries(account, names, codes, piece, good)
         if self.kind == "rows":
-            x = self._rows(account, columns, where, good)
+            x = self._rows(account, columns, piece, good)
             for half, mine in self._parts(heldout, second, good):
                 unique, owners = self._renamed(names, codes[mine])
                 yield Batch(half, unique, owners, x=x if mine.all() else x[mine])
             return
-        tokens, amounts = self._counts(account, columns, where, good)
+        tokens, amounts = self._counts(account, columns, piece, good)
         if self.kind == "words":
             some = amounts > 0
             for half, mine in self._parts(heldout, second, good):
@@ -211,7 +211,8 @@ class TableSource:
                 yield Batch(half, unique, owners[kept], x=records_of(tokens[mine], amounts[mine]))
             return
         strangers = np.flatnonzero(good & (tokens < 0))
-        account.drop(columns[0].take(strangers[:SHOWN]).to_pylist(), int(amounts[strangers].sum()))
+        shown = [] if account.knows_strangers else columns[0].take(strangers).unique()[:SHOWN_TOKENS].to_pylist()
+        account.drop(shown, int(amounts[strangers].sum()))
         known = (tokens >= 0) & (amounts > 0)
         for half, mine in self._parts(heldout, second, good):
             unique, owners = self._renamed(names, codes[mine])
@@ -224,15 +225,15 @@ class TableSource:
         return [(heldout, good)] if second is None else [(False, good & ~second), (True, good & second)]
 
     def _second_half(
-        self, account: Account, names: list[str], codes: np.ndarray, documents, where: Where, good: np.ndarray
+        self, account: Account, names: list[str], codes: np.ndarray, piece: Piece, good: np.ndarray
     ) -> np.ndarray:
         """(n,) bool, whether each row is of a document of the second half; clears `good` for rows of none."""
-        coded = documents.dictionary_encode()
+        coded = piece.columns[len(self.keys) - 1].dictionary_encode()
         titles = [*coded.dictionary.to_pylist(), None]
         faults = [no_document(one) for one in titles]
         of = coded.indices.fill_null(len(titles) - 1).to_numpy(zero_copy_only=False).astype(np.int64)
         rows = np.flatnonzero(np.array([bool(fault) for fault in faults])[of] & good)
-        account.reject_all(rows, where, lambda row: faults[of[row]])
+        _reject(account, piece, rows, lambda row: faults[of[row]])
         good[rows] = False
         second = np.zeros(len(good), bool)
         pairs, each = np.unique(codes[good] * len(titles) + of[good], return_inverse=True)
@@ -243,13 +244,13 @@ class TableSource:
         return second
 
     def _entries(
-        self, account: Account, names: list[str], codes: np.ndarray, stamps, where: Where, good: np.ndarray
+        self, account: Account, names: list[str], codes: np.ndarray, piece: Piece, good: np.ndarray
     ) -> tuple[list[str], np.ndarray]:
         """(ids of entries, position of each row's); clears `good` for rows of no period of the calendar."""
         assert self.calendar is not None
-        numbers, why = period_of_each(stamps, self.calendar)
+        numbers, why = period_of_each(piece.columns[1], self.calendar)
         rows = np.flatnonzero((numbers == 0) & good)
-        account.reject_all(rows, where, why)
+        _reject(account, piece, rows, why)
         good[rows] = False
         labels, entries = self.calendar.labels, np.zeros(len(codes), np.int64)
         kept, entries[good] = np.unique(numbers[good] + (len(labels) + 1) * codes[good], return_inverse=True)
@@ -281,7 +282,7 @@ class TableSource:
         if any(faults) or clients.null_count:
             faults.append("the client id is missing")
             good &= ~np.array([bool(fault) for fault in faults])[codes]
-            account.reject_all(np.flatnonzero(~good), piece.where, lambda row: faults[codes[row]])
+            _reject(account, piece, np.flatnonzero(~good), lambda row: faults[codes[row]])
         return names, codes
 
     def _faults(self, names: list[str | None]) -> list[str]:
@@ -291,7 +292,7 @@ class TableSource:
                 return [""] * len(names)
         return [unusable(name) or ("the client id is missing" if name in self.na else "") for name in names]
 
-    def _rows(self, account: Account, columns, where: Where, good: np.ndarray) -> np.ndarray:
+    def _rows(self, account: Account, columns, piece: Piece, good: np.ndarray) -> np.ndarray:
         """(n, features) values; clears `good` for bad rows. What lies outside of the bounds is clipped and counted."""
         x, at, missing = np.empty((len(good), self.features), self.dtype), 0, missing_texts(self.na)
         for reading, column in zip(self.readings, columns, strict=True):
@@ -299,11 +300,11 @@ class TableSource:
             with np.errstate(over="ignore"):
                 x[:, at : at + reading.width] = values
             if bad.any():
-                account.reject_all(np.flatnonzero(bad & good), where, why)
+                _reject(account, piece, np.flatnonzero(bad & good), why)
                 good &= ~bad
             at += reading.width
         rows = np.flatnonzero(np.isinf(x).any(axis=1) & good)
-        account.reject_all(rows, where, lambda row: f"{self.entries[int(np.isinf(x[row]).argmax())].name} is infinite")
+        _reject(account, piece, rows, lambda row: f"{self.entries[int(np.isinf(x[row]).argmax())].name} is infinite")
         good[rows] = False
         if self._bounds is not None:
             low, high = (bound.astype(x.dtype) for bound in self._bounds)
@@ -313,13 +314,13 @@ class TableSource:
             np.clip(x, low, high, out=x)
         return x
 
-    def _counts(self, account: Account, columns, where: Where, good: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _counts(self, account: Account, columns, piece: Piece, good: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(token or -1 if out of the vocabulary, or word; amount) of every row; clears `good` for bad rows."""
         import pyarrow as pa
         import pyarrow.compute as compute
 
         missing = columns[0].is_null().to_numpy(zero_copy_only=False) & good
-        account.reject_all(np.flatnonzero(missing), where, lambda row: "the token is missing")
+        _reject(account, piece, np.flatnonzero(missing), lambda row: "the token is missing")
         good[missing] = False
         if self.kind == "words":
             coded = columns[0].fill_null("").dictionary_encode()
@@ -327,7 +328,7 @@ class TableSource:
         elif self.vocabulary is None:
             tokens = columns[0].fill_null(0).to_numpy(zero_copy_only=False)
             rows = np.flatnonzero(((tokens < 0) | (tokens >= self.features)) & good)
-            account.reject_all(rows, where, lambda row: f"unknown feature id {tokens[row]}")
+            _reject(account, piece, rows, lambda row: f"unknown feature id {tokens[row]}")
             good[rows] = False
         else:
             found = compute.index_in(columns[0], value_set=pa.array(self.vocabulary, pa.string()))
@@ -337,6 +338,10 @@ class TableSource:
             return tokens, np.ones(len(good), np.int64)
         values = columns[1].fill_null(np.nan).to_numpy(zero_copy_only=False)
         rows = np.flatnonzero(bad_counts(values) & good)
-        account.reject_all(rows, where, lambda row: count_fault(float(values[row])))
+        _reject(account, piece, rows, lambda row: count_fault(float(values[row])))
         good[rows] = False
         return tokens, np.where(good, values, 0).astype(np.int64)
+
+
+def _reject(account: Account, piece: Piece, rows: np.ndarray, what: Callable[[int], str]) -> None:
+    account.reject_all(rows, piece.where, what, piece.records)

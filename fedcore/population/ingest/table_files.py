@@ -132,7 +132,9 @@ class CsvFile:
         for line, fields in csv_blocks.records(self.path, block, self.delimiter):
             number, records = first + records, records + 1
             if len(fields) != len(self.names):
-                account.reject(f"{self.path.name}, line {line}", f"{len(fields)} columns instead of {len(self.names)}")
+                account.reject(
+                    f"{self.path.name}, line {line}", f"{len(fields)} columns instead of {len(self.names)}", number
+                )
                 continue
             kept.add(line, number, [fields[place] for place in places], account)
         return records, kept.piece()
@@ -167,7 +169,7 @@ class _Kept:
                 if kind == "number" and account.columns:
                     account.words[name] += 1
         if fault:
-            account.reject(f"{self.file}, line {line}", fault)
+            account.reject(f"{self.file}, line {line}", fault, number)
             return
         self.lines.append(line)
         self.records.append(number)
@@ -292,7 +294,7 @@ class JsonFile:
             except (ValueError, RecursionError):
                 value = None
             if not isinstance(value, dict):
-                account.reject(f"{self.path.name}, line {line}", "not a JSON object")
+                account.reject(f"{self.path.name}, line {line}", "not a JSON object", number)
                 continue
             kept.add(line, number, [value.get(name) for name in wanted], account)
         return records, kept.piece()
