@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedcore.errors import PopulationNotFound
 from fedcore.population import layout
-from fedcore.population.ingest import indices, spill
+from fedcore.population.ingest import dealing, indices, spill
 from fedcore.population.ingest import ingest as ingest_module
 from fedcore.population.ingest.ingest import describe, ingest
 from fedcore.population.store import Population
@@ -367,7 +367,7 @@ def test_two_ids_with_one_hash(tmp_path, monkeypatch):
         keys[:, 1] = [sum(one.encode()) for one in ids]
         return keys
 
-    monkeypatch.setattr(spill, "keys_of", keys_of)
+    monkeypatch.setattr(dealing, "keys_of", keys_of)
     monkeypatch.setattr(ingest_module.appending, "keys_of", keys_of)
     monkeypatch.setattr(indices, "keys_of", keys_of)
     monkeypatch.setattr(ingest_module, "SPILL_SHARE", 16 * MIB // 60)

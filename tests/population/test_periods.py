@@ -22,9 +22,10 @@ from fedcore.population.conversion import begin_cohorts, open_cohort
 from fedcore.population.copying import copy_population
 from fedcore.population.erasing import compact, forget
 from fedcore.population.ingest.batches import Account
-from fedcore.population.ingest.ingest import describe, ingest, sorted_clients
+from fedcore.population.ingest.dealing import Dealing, deal
+from fedcore.population.ingest.ingest import describe, ingest
 from fedcore.population.ingest.sources_table import TableSource
-from fedcore.population.ingest.spill import LargeClient
+from fedcore.population.ingest.spill import LargeClient, Layout
 from fedcore.population.ingest.stamps import period_of_each
 from fedcore.population.ingest.table_files import CsvFile
 from fedcore.population.manifest import Provenance
@@ -299,7 +300,8 @@ def test_memory_changes_nothing(tmp_path, memory):
     calendar = Calendar.between("month", "UTC", "2026-01", "2026-06")
     source = TableSource([CsvFile(file, ",")], "counts", wanted_features=5, time="when", calendar=calendar)
     found = []
-    for clients in sorted_clients(source, Account(), tmp_path / "spill", memory, calendar):
+    dealing = Dealing(source, Layout("counts", 5, None), tmp_path / "spill", memory, True, calendar)
+    for clients in deal(dealing, Account()).clients():
         found += [clients.id] if isinstance(clients, LargeClient) else clients.ids
     assert [label_of(one) for one in found] == sorted(label_of(one) for one in found)
     assert found == ids_of(made(tmp_path / "made", rows)) and len(found) > 700

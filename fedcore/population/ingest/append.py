@@ -20,23 +20,13 @@ from fedcore.population import identifiers
 from fedcore.population.checks import LARGEST_COUNT, Rows, rows_of
 from fedcore.population.cohorts import Order
 from fedcore.population.columns import ColumnEntry
-from fedcore.population.ingest.batches import Account, MatrixBatch, Source, keyed_batches, matrix_batches
+from fedcore.population.ingest.batches import Account, MatrixBatch, Source, matrix_batches
+from fedcore.population.ingest.dealing import Dealing, Sharing, deal
 from fedcore.population.ingest.documents import refuse_other_halves
 from fedcore.population.ingest.indices import KnownClients, Newcomers
-from fedcore.population.ingest.known_keys import KnownKeys
 from fedcore.population.ingest.readings import readings_again
 from fedcore.population.ingest.sources import Options
-from fedcore.population.ingest.spill import (
-    KEYS_SHARE,
-    Clients,
-    LargeClient,
-    Layout,
-    Spill,
-    keys_of,
-    spill_batch,
-    too_many,
-    write_clients,
-)
+from fedcore.population.ingest.spill import Clients, LargeClient, Layout, Spill, keys_of, too_many, write_clients
 from fedcore.population.manifest import BlockEntry, Halves
 from fedcore.population.periods import Calendar
 from fedcore.population.store import Population
@@ -154,17 +144,18 @@ def append(
     folder: Path,
     memory: int,
     calendar: Calendar | None = None,
+    sharing: Sharing | None = None,
 ) -> Order | None:
     """Writes all clients of the new version to the writer. Settles the account before anything is written.
 
-    calendar: of the new version, where clients are entries of calendar periods. Returns the cohorts of the new clients
+    calendar: of the new version, where clients are entries of calendar periods. sharing: as for `deal`. Returns the cohorts of the new clients
     in their order, as pairs (cohort, clients), if they may be of several; else None.
     """
     layout = Layout(source.kind, source.features, source.dtype)
     spill = Spill(folder / "index", layout, memory // SPILL_SHARE, 0, 2 * parent.n_clients)
     newcomers = Newcomers(parent, calendar)
     if source.keyed:
-        _index_keyed(spill, parent, source, account, folder, memory, newcomers)
+        _index_keyed(spill, parent, source, account, folder, memory, newcomers, sharing)
     else:
         _index_matrix(spill, parent, source, account, newcomers)
     n_clients = parent.n_clients + newcomers.clients
@@ -195,15 +186,18 @@ def _full(entry: BlockEntry, parent: Population, writer: PopulationWriter) -> bo
 
 
 def _index_keyed(
-    spill: Spill, parent: Population, source: Source, account: Account, folder: Path, memory: int, newcomers: Newcomers
+    spill: Spill,
+    parent: Population,
+    source: Source,
+    account: Account,
+    folder: Path,
+    memory: int,
+    newcomers: Newcomers,
+    sharing: Sharing | None,
 ) -> None:
     """Sorts the source by client id, finds the known clients, and spills all by client index."""
-    by_id = Spill(folder / "id", spill.layout, memory // SPILL_SHARE)
-    keys = KnownKeys(keys_of, by_id.memory // KEYS_SHARE)
-    for batch in keyed_batches(source, account, parent.manifest.nfc):
-        spill_batch(by_id, batch, keys)
-    del keys  # its memory, before the sorting
-    account.settle()
+    dealing = Dealing(source, spill.layout, folder / "id", memory // SPILL_SHARE, parent.manifest.nfc)
+    by_id = deal(dealing, account, sharing)
     known = KnownClients(parent, folder / "known", memory // SPILL_SHARE)
     for clients in by_id.clients():
         ids = [clients.id] if isinstance(clients, LargeClient) else clients.ids

@@ -191,9 +191,9 @@ class Source(Protocol):
         """What the source holds, in its order; bad rows go to the account. Raises IngestError."""
 
 
-def keyed_batches(source: Source, account: Account, nfc: bool) -> Iterator[Batch]:
-    """The batches of a keyed source. nfc: how the population spells ids, of which several may then be equal."""
-    for batch in cast(Iterator[Batch], source.batches(account)):
+def keyed_batches(batches: Iterable[Batch], account: Account, nfc: bool) -> Iterator[Batch]:
+    """What a keyed source holds. nfc: how the population spells ids, of which several may then be equal."""
+    for batch in batches:
         account.known += 0 if batch.tokens is None else len(batch.tokens)
         yield replace(batch, ids=identifiers.spelled(batch.ids, nfc))
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from fedcore.errors import IngestError
+from fedcore.population.ingest.parts import Span
 
 MISSING = ("", "NA", "NaN", "nan", "null")  # of a number
 LINE_BREAK = ord("\n")
@@ -24,33 +25,38 @@ LONGEST_RECORD = 64 << 20  # bytes; a longer one is taken for a lost quotation m
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Raw bytes of whole records. line: number of the first line in the file, from 1."""
+    """Raw bytes of whole records. line: number of the first line in the file, from 1; start: place of its first byte"""
 
     line: int
     data: bytes
+    start: int = 0
 
     @property
     def lines(self) -> int:
         return _breaks(self.data) + (not self.data.endswith(b"\n"))
 
 
-def blocks(file: Path, size: int, quotes: bool = True) -> Iterator[Block]:
-    """The file in blocks of about `size` bytes that end with a line; if there are quotes, not with a quoted line break.
-    Raises IngestError.
+def blocks(file: Path, size: int, quotes: bool = True, span: Span | None = None) -> Iterator[Block]:
+    """The file, or a span of it, in blocks of about `size` bytes that end with a line; if there are quotes, not with a
+    quoted line break. Raises IngestError.
     """
     line, rest = 1, b""
     try:
         with open(file, "rb") as handle:
-            if handle.read(3) != b"\xef\xbb\xbf":  # UTF-8 byte order mark
+            if span is not None:
+                line = span.line
+                handle.seek(span.start)
+            elif handle.read(3) != b"\xef\xbb\xbf":  # UTF-8 byte order mark
                 handle.seek(0)
+            start = handle.tell()
             while True:
-                piece = handle.read(size)
+                piece = handle.read(size if span is None else min(size, span.stop - handle.tell()))
                 rest += piece
                 cut = len(rest) if not piece else _last_record_end(rest, quotes)
                 if cut:
-                    block = Block(line, rest[:cut])
+                    block = Block(line, rest[:cut], start)
                     yield block
-                    line, rest = line + _breaks(block.data), rest[cut:]
+                    line, start, rest = line + _breaks(block.data), start + cut, rest[cut:]
                 if not piece:
                     return
                 if len(rest) > LONGEST_RECORD + size:
@@ -93,7 +99,7 @@ def without_header(blocks: Iterator[Block]) -> Iterator[Block]:
             start, end = end, _first_record_end(block.data, end)
             if block.data[start:end].strip(b"\r\n"):
                 if end < len(block.data):
-                    yield Block(block.line + block.data.count(b"\n", 0, end), block.data[end:])
+                    yield Block(block.line + block.data.count(b"\n", 0, end), block.data[end:], block.start + end)
                 yield from blocks
                 return
 
@@ -106,6 +112,23 @@ def _first_record_end(data: bytes, start: int) -> int:
             return len(data)
         if data.count(b'"', start, end) % 2 == 0:
             return end
+
+
+def spans(blocks: Iterator[Block], records: Callable[[Block], int] | None) -> Iterator[Span]:
+    """Where the blocks are. records: how many a block has; None: nobody asks for the numbers of records"""
+    first = 0
+    for block in blocks:
+        yield Span(block.start, block.start + len(block.data), len(block.data), block.line, first)
+        first += 0 if records is None else records(block)
+
+
+def count_records(file: Path, block: Block, delimiter: str) -> int:
+    """How many `records` there are. Raises IngestError."""
+    if _has_blank_line(block.data) or (b'"' in block.data and not _plainly_quoted(block.data, delimiter)):
+        return sum(1 for _ in records(file, block, delimiter))
+    held = np.frombuffer(block.data, np.uint8)
+    inside = np.searchsorted(np.flatnonzero(held == ord('"')), np.flatnonzero(held == LINE_BREAK)) % 2
+    return block.lines - int(inside.sum())
 
 
 def records(file: Path, block: Block, delimiter: str) -> Iterator[tuple[int, list[str]]]:

@@ -23,29 +23,17 @@ from fedcore.population.columns import ColumnEntry
 from fedcore.population.deliveries import Delivered
 from fedcore.population.ingest import append as appending
 from fedcore.population.ingest import calendars, sources
-from fedcore.population.ingest.batches import Account, Source, keyed_batches, matrix_batches
-from fedcore.population.ingest.buckets import LAST_KEY
+from fedcore.population.ingest.batches import Account, matrix_batches
+from fedcore.population.ingest.dealing import Dealing, Sharing, deal
 from fedcore.population.ingest.documents import halves_of
-from fedcore.population.ingest.known_keys import KnownKeys
 from fedcore.population.ingest.readings import Bound
 from fedcore.population.ingest.sources import Format, Options, Where, WhoseRows
 from fedcore.population.ingest.sources_frames import FrameSource
 from fedcore.population.ingest.sources_table import TableSource
 from fedcore.population.ingest.sources_text import Tokeniser
-from fedcore.population.ingest.spill import (
-    KEYS_SHARE,
-    Clients,
-    LargeClient,
-    Layout,
-    Spill,
-    key_range,
-    keys_by_period,
-    keys_of,
-    spill_batch,
-    write_clients,
-)
+from fedcore.population.ingest.spill import Layout, write_clients
 from fedcore.population.manifest import Halves, Provenance
-from fedcore.population.periods import Calendar, PeriodUnit
+from fedcore.population.periods import PeriodUnit
 from fedcore.population.sizing import CLIENTS_PER_LEAF
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
@@ -110,6 +98,7 @@ def ingest(
     ledger: dict[str, str] | None = None,
     delivered: Callable[[], Delivered] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    sharing: Sharing | None = None,
 ) -> Population:
     """Makes a population from files, or with append=True a new version of the one at `dest`.
 
@@ -167,6 +156,9 @@ def ingest(
     delivered: called once everything is read and written, just before the version appears: which files of a pipeline
         these are. What it raises is passed on, and nothing is then visible
     progress: called with (files done, files)
+    sharing: starts other processes, which read and sort out tables of at least 16 MiB in parts; for example
+        `functools.partial(fedcore.tasks.dask_backend.sharing, 2)`. Other sources, and the results of a query, are read
+        by this process alone. Each of them may take `memory`; how many there are changes no bit and no error
 
     Appending keeps the population's id, ledger, leaf size, features and vocabulary; known clients keep their place, new
     rows are added to theirs; earlier versions stay readable. A version made by appending is public for evaluation
@@ -263,9 +255,11 @@ def ingest(
     with writer, layout.named_os_errors(path), _spill_folder(path) as folder:
         newcomers = None
         if parent is not None:
-            newcomers = appending.append(writer, parent, opened, account, folder, memory, dealt.calendar)
+            newcomers = appending.append(writer, parent, opened, account, folder, memory, dealt.calendar, sharing)
         elif opened.keyed:
-            for clients in sorted_clients(opened, account, folder, memory // SPILL_SHARE, dealt.calendar, writer.nfc):
+            held = Layout(opened.kind, opened.features, opened.dtype)
+            dealing = Dealing(opened, held, folder, memory // SPILL_SHARE, writer.nfc, dealt.calendar)
+            for clients in deal(dealing, account, sharing).clients():
                 write_clients(writer, clients)
         else:
             for batch in matrix_batches(opened, account, writer.nfc):
@@ -302,22 +296,6 @@ def _spill_folder(path: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def sorted_clients(
-    source: Source, account: Account, folder: Path, memory: int, calendar: Calendar | None = None, nfc: bool = True
-) -> Iterator[Clients | LargeClient]:
-    """All clients of a keyed source, in the order of the hash of their ids; entries of a calendar by period first.
-    Settles the account before the first. nfc: how ids are spelled
-    """
-    low, high = (0, LAST_KEY) if calendar is None else key_range(calendar)
-    spill = Spill(folder, Layout(source.kind, source.features, source.dtype), memory, low, high)
-    known = KnownKeys(keys_of if calendar is None else keys_by_period(calendar), memory // KEYS_SHARE)
-    for batch in keyed_batches(source, account, nfc):
-        spill_batch(spill, batch, known)
-    del known  # its memory, before the sorting
-    account.settle()
-    yield from spill.clients()
 
 
 def _stated(options: Options) -> dict[str, JsonValue]:

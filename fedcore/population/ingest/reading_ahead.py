@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 from fedcore.population.sizing import usable_cores
@@ -14,8 +16,21 @@ Made = TypeVar("Made")
 MOST_THREADS = 3  # beyond, the pieces wait for whoever uses them
 
 
+_alone: ContextVar[bool] = ContextVar("alone", default=False)
+
+
+@contextmanager
+def nothing_ahead() -> Iterator[None]:
+    """Inside it nothing is made ahead: there are other processes for the other cores."""
+    token = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
+
+
 def _threads() -> int:
-    return min(usable_cores() - 1, MOST_THREADS)
+    return 0 if _alone.get() else min(usable_cores() - 1, MOST_THREADS)
 
 
 def pieces_held() -> int:

@@ -14,6 +14,7 @@ from fedcore.population.blocks import Kind
 from fedcore.population.columns import ColumnEntry, bounds_of
 from fedcore.population.ingest.batches import SHOWN_TOKENS, Account, Batch, bad_counts, count_fault, unusable
 from fedcore.population.ingest.documents import no_document, second_half
+from fedcore.population.ingest.parts import Part, Portion
 from fedcore.population.ingest.readings import Reading, Said, missing_texts, readings_of
 from fedcore.population.ingest.stamps import period_of_each
 from fedcore.population.ingest.table_files import As, Piece, TableFile, check_columns
@@ -160,13 +161,28 @@ class TableSource:
         """Columns that say whose a row is, of which time and of which document."""
         return tuple(name for name in (self.client, self.time, self.documents) if name is not None)
 
-    def batches(self, account: Account) -> Iterator[Batch]:
+    def portions(self, size: int) -> list[Portion]:
+        """All records, in portions of `size` bytes or a little more, which other processes may read; none if they
+        cannot. Raises IngestError.
+        """
+        found = []
+        for number, file in enumerate((*self.files, *self.heldout)):
+            spans = file.spans(size, self.records)
+            if not spans:
+                return []
+            found += [Portion(number, span) for span in spans]
+        return found
+
+    def batches(self, account: Account, part: Part | None = None) -> Iterator[Batch]:
+        """part: of which alone they are"""
         account.columns = self.columns if self.kind == "rows" else ()
-        files = [(False, file) for file in self.files] + [(True, file) for file in self.heldout]
+        files = [*self.files, *self.heldout]
         wanted = {name: self._read_as(name) for name in (*self.keys, *self.columns)}
         size = max(self.memory // 24, 1 << 12)
-        for number, (heldout, file) in enumerate(files):
-            for piece in file.pieces(wanted, size, account):
+        whole = ((number, None) for number in range(len(files)))
+        for number, span in whole if part is None else ((portion.file, portion.span) for portion in part):
+            file, heldout = files[number], number >= len(self.files)
+            for piece in file.pieces(wanted, size, account, span):
                 yield from self._checked(account, heldout, file, piece)
                 account.end_piece()
             if self.progress is not None:

@@ -230,6 +230,22 @@ class Spill:
         order = np.argsort(number, kind="stable")
         return order, np.concatenate([[0], np.cumsum(np.bincount(number, minlength=self.fan_out))])
 
+    def written(self) -> list[Bucket]:
+        """All that was added, in files; no buckets if nothing was. Nothing is held any more."""
+        if self._size:
+            self._distribute()
+        self._release()
+        return self._buckets or []
+
+    def _release(self) -> None:
+        for held in self._held.values():
+            held.release()
+
+    def take(self, parts: Sequence[Sequence[Bucket]], heldout: bool) -> None:
+        """What other spills like this one have `written`, in the order in which it was to be added."""
+        self._buckets = [Bucket.joined(ranges) for ranges in zip(*parts, strict=True)] or None
+        self.heldout |= heldout
+
     # ---- out
 
     def clients(self) -> Iterator[Clients | LargeClient]:
@@ -239,8 +255,7 @@ class Spill:
                 yield self._sorted(*[self._held[log].taken() for log in LOGS])
             return
         self._distribute()
-        for held in self._held.values():
-            held.release()
+        self._release()
         named = (bucket for bucket in self._buckets if bucket.one_client is not None)
         for bucket, clients in made_ahead(named, self._loaded, most=1):
             if clients is not None:

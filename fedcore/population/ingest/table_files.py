@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 from urllib.parse import unquote
@@ -18,6 +19,7 @@ import numpy as np
 from fedcore.errors import IngestError
 from fedcore.population.ingest import csv_blocks
 from fedcore.population.ingest.batches import NUMBERS, Account, left_out, listed
+from fedcore.population.ingest.parts import Span, joined
 from fedcore.population.ingest.reading_ahead import made_ahead, pieces_held
 
 Where = Callable[[int], str]
@@ -26,6 +28,7 @@ As = Literal["text", "id", "number", "whole", "stamp", "any"]
 NOWHERE = "__HIVE_DEFAULT_PARTITION__"
 HEAD = 1000  # lines of JSON whose keys are the columns
 HEAD_BYTES = 1 << 20
+SCANNED = 1 << 18  # bytes of text in which cuts are looked for together
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +48,17 @@ class TableFile(Protocol):
     name: str
     names: list[str]
 
-    def pieces(self, wanted: Mapping[str, As], size: int, account: Account) -> Iterator[Piece]:
-        """The records; those that are malformed go to the account. wanted: columns, in the order of the pieces. size:
-        bytes that a piece may take. Raises IngestError.
+    def pieces(
+        self, wanted: Mapping[str, As], size: int, account: Account, span: Span | None = None
+    ) -> Iterator[Piece]:
+        """The records, or those of a span; those that are malformed go to the account. wanted: columns, in the order of
+        the pieces. size: bytes that a piece may take. Raises IngestError.
+        """
+        ...
+
+    def spans(self, size: int, numbered: bool) -> list[Span]:
+        """All records, in spans of `size` bytes or a little more, which other processes may read; none if they cannot.
+        numbered: whether the numbers of records are asked for. Raises IngestError.
         """
         ...
 
@@ -97,11 +108,18 @@ class CsvFile:
                         without_values=f"{self.path} has one column.",
                     )
 
-    def pieces(self, wanted: Mapping[str, As], size: int, account: Account) -> Iterator[Piece]:
+    def spans(self, size: int, numbered: bool) -> list[Span]:
+        blocks = csv_blocks.without_header(csv_blocks.blocks(self.path, min(size, SCANNED)))
+        count = partial(csv_blocks.count_records, self.path, delimiter=self.delimiter) if numbered else None
+        return joined(csv_blocks.spans(blocks, count), size)
+
+    def pieces(
+        self, wanted: Mapping[str, As], size: int, account: Account, span: Span | None = None
+    ) -> Iterator[Piece]:
         import pyarrow as pa
 
         coded = pa.dictionary(pa.int32(), pa.string())  # few ids for many rows; they are wanted as codes anyway
-        first = 0
+        first = 0 if span is None else span.first
         types = {name: coded if kind == "id" else arrow_type(kind) for name, kind in wanted.items()}
 
         def parsed(block: csv_blocks.Block):
@@ -109,7 +127,9 @@ class CsvFile:
                 block, self.names, types, self.delimiter, sorted(self.missing), self.decimal
             )
 
-        blocks = csv_blocks.without_header(csv_blocks.blocks(self.path, size // pieces_held()))
+        blocks = csv_blocks.blocks(self.path, size // pieces_held(), span=span)
+        if span is None:
+            blocks = csv_blocks.without_header(blocks)
         for block, table in made_ahead(blocks, parsed):
             if table is None:
                 records, piece = self._slowly(block, wanted, first, account)
@@ -250,7 +270,13 @@ class JsonFile:
             if isinstance(value, dict):
                 yield value
 
-    def pieces(self, wanted: Mapping[str, As], size: int, account: Account) -> Iterator[Piece]:
+    def spans(self, size: int, numbered: bool) -> list[Span]:
+        blocks = csv_blocks.blocks(self.path, min(size, SCANNED), quotes=False)
+        return joined(csv_blocks.spans(blocks, _objects if numbered else None), size)
+
+    def pieces(
+        self, wanted: Mapping[str, As], size: int, account: Account, span: Span | None = None
+    ) -> Iterator[Piece]:
         import pyarrow as pa
         import pyarrow.json as arrow_json
 
@@ -258,8 +284,8 @@ class JsonFile:
         whole = [name for name, kind in wanted.items() if kind in ("id", "any") and name in self._whole]
         schema = pa.schema({**types, **dict.fromkeys(whole, pa.int64())})
         parse = arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
-        first = 0
-        for block in csv_blocks.blocks(self.path, size, quotes=False):
+        first = 0 if span is None else span.first
+        for block in csv_blocks.blocks(self.path, size, quotes=False, span=span):
             table = None
             if b"\n\n" not in block.data and not block.data.startswith(b"\n"):
                 read = arrow_json.ReadOptions(use_threads=False, block_size=max(len(block.data), 1))
@@ -300,6 +326,11 @@ class JsonFile:
         return records, kept.piece()
 
 
+def _objects(block: csv_blocks.Block) -> int:
+    """How many lines are not blank."""
+    return sum(1 for line in block.data.split(b"\n") if line.strip())
+
+
 # --- partitions -------------------------------------------------------------------------------------------------------
 
 
@@ -322,7 +353,12 @@ class Partitioned:
         self.names = [*file.names, *own]
         self.name = "/".join([*(f"{name}={value}" for name, value in partition.items()), file.name])
 
-    def pieces(self, wanted: Mapping[str, As], size: int, account: Account) -> Iterator[Piece]:
+    def spans(self, size: int, numbered: bool) -> list[Span]:
+        return self.file.spans(size, numbered)
+
+    def pieces(
+        self, wanted: Mapping[str, As], size: int, account: Account, span: Span | None = None
+    ) -> Iterator[Piece]:
         import pyarrow as pa
 
         mine = {name: kind for name, kind in wanted.items() if name in self.partition}
@@ -336,7 +372,8 @@ class Partitioned:
                 left_out(account.columns, names),
                 remedy_without_values=NUMBERS,
             ) from error
-        for piece in self.file.pieces({n: k for n, k in wanted.items() if n not in self.partition}, size, account):
+        others = {name: kind for name, kind in wanted.items() if name not in self.partition}
+        for piece in self.file.pieces(others, size, account, span):
             own = iter(piece.columns)
             yield Piece(
                 [

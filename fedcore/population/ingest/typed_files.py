@@ -7,7 +7,7 @@ from __future__ import annotations
 import importlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 
 from fedcore.errors import IngestError
 from fedcore.population.ingest.batches import NUMBERS, Account, left_out, listed
+from fedcore.population.ingest.parts import Span, joined
 from fedcore.population.ingest.stamps import is_stamp
 from fedcore.population.ingest.table_files import As, Piece, Where, arrow_type
 
@@ -32,21 +33,33 @@ class _Typed(ABC):
     names: list[str]
 
     @abstractmethod
-    def _records(self, columns: list[str], rows: int) -> Iterator[Any]:
+    def _records(self, columns: list[str], rows: int, span: Span | None) -> Iterator[Any]:
         """Record batches of about so many rows with these columns, and maybe others."""
 
-    def pieces(self, wanted: Mapping[str, As], size: int, account: Account) -> Iterator[Piece]:
-        import pyarrow as pa
+    @abstractmethod
+    def spans(self, size: int, numbered: bool) -> list[Span]:
+        """See `TableFile`."""
 
+    def pieces(
+        self, wanted: Mapping[str, As], size: int, account: Account, span: Span | None = None
+    ) -> Iterator[Piece]:
         self._refuse_words(wanted, account)
-        rows, first = max(size * 24 // (32 * (len(wanted) + 4)), 64), 0
-        try:
-            for batch in self._records([*wanted], rows):
+        rows, first = max(size * 24 // (32 * (len(wanted) + 4)), 64), 0 if span is None else span.first
+        with self._whole():
+            for batch in self._records([*wanted], rows, span):
                 for start in range(0, batch.num_rows, rows):
                     part = batch.slice(start, rows)
                     columns = [self._cast(name, kind, part.column(name)) for name, kind in wanted.items()]
                     yield Piece(columns, self._where(first), np.arange(first, first + part.num_rows))
                     first += part.num_rows
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Inside, what Arrow cannot read is an IngestError."""
+        import pyarrow as pa
+
+        try:
+            yield
         except (OSError, pa.ArrowException) as error:
             raise IngestError(f"{self.path} is truncated or damaged.", "Copy or download it again.") from error
 
@@ -128,11 +141,25 @@ class ParquetFile(_Typed):
             raise IngestError(f"{path} cannot be read as a Parquet file.", "Check that the file is whole.") from error
         self.names = self.schema.names
 
-    def _records(self, columns: list[str], rows: int) -> Iterator[Any]:
+    def spans(self, size: int, numbered: bool) -> list[Span]:
+        with self._whole():
+            return joined(self._row_groups(), size)
+
+    def _row_groups(self) -> Iterator[Span]:
+        import pyarrow.parquet as parquet
+
+        metadata, first = parquet.read_metadata(self.path), 0
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            yield Span(number, number + 1, group.total_byte_size, first=first)
+            first += group.num_rows
+
+    def _records(self, columns: list[str], rows: int, span: Span | None) -> Iterator[Any]:
         import pyarrow.parquet as parquet
 
         with parquet.ParquetFile(self.path, buffer_size=PAGES, pre_buffer=False) as opened:
-            yield from opened.iter_batches(rows, columns=columns, use_threads=False)
+            groups = range(opened.num_row_groups) if span is None else range(span.start, span.stop)
+            yield from opened.iter_batches(rows, [*groups], columns=columns, use_threads=False)
 
 
 class ArrowFile(_Typed):
@@ -145,17 +172,20 @@ class ArrowFile(_Typed):
         self.names = self.schema.names
 
     @contextmanager
-    def _opened(self) -> Iterator[tuple[Any, Any]]:
-        """(the reader, an iterator of record batches)"""
+    def _opened(self, span: Span | None = None, columns: Sequence[int] = ()) -> Iterator[tuple[Any, Any]]:
+        """(the reader, an iterator of record batches). columns: those that are read, by default all"""
         import pyarrow as pa
+
+        options = pa.ipc.IpcReadOptions(included_fields=[*columns])
 
         try:
             with pa.OSFile(os.fspath(self.path)) as file:
                 whole = file.read(6) == b"ARROW1"
                 file.seek(0)
                 if whole:
-                    reader = pa.ipc.open_file(file)
-                    yield reader, map(reader.get_batch, range(reader.num_record_batches))
+                    reader = pa.ipc.open_file(file, options=options)
+                    here = range(reader.num_record_batches)
+                    yield reader, map(reader.get_batch, here if span is None else here[span.start : span.stop])
                 else:
                     stream = pa.ipc.open_stream(file)
                     yield stream, iter(stream)
@@ -165,8 +195,22 @@ class ArrowFile(_Typed):
                 "Check that the file is whole; Feather 1 has to be written again as Feather 2.",
             ) from error
 
-    def _records(self, columns: list[str], rows: int) -> Iterator[Any]:
-        with self._opened() as (_, batches):
+    def spans(self, size: int, numbered: bool) -> list[Span]:
+        return joined(self._batches(), size)
+
+    def _batches(self) -> Iterator[Span]:
+        """A stream is not known before it is read, and is one span."""
+        first, whole = 0, self.path.stat().st_size
+        with self._opened(columns=[0]) as (reader, batches):
+            if not hasattr(reader, "num_record_batches"):
+                yield Span(0, 1, whole)
+                return
+            for number, batch in enumerate(batches):
+                yield Span(number, number + 1, max(whole // reader.num_record_batches, 1), first=first)
+                first += batch.num_rows
+
+    def _records(self, columns: list[str], rows: int, span: Span | None) -> Iterator[Any]:
+        with self._opened(span) as (_, batches):
             yield from batches
 
 
@@ -206,7 +250,10 @@ class SqlQuery(_Typed):
         except duckdb.Error as error:
             raise IngestError(f"The query failed: {error}", "Correct it; DuckDB's SQL is at duckdb.org.") from error
 
-    def _records(self, columns: list[str], rows: int) -> Iterator[Any]:
+    def spans(self, size: int, numbered: bool) -> list[Span]:
+        return []  # other processes would run all of it again, in another order perhaps
+
+    def _records(self, columns: list[str], rows: int, span: Span | None) -> Iterator[Any]:
         import pyarrow as pa
 
         with self._run(self.query, rows) as reader:
