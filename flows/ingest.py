@@ -1,11 +1,13 @@
 """The ingest flow: files to a population, or to a new version of one."""
 
+from functools import partial
 from pathlib import Path
 
 from fedcore.flows.own_server import flow
 from fedcore.flows.states import run_to_state
 from fedcore.flows.telling import tell
 from fedcore.tasks.artifacts import key_of
+from fedcore.tasks.dask_backend import sharing
 from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
@@ -21,12 +23,12 @@ from fedcore.training.budget import ledger_name, ledger_of
 
 
 @task(cache_policy=NO_CACHE, persist_result=False)
-def ingest_files(source: str | list[str], dest: str, options: dict) -> int:
+def ingest_files(source: str | list[str], dest: str, options: dict, workers: int | None = None) -> int:
     """Make a version of the population `dest`; returns its number. Raises IngestError without what rows hold: it is
     shown to everybody who sees the UI.
     """
     try:
-        made = ingest(source, Path(dest), **options)
+        made = ingest(source, Path(dest), sharing=None if workers is None else partial(sharing, workers), **options)
     except IngestError as error:
         raise error.without_values from None
     get_run_logger().info(
@@ -62,7 +64,7 @@ def ingest_flow(
         table: columns of a table, their units and public bounds, or the file of a schema
         periods: deals clients to calendar periods
         declared: what the owner says in public of the population
-        limits: memory, and bad rows that are left out
+        limits: memory, workers, and bad rows that are left out
         options: more arguments of `fedcore.population.ingest.ingest.ingest`, such as {"features": 100}
     """
 
@@ -72,7 +74,8 @@ def ingest_flow(
         if not append:
             chosen["ledger"] = ledger_name()
         before = Population.open(dest) if append else None
-        ingest_files(source, dest, chosen)
+        workers = chosen.pop("workers", None)
+        ingest_files(source, dest, chosen, workers)
         population = Population.open(dest)
         kept.append(population)
         if before is not None and before.version != population.version:

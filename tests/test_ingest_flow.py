@@ -72,9 +72,10 @@ def test_what_is_said_twice_is_refused(table):
 
 def test_the_groups_have_every_option():
     there = {name for group in GROUPS for name in group.model_fields}
-    left_out = {"source", "dest", "append", "ledger", "progress", "delivered"}  # of the flow itself, and of pipelines
+    # of the flow itself, and of pipelines; workers are what share
+    left_out = {"source", "dest", "append", "ledger", "progress", "delivered", "sharing"}
     rare = {"features", "dtype", "clients_per_leaf", "clients_per_block"}  # go into `options`
-    assert {*inspect.signature(ingest).parameters} - left_out - rare == there - {"schema_file"}
+    assert {*inspect.signature(ingest).parameters} - left_out - rare == there - {"schema_file", "workers"}
     command = typer.main.get_command(population_app).commands["ingest"]
     offered = {parameter.name for parameter in command.params} - left_out - {"as_json", "option"}
     other_names = {"schema": "schema_file", "date": "dates", "category": "categories", "boolean": "booleans"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -125,7 +126,16 @@ def population_ingest(
         str | None, typer.Option(metavar="LABEL", help="Last period of the calendar; appending moves it on.")
     ] = None,
     append: Annotated[bool, typer.Option("--append", help="Add to an existing population: a new version.")] = False,
-    memory: Annotated[str, typer.Option(help="Peak memory to stay below.")] = "512MiB",
+    memory: Annotated[str, typer.Option(help="Peak memory to stay below, in each process.")] = "512MiB",
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers",
+            min=1,
+            max=256,
+            help="Processes that read a large table in parts; default: this one alone, which also reads all others.",
+        ),
+    ] = None,
     tolerance: Annotated[int, typer.Option(min=0, help="Bad rows to drop before giving up.")] = 0,
     nominal_clients: Annotated[int | None, typer.Option(min=1, help="Public size to plan private runs with.")] = None,
     public_for_evaluation: Annotated[
@@ -171,6 +181,7 @@ def population_ingest(
             public_for_evaluation=public_for_evaluation,
             ledger=None if append else ledger_name(ledger),
             progress=progress,
+            sharing=None if workers is None else lambda: import_module("fedcore.tasks.dask_backend").sharing(workers),
             **said,
         )
     register(made, ledger)

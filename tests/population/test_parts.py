@@ -2,8 +2,9 @@
 
 import csv
 import json
+import os
 import random
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from fedcore.errors import IngestError
 from fedcore.population import layout
-from fedcore.population.ingest import csv_blocks, parts
+from fedcore.population.ingest import csv_blocks, dealing, parts
 from fedcore.population.ingest import ingest as ingest_module
 from fedcore.population.ingest.ingest import ingest
 from fedcore.population.ingest.table_files import CsvFile
@@ -126,7 +127,7 @@ def lines(folder):
 
 def records(folder):
     """Rows without clients, which are called by their number; blank lines and those in quotes are none."""
-    rows = [(i, "yes" if i % 3 else "no\nand no") for i in range(60)]
+    rows = [(i, "yes" if i % 3 else "no\nand no") for i in range(50)]
     file = written(folder / "a.csv", ["x", "y"], rows)
     file.write_text(file.read_text().replace("\r", "").replace("\n7,", "\n\n7,").replace("\n40,", "\n\n\n40,"))
     return file, {"unit": "record", "categories": {"y": ["yes", "no\nand no"]}}
@@ -169,11 +170,10 @@ CASES = [
 @pytest.mark.parametrize("case", CASES)
 def test_a_population_read_in_parts_is_the_same(tmp_path, case):
     source, options = case(tmp_path)
-    given = options | {"clients_per_leaf": 2, "clients_per_block": 4}
-    alone = bits(ingest(source, tmp_path / "alone", **given))
-    for most in (2, 5):
-        assert bits(ingest(source, tmp_path / f"in {most}", sharing=partial(several, most), **given)) == alone
-        assert 2 <= OneAfterAnother.asked <= most
+    given = options | {"clients_per_leaf": 2, "clients_per_block": 8}
+    shared = ingest(source, tmp_path / "shared", sharing=partial(several, 5), **given)
+    assert bits(shared) == bits(ingest(source, tmp_path / "alone", **given))
+    assert 2 <= OneAfterAnother.asked <= 5
 
 
 @pytest.mark.parametrize("case", [rows_plain, counts, periods])
@@ -306,3 +306,60 @@ def test_a_failed_attempt_leaves_nothing(tmp_path):
         ingest(file, tmp_path / "p", sharing=interrupted)
     assert not (tmp_path / "p" / layout.SPILL).exists() and not list(tmp_path.glob("p/versions/*.json"))
     assert rows_of(ingest(file, tmp_path / "p"))
+
+
+# ---- on workers
+
+
+def large_enough(folder):
+    """Some parts of some thousand rows, so that workers have something to do."""
+    rows = [(f"client {i * i % 997}", i, i * 0.25, "" if i % 5 else 1) for i in range(40_000)]
+    return written(folder / "a.csv", ["client", "x", "y", "z"], rows)
+
+
+@pytest.mark.slow
+def test_any_number_of_workers_makes_the_same_population(tmp_path, monkeypatch):
+    from fedcore.tasks.dask_backend import sharing
+
+    monkeypatch.chdir(tmp_path)  # paths may be relative
+    file = large_enough(tmp_path).relative_to(tmp_path)
+    bad = written(tmp_path / "bad.csv", ["client", "x"], [("c", "?" if i % 90 == 80 else i) for i in range(300)])
+    with pytest.raises(IngestError) as alone:
+        ingest(bad, "p")
+    found = [bits(ingest(file, "alone"))]
+    for workers in (1, 2):
+        with sharing(workers) as started:
+            again = partial(nullcontext, started)
+            found.append(bits(ingest(file, f"by {workers}", sharing=again)))
+            with pytest.raises(IngestError) as shared:
+                ingest(bad, "p", sharing=again)
+        assert (str(shared.value), str(shared.value.without_values)) == (
+            str(alone.value),
+            str(alone.value.without_values),
+        )
+    assert found[0] == found[1] == found[2]
+
+
+class _Deadly(dealing.DealPart):
+    """Ends its process in the middle of the first part, but only once."""
+
+    def __call__(self, message, number):
+        mark = self.dealing.folder.parents[1] / "was here"
+        if number == 0 and not mark.exists():
+            mark.mkdir()
+            started = self.dealing.folder / "part-0000-left"
+            started.mkdir()
+            (started / "train").write_bytes(b"half a record")
+            os._exit(1)
+        return super().__call__(message, number)
+
+
+@pytest.mark.slow
+def test_the_part_of_a_worker_that_died_is_read_again(tmp_path, monkeypatch):
+    from fedcore.tasks.dask_backend import sharing
+
+    file = large_enough(tmp_path)
+    alone = bits(ingest(file, tmp_path / "alone"))
+    monkeypatch.setattr(dealing, "DealPart", _Deadly)
+    assert bits(ingest(file, tmp_path / "shared", sharing=partial(sharing, 2))) == alone
+    assert (tmp_path / "was here").is_dir()

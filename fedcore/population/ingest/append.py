@@ -148,8 +148,8 @@ def append(
 ) -> Order | None:
     """Writes all clients of the new version to the writer. Settles the account before anything is written.
 
-    calendar: of the new version, where clients are entries of calendar periods. sharing: as for `deal`. Returns the cohorts of the new clients
-    in their order, as pairs (cohort, clients), if they may be of several; else None.
+    calendar: of the new version, where clients are entries of calendar periods. sharing: as for `deal`. Returns the
+    cohorts of the new clients in their order, as pairs (cohort, clients), if they may be of several; else None.
     """
     layout = Layout(source.kind, source.features, source.dtype)
     spill = Spill(folder / "index", layout, memory // SPILL_SHARE, 0, 2 * parent.n_clients)

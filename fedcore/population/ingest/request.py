@@ -92,7 +92,8 @@ class Declarations(_Group):
 class Limits(_Group):
     """What an ingest may take, and what it may leave out."""
 
-    memory: int = Field(MEMORY, ge=LEAST_MEMORY, description="bytes to stay below")
+    memory: int = Field(MEMORY, ge=LEAST_MEMORY, description="bytes to stay below, in each process")
+    workers: int | None = Field(None, ge=1, le=256, description="processes that read a large table in parts")
     tolerance: int = Field(0, ge=0, description="bad rows that are left out before it gives up")
 
 
