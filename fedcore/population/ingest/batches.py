@@ -16,6 +16,7 @@ from fedcore.errors import IngestError
 from fedcore.population import identifiers
 from fedcore.population.blocks import Kind
 from fedcore.population.checks import LARGEST_COUNT, Rows
+from fedcore.population.ingest.plain_names import PlainNames
 from fedcore.storage.files import impossible, not_regular, shortened
 
 SHOWN_TOKENS = 5  # unknown tokens that an error message quotes
@@ -150,7 +151,7 @@ class Batch:
     """
 
     heldout: bool
-    ids: list[str]
+    ids: Sequence[str]
     codes: np.ndarray
     tokens: np.ndarray | None = None
     amounts: np.ndarray | None = None
@@ -195,7 +196,8 @@ def keyed_batches(batches: Iterable[Batch], account: Account, nfc: bool) -> Iter
     """What a keyed source holds. nfc: how the population spells ids, of which several may then be equal."""
     for batch in batches:
         account.known += 0 if batch.tokens is None else len(batch.tokens)
-        yield replace(batch, ids=identifiers.spelled(batch.ids, nfc))
+        plain = isinstance(batch.ids, PlainNames)
+        yield batch if plain else replace(batch, ids=identifiers.spelled(batch.ids, nfc))
 
 
 def matrix_batches(source: Source, account: Account, nfc: bool) -> Iterator[MatrixBatch]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedcore.population import identifiers
+from fedcore.population.ingest.plain_names import chosen, encoded
 
 WORD = 8  # bytes
 MOST_WORDS = 8  # of an id that is remembered
@@ -15,7 +15,8 @@ HALF = np.uint64(32)
 
 
 class KnownKeys:
-    """A table of ids and their keys, as large as `memory` allows, in which a new id takes the place of another.
+    """A table of ids and their keys, as large as `memory` allows. An id has two places; where both are taken, it takes
+    the second one over.
 
     keyed: (C, 2) uint64, the keys of C ids; it is asked for those only that the table does not have
     """
@@ -28,7 +29,7 @@ class KnownKeys:
         """((C, 2) uint64 keys, (C,) bool, false only for ids that came before). ids: each once"""
         if not len(ids):
             return np.zeros((0, 2), np.uint64), np.zeros(0, bool)
-        text, lengths = identifiers.encode(list(ids))
+        text, lengths = encoded(ids)
         if self._table is None:
             words = min(-(-int(lengths.max()) // WORD), MOST_WORDS)
             slots = max(self._memory // (WORD * (words + 2)), 1)
@@ -37,32 +38,49 @@ class KnownKeys:
         # NUL is what fills a word, and nothing else what fills a slot that is free
         fits = (lengths > 0) & (lengths <= WORD * words) if text.all() else np.zeros(len(lengths), bool)
         spelled = _in_words(text, lengths, fits, words)
-        slot = _slots(spelled, len(self._table))
-        found = self._table[slot]
-        new = ~fits | (found[:, :words] != spelled).any(axis=1)
+        first, second = _slots(spelled, len(self._table))
+        found = self._table.take(first, axis=0)
+        free = found[:, 0] == 0
+        elsewhere = np.flatnonzero(~_same(found, spelled))
+        found[elsewhere] = self._table.take(second[elsewhere], axis=0)
+        places = elsewhere[~_same(found[elsewhere], spelled[elsewhere])]
+        new = ~fits
+        new[places] = True
         places = np.flatnonzero(new)
-        found[places, words:] = self._keyed([ids[place] for place in places.tolist()])
+        found[places, words:] = self._keyed(chosen(ids, places))
         kept = np.flatnonzero(new & fits)
         found[kept, :words] = spelled[kept]
-        self._table[slot[kept]] = found[kept]
+        self._table[np.where(free[kept], first[kept], second[kept])] = found[kept]
         return found[:, words:], new
+
+
+def _same(found: np.ndarray, spelled: np.ndarray) -> np.ndarray:
+    """(n,) bool, whether these rows of the table are of these ids"""
+    same = found[:, 0] == spelled[:, 0]
+    for word in range(1, spelled.shape[1]):
+        same &= found[:, word] == spelled[:, word]
+    return same
 
 
 def _in_words(text: np.ndarray, lengths: np.ndarray, fits: np.ndarray, words: int) -> np.ndarray:
     """(C, words) uint64, the bytes of each id that fits; the others are 0."""
     padded = np.zeros((len(lengths), WORD * words), np.uint8)
-    if fits.all():
+    longest = int(lengths.max())
+    if fits.all() and (lengths == longest).all():
+        padded[:, :longest] = text.reshape(-1, longest)
+    elif fits.all():
         padded[np.arange(WORD * words) < lengths[:, None]] = text
     else:
         padded[np.arange(WORD * words) < np.where(fits, lengths, 0)[:, None]] = text[np.repeat(fits, lengths)]
     return padded.view(np.uint64)
 
 
-def _slots(spelled: np.ndarray, slots: int) -> np.ndarray:
-    """(C,) int64 place of each; slots: a power of 2"""
+def _slots(spelled: np.ndarray, slots: int) -> tuple[np.ndarray, np.ndarray]:
+    """(C,) int64, the two places of each; slots: a power of 2"""
     mixed = np.zeros(len(spelled), np.uint64)
     for word in spelled.T:
         mixed = (mixed ^ word) * MIX  # which carries upwards only, and the last bytes of an id are the upper ones
         mixed = (mixed ^ (mixed >> HALF)) * MIX
         mixed ^= mixed >> HALF
-    return (mixed & np.uint64(slots - 1)).astype(np.int64)
+    last = np.uint64(slots - 1)
+    return (mixed & last).astype(np.int64), ((mixed >> HALF) & last).astype(np.int64)

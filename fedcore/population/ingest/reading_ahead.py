@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from fedcore.population.sizing import usable_cores
 
@@ -34,14 +34,19 @@ def _threads() -> int:
 
 
 def pieces_held() -> int:
-    """How many pieces there are at once: the one that is used, and those that are being made."""
-    return 1 + _threads()
+    """How many pieces there are at once: the one that is used, those that are being made, and one more to help with."""
+    threads = _threads()
+    return threads + 2 if threads else 1
 
 
-def made_ahead(raw: Iterator[Raw], make: Callable[[Raw], Made], most: int = MOST_THREADS) -> Iterator[tuple[Raw, Made]]:
+def made_ahead(
+    raw: Iterator[Raw], make: Callable[[Raw], Made], most: int = MOST_THREADS, helping: bool = False
+) -> Iterator[tuple[Raw, Made]]:
     """(each, what `make` makes of it), in order; those that follow are being made meanwhile, one for each thread and
     `most` at most, so that memory is bounded. make: releases the interpreter's lock where it takes long. What `raw`
     raises is raised once all before it are used up. On a single core nothing is made ahead.
+
+    helping: whoever would wait for a piece makes a later one meanwhile, so that there is one more of them
     """
     threads = _threads()
     if not threads:
@@ -51,23 +56,54 @@ def made_ahead(raw: Iterator[Raw], make: Callable[[Raw], Made], most: int = MOST
     failed: Exception | None = None
     more = True
     with ThreadPoolExecutor(threads) as pool:
+
+        def begin(most: int) -> None:
+            nonlocal more, failed
+            while more and len(waiting) < most:
+                try:
+                    one = next(raw)
+                except StopIteration:
+                    more = False
+                except Exception as error:
+                    more, failed = False, error
+                else:
+                    waiting.append((one, pool.submit(make, one)))
+
+        ahead = min(threads, most)
         try:
             while True:
-                while more and len(waiting) <= min(threads, most):
-                    try:
-                        one = next(raw)
-                    except StopIteration:
-                        more = False
-                    except Exception as error:
-                        more, failed = False, error
-                    else:
-                        waiting.append((one, pool.submit(make, one)))
+                begin(ahead + 1)
                 if not waiting:
                     break
                 one, made = waiting.popleft()
+                if helping and waiting and not made.done() and waiting[-1][1].cancel():
+                    other, _ = waiting.pop()
+                    waiting.append((other, own := Future()))
+                    begin(ahead + 1)
+                    _make(own, make, other)
                 yield one, made.result()
         finally:
             for _, made in waiting:
                 made.cancel()
     if failed is not None:
         raise failed
+
+
+def _make(future: Future[Made], make: Callable[[Raw], Made], one: Raw) -> None:
+    try:
+        future.set_result(make(one))
+    except Exception as error:
+        future.set_exception(error)
+
+
+def read_ahead(raw: Iterator[Raw]) -> Iterator[Raw]:
+    """The same, each read by a thread while the one before is used. On a single core nothing is read ahead."""
+    if not _threads():
+        yield from raw
+        return
+    end = object()
+    with ThreadPoolExecutor(1) as pool:
+        ahead = pool.submit(next, raw, end)
+        while (one := ahead.result()) is not end:
+            ahead = pool.submit(next, raw, end)
+            yield cast(Raw, one)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from fedcore.population.columns import ColumnEntry, bounds_of
 from fedcore.population.ingest.batches import SHOWN_TOKENS, Account, Batch, bad_counts, count_fault, unusable
 from fedcore.population.ingest.documents import no_document, second_half
 from fedcore.population.ingest.parts import Part, Portion
+from fedcore.population.ingest.plain_names import chosen, plain_names
 from fedcore.population.ingest.readings import Reading, Said, missing_texts, readings_of
 from fedcore.population.ingest.stamps import period_of_each
 from fedcore.population.ingest.table_files import As, Piece, TableFile, check_columns
@@ -241,7 +241,7 @@ class TableSource:
         return [(heldout, good)] if second is None else [(False, good & ~second), (True, good & second)]
 
     def _second_half(
-        self, account: Account, names: list[str], codes: np.ndarray, piece: Piece, good: np.ndarray
+        self, account: Account, names: Sequence[str], codes: np.ndarray, piece: Piece, good: np.ndarray
     ) -> np.ndarray:
         """(n,) bool, whether each row is of a document of the second half; clears `good` for rows of none."""
         coded = piece.columns[len(self.keys) - 1].dictionary_encode()
@@ -260,8 +260,8 @@ class TableSource:
         return second
 
     def _entries(
-        self, account: Account, names: list[str], codes: np.ndarray, piece: Piece, good: np.ndarray
-    ) -> tuple[list[str], np.ndarray]:
+        self, account: Account, names: Sequence[str], codes: np.ndarray, piece: Piece, good: np.ndarray
+    ) -> tuple[Sequence[str], np.ndarray]:
         """(ids of entries, position of each row's); clears `good` for rows of no period of the calendar."""
         assert self.calendar is not None
         numbers, why = period_of_each(piece.columns[1], self.calendar)
@@ -275,38 +275,32 @@ class TableSource:
         return [f"{labels[number - 1]}{BETWEEN}{names[client]}" for client, number in pairs], entries
 
     @staticmethod
-    def _renamed(names: list[str], codes: np.ndarray) -> tuple[list[str], np.ndarray]:
+    def _renamed(names: Sequence[str], codes: np.ndarray) -> tuple[Sequence[str], np.ndarray]:
         """Only the clients that still have a row."""
         there = np.zeros(len(names), bool)
         there[codes] = True
         if there.all():
             return names, codes
-        return [names[code] for code in np.flatnonzero(there).tolist()], (np.cumsum(there) - 1)[codes]
+        return chosen(names, np.flatnonzero(there)), (np.cumsum(there) - 1)[codes]
 
     def _owners(
         self, account: Account, file: TableFile, piece: Piece, good: np.ndarray
-    ) -> tuple[list[str], np.ndarray]:
+    ) -> tuple[Sequence[str], np.ndarray]:
         """(ids of clients, (n,) int64, position of each row's); clears `good` for rows of none."""
         if self.client is None:
             return [f"{file.name}:{number}" for number in piece.records.tolist()], np.arange(len(good))
         clients = piece.columns[0]
         coded = clients.dictionary_encode()
+        plain = None if clients.null_count else plain_names(coded.dictionary)
+        if plain is not None and not any(one in self.na for one in (plain if self.na else ())):
+            return plain, coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
         names = coded.dictionary.to_pylist()
-        faults = self._faults(names)
-        indices = coded.indices.fill_null(len(names)) if clients.null_count else coded.indices
-        codes = indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        if any(faults) or clients.null_count:
-            faults.append("the client id is missing")
-            good &= ~np.array([bool(fault) for fault in faults])[codes]
-            _reject(account, piece, np.flatnonzero(~good), lambda row: faults[codes[row]])
+        faults = [unusable(name) or ("the client id is missing" if name in self.na else "") for name in names]
+        faults.append("the client id is missing")
+        codes = coded.indices.fill_null(len(names)).to_numpy(zero_copy_only=False).astype(np.int64)
+        good &= ~np.array([bool(fault) for fault in faults])[codes]
+        _reject(account, piece, np.flatnonzero(~good), lambda row: faults[codes[row]])
         return names, codes
-
-    def _faults(self, names: list[str | None]) -> list[str]:
-        """Why each cannot be a client's id; nothing at all if each can."""
-        if None not in names and all(names) and "\0" not in "".join(cast(list[str], names)):
-            if not any(one in names for one in self.na):
-                return [""] * len(names)
-        return [unusable(name) or ("the client id is missing" if name in self.na else "") for name in names]
 
     def _rows(self, account: Account, columns, piece: Piece, good: np.ndarray) -> np.ndarray:
         """(n, features) values; clears `good` for bad rows. What lies outside of the bounds is clipped and counted."""

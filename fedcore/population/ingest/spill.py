@@ -22,6 +22,7 @@ from fedcore.population.checks import LARGEST_COUNT, Rows
 from fedcore.population.ingest.batches import Batch
 from fedcore.population.ingest.buckets import ID, KEY, LAST_KEY, Bucket, load, pieces
 from fedcore.population.ingest.known_keys import KnownKeys
+from fedcore.population.ingest.plain_names import chosen
 from fedcore.population.ingest.reading_ahead import made_ahead
 from fedcore.population.periods import Calendar
 from fedcore.population.words import RECORD, checked_words
@@ -373,7 +374,7 @@ def spill_batch(spill: Spill, batch: Batch, known: KnownKeys) -> None:
     """Adds a batch of a keyed source, by the hash of its client ids."""
     keys, new = known(batch.ids)
     spill.heldout |= batch.heldout
-    spill.add(keys[new], [batch.ids[place] for place in np.flatnonzero(new).tolist()])
+    spill.add(keys[new], chosen(batch.ids, np.flatnonzero(new)))
     if batch.x is not None:
         spill.add_rows(batch.heldout, keys.take(batch.codes, axis=0), batch.x)
     elif batch.tokens is not None and batch.amounts is not None:

@@ -130,7 +130,7 @@ class CsvFile:
         blocks = csv_blocks.blocks(self.path, size // pieces_held(), span=span)
         if span is None:
             blocks = csv_blocks.without_header(blocks)
-        for block, table in made_ahead(blocks, parsed):
+        for block, table in made_ahead(blocks, parsed, helping=True):
             if table is None:
                 records, piece = self._slowly(block, wanted, first, account)
                 yield piece

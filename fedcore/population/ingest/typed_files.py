@@ -17,6 +17,7 @@ import numpy as np
 from fedcore.errors import IngestError
 from fedcore.population.ingest.batches import NUMBERS, Account, left_out, listed
 from fedcore.population.ingest.parts import Span, joined
+from fedcore.population.ingest.reading_ahead import read_ahead
 from fedcore.population.ingest.stamps import is_stamp
 from fedcore.population.ingest.table_files import As, Piece, Where, arrow_type
 
@@ -159,7 +160,7 @@ class ParquetFile(_Typed):
 
         with parquet.ParquetFile(self.path, buffer_size=PAGES, pre_buffer=False) as opened:
             groups = range(opened.num_row_groups) if span is None else range(span.start, span.stop)
-            yield from opened.iter_batches(rows, [*groups], columns=columns, use_threads=False)
+            yield from read_ahead(opened.iter_batches(rows, [*groups], columns=columns, use_threads=False))
 
 
 class ArrowFile(_Typed):
@@ -211,7 +212,7 @@ class ArrowFile(_Typed):
 
     def _records(self, columns: list[str], rows: int, span: Span | None) -> Iterator[Any]:
         with self._opened(span) as (_, batches):
-            yield from batches
+            yield from read_ahead(batches)
 
 
 class SqlQuery(_Typed):
