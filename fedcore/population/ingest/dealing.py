@@ -61,10 +61,11 @@ class Dealing:
         low, high = (0, LAST_KEY) if self.calendar is None else key_range(self.calendar)
         return Spill(folder, self.layout, self.memory, low, high)
 
-    def fill(self, spill: Spill, account: Account, part: Part | None = None) -> None:
+    def keys(self) -> KnownKeys:
+        return KnownKeys(keys_of if self.calendar is None else keys_by_period(self.calendar), self.memory // KEYS_SHARE)
+
+    def fill(self, spill: Spill, known: KnownKeys, account: Account, part: Part | None = None) -> None:
         """part: of a table; None: all that the source holds"""
-        keyed = keys_of if self.calendar is None else keys_by_period(self.calendar)
-        known = KnownKeys(keyed, self.memory // KEYS_SHARE)
         source = self.source
         batches = source.batches(account, part) if isinstance(source, TableSource) else source.batches(account)
         for batch in keyed_batches(cast(Iterator[Batch], batches), account, self.nfc):
@@ -101,17 +102,27 @@ class DealPart:
 
     dealing: Dealing
     parts: Sequence[Part]
+    _keys: list[KnownKeys] = field(default_factory=list)  # that this process knows, when they are not in use
+
+    def __reduce__(self) -> tuple[type[DealPart], tuple[Dealing, Sequence[Part]]]:
+        return type(self), (self.dealing, self.parts)
 
     def __call__(self, message: None, number: int) -> dict[str, DealtParts]:
         place = self.dealing.folder / f"part-{number:04d}-{token_hex(4)}"
         place.mkdir()
         made, spill = DealtPart(Account()), self.dealing.spill(place)
         try:
+            known = self._keys.pop()
+        except IndexError:
+            known = self.dealing.keys()
+        known.begin_anew()
+        try:
             with nothing_ahead():  # there are other processes for the other cores
-                self.dealing.fill(spill, made.account, self.parts[number])
+                self.dealing.fill(spill, known, made.account, self.parts[number])
             made.buckets, made.heldout = spill.written(), spill.heldout
         except IngestError as error:
             made.error = error
+        self._keys.append(known)
         return {DEALT: DealtParts({number: made})}
 
 
@@ -122,7 +133,7 @@ def deal(dealing: Dealing, account: Account, sharing: Sharing | None = None) -> 
     spill = dealing.spill(dealing.folder)
     portions = [] if sharing is None else _portions(dealing.source)
     if sharing is None or len(portions) < 2:
-        dealing.fill(spill, account)
+        dealing.fill(spill, dealing.keys(), account)
     else:
         with sharing() as (backend, most):
             dealt = _dealt(dealing, backend, dealt_out(portions, most))

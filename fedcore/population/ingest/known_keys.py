@@ -24,6 +24,14 @@ class KnownKeys:
     def __init__(self, keyed: Callable[[Sequence[str]], np.ndarray], memory: int):
         self._keyed, self._memory = keyed, memory
         self._table: np.ndarray | None = None  # (slots, words of the id, then 2 of the key)
+        self._time = 1
+        self._times: np.ndarray  # (slots,) uint16, when the id there came last
+
+    def begin_anew(self) -> None:
+        """No id has come before, though the keys are known of those that did."""
+        self._time += 1
+        if self._time == 1 << 16:
+            self._time, self._table = 1, None
 
     def __call__(self, ids: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """((C, 2) uint64 keys, (C,) bool, false only for ids that came before). ids: each once"""
@@ -34,23 +42,25 @@ class KnownKeys:
             words = min(-(-int(lengths.max()) // WORD), MOST_WORDS)
             slots = max(self._memory // (WORD * (words + 2)), 1)
             self._table = np.zeros((1 << (slots.bit_length() - 1), words + 2), np.uint64)
+            self._times = np.zeros(len(self._table), np.uint16)
         words = self._table.shape[1] - 2
         # NUL is what fills a word, and nothing else what fills a slot that is free
         fits = (lengths > 0) & (lengths <= WORD * words) if text.all() else np.zeros(len(lengths), bool)
         spelled = _in_words(text, lengths, fits, words)
-        first, second = _slots(spelled, len(self._table))
-        found = self._table.take(first, axis=0)
+        slot, second = _slots(spelled, len(self._table))
+        found = self._table.take(slot, axis=0)
         free = found[:, 0] == 0
-        elsewhere = np.flatnonzero(~_same(found, spelled))
-        found[elsewhere] = self._table.take(second[elsewhere], axis=0)
-        places = elsewhere[~_same(found[elsewhere], spelled[elsewhere])]
-        new = ~fits
-        new[places] = True
-        places = np.flatnonzero(new)
+        elsewhere = np.flatnonzero(~_same(found, spelled) & ~free)
+        slot[elsewhere] = second[elsewhere]
+        found[elsewhere] = self._table.take(slot[elsewhere], axis=0)
+        known = fits & _same(found, spelled)
+        places = np.flatnonzero(~known)
         found[places, words:] = self._keyed(chosen(ids, places))
-        kept = np.flatnonzero(new & fits)
+        kept = places[fits[places]]
         found[kept, :words] = spelled[kept]
-        self._table[np.where(free[kept], first[kept], second[kept])] = found[kept]
+        self._table[slot[kept]] = found[kept]
+        new = ~known | (self._times.take(slot) != self._time)
+        self._times[slot[new & fits]] = self._time
         return found[:, words:], new
 
 
