@@ -25,7 +25,7 @@ NAMES = {
     "plan": "what `fedcore plan` promises of a run of every method, over what the run took",
     "peers": "one iteration of what other libraries offer, on the same rows and one core",
     "orchestration": "what Prefect, its server, Dask and the run store take of a round, cheap or of a second",
-    "ingest": "CSV and Parquet to a population: CPU-microseconds a row, beside Arrow reading the file",
+    "ingest": "CSV and Parquet to a population: microseconds a row, beside Arrow reading the file; with workers",
     "startup": "seconds of small commands in fresh processes, with a Prefect server and without",
     "memory": "peak memory of every process against the number of clients",
     "noise": "secure noise: CPU-microseconds for a cell, beside OpenDP's and NumPy's",

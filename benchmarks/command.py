@@ -70,7 +70,7 @@ def train(
     given = {KEPT[0]: KEPT[1], **os.environ, **environment}
     with tempfile.TemporaryDirectory() as folder:
         words = _words("train", method, population, settings, folder, workers, cache, more)
-        before, began, output = _children(), perf_counter(), Path(folder) / "output"
+        before, began, output = children_cpu(), perf_counter(), Path(folder) / "output"
         with open(output, "w+") as told, open(Path(folder) / "errors", "w+") as said:
             process = subprocess.Popen(words, stdout=told, stderr=said, env=given)
             try:
@@ -80,7 +80,7 @@ def train(
                 process.terminate()
                 process.wait()
                 raise
-            seconds, cpu = perf_counter() - began, _children() - before
+            seconds, cpu = perf_counter() - began, children_cpu() - before
             said.seek(0)
             if process.returncode:
                 raise RuntimeError(said.read().strip() or f"fedcore train ended with {process.returncode}")
@@ -143,7 +143,7 @@ def _watch(process: subprocess.Popen, folder: Path) -> tuple[tuple[int, float], 
     return tuple(found)
 
 
-def _children() -> float:
+def children_cpu() -> float:
     """CPU-seconds of all processes that this one has waited for, and of those that they waited for."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime

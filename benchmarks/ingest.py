@@ -1,17 +1,23 @@
 """Ingest of tables with 20 rows for each of `--clients` clients: CPU-microseconds a row, of the thread that sorts and
 writes, and of all threads; `decode_us` is Arrow reading the file on one thread, and nothing else.
 
-Rows are in random order, but for those that say they are sorted by client.
+Rows are in random order, but for those that say they are sorted by client. Lines with `workers` are of processes that
+share the reading, up to `--workers` of them, in turns with this one alone: what passed (`wall_us`), of which starting
+and ending them (`start_us`); CPU of all processes (`all_us`); and both over those of this process alone.
 """
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time, thread_time
 
 import numpy as np
+from fedcore.tasks.dask_backend import sharing
 
+from benchmarks.command import children_cpu
 from benchmarks.measured import Measured
 from fedcore.population.ingest.ingest import ingest
 from fedcore.randomness import stream
@@ -32,6 +38,8 @@ def measure(options) -> dict:
         }
         rows = options.clients * ROWS
         found = [_row(what, where / name, rows, options.repeats) for what, name in tables.items()]
+        for what in ("csv", "parquet"):
+            found += _shared(what, where / tables[what], rows, options.repeats, options.workers)
     return {"benchmark": "ingest", "rows": found}
 
 
@@ -70,6 +78,53 @@ def _row(what: str, file: Path, rows: int, repeats: int) -> dict:
         "decode_us": decode,
         "all_over_decode": every.over(decode),
     }
+
+
+def _shared(what: str, file: Path, rows: int, repeats: int, most: int) -> list[dict]:
+    """In turns with one process alone, of which the first does not count."""
+    made, taken = file.with_suffix(".made"), []
+    for _ in range(repeats + 1):
+        turn = []
+        for workers in range(most + 1):
+            started = _Started(workers)
+            before = children_cpu()
+            _, own, wall = _seconds(partial(ingest, file, made, sharing=started.sharing if workers else None))
+            turn.append((own + children_cpu() - before, wall, started.seconds))
+            shutil.rmtree(made)
+        taken.append(turn)
+    alone, *others = [
+        [Measured(one / rows * 1e6 for one in each) for each in zip(*turns, strict=True)]
+        for turns in zip(*taken[1:], strict=True)
+    ]
+    return [
+        {
+            "what": what,
+            "rows": rows,
+            "workers": workers,
+            "wall_us": wall,
+            "start_us": start,
+            "all_us": every,
+            "wall_over_alone": wall.over(alone[1]),
+            "all_over_alone": every.over(alone[0]),
+        }
+        for workers, (every, wall, start) in enumerate(others, 1)
+    ]
+
+
+class _Started:
+    """Workers, and the seconds that pass until they are there, and until they are gone again."""
+
+    def __init__(self, workers: int):
+        self.workers, self.seconds = workers, 0.0
+
+    @contextmanager
+    def sharing(self) -> Iterator:
+        began = perf_counter()
+        with sharing(self.workers) as found:
+            self.seconds += perf_counter() - began
+            yield found
+            began = perf_counter()
+        self.seconds += perf_counter() - began
 
 
 def _seconds(function: Callable[[], object]) -> list[float]:

@@ -17,6 +17,8 @@ from time import monotonic, perf_counter, sleep
 import psutil
 from fedcore.flows.server import authorization, server
 
+from benchmarks.command import children_cpu
+
 QUIET = 0.1  # CPU-seconds in a second: a server that has nothing left to do takes less
 PATIENCE = 20.0  # seconds that a server may take to be done with what it was sent
 
@@ -41,18 +43,12 @@ def taken(words: Sequence[str], **environment: str) -> Taken:
     with subprocess.Popen(
         [sys.executable, *words], env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        before = _children()
+        before = children_cpu()
         out, said = process.communicate()
-    seconds, cpu = perf_counter() - began, _children() - before
+    seconds, cpu = perf_counter() - began, children_cpu() - before
     if process.returncode:
         raise RuntimeError(said.strip()[-2000:] or f"{words[:3]} ended with {process.returncode}")
     return Taken(seconds, cpu, out)
-
-
-def _children() -> float:
-    """CPU-seconds of the descendants that were waited for."""
-    spent = os.times()
-    return spent.children_user + spent.children_system
 
 
 class Server:
