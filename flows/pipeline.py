@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, cast
 
 from fedcore.flows.limits import using
@@ -14,6 +15,7 @@ from fedcore.flows.telling import opened, tell, tell_end
 from fedcore.flows.train import go_on, make_run
 from fedcore.tasks.artifacts import key, show_population
 from fedcore.tasks.backends import backend_for
+from fedcore.tasks.dask_backend import sharing
 from fedcore.tasks.events import belonging_to
 from fedcore.tasks.pipelines import make_step, show_pipeline, show_scores
 from prefect import Flow, get_run_logger
@@ -32,6 +34,7 @@ from fedcore.operations.pipelines.page import aside_in_words, files_aside, in_wo
 from fedcore.operations.pipelines.running import run_pipeline
 from fedcore.operations.pipelines.steps import Train
 from fedcore.operations.schedule import Compute
+from fedcore.population.ingest.dealing import Sharing
 from fedcore.population.store import Population
 from fedcore.storage.files import Place, place
 from fedcore.training.request import TrainRequest
@@ -61,6 +64,9 @@ class FlowHands:
     def backend(self, population: Population, compute: Compute, private: bool):
         with backend_for(population, compute.workers, compute.dask, private) as backend:
             yield backend
+
+    def sharing(self, workers: int | None) -> Sharing | None:
+        return None if workers is None else partial(sharing, workers)
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------

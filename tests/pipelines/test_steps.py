@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import contextmanager
 
 import pytest
 
@@ -12,6 +13,7 @@ from fedcore.operations.pipelines import doing, journal
 from fedcore.operations.pipelines.doing import OwnHands
 from fedcore.operations.pipelines.page import pipeline_page
 from fedcore.operations.pipelines.running import run_pipeline
+from fedcore.population.ingest import parts
 from fedcore.population.store import Population
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run
@@ -50,6 +52,27 @@ def test_a_file_is_ingested_once_whatever_it_is_called_and_whenever_it_comes(tmp
     assert names(place) == ["copy of one.csv", "late.csv"] and population.n_clients == 4 and population.version == 2
     assert population.manifest.n_rows == sum(1 + number % 3 for clients in (3, 2) for number in range(clients))
     assert third["train-open"].facts["version"] == 2
+
+
+def test_a_large_table_is_read_by_the_workers_that_the_step_names(tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "LEAST_BYTES", 10)
+    started = []
+
+    class Several(OwnHands):
+        def sharing(self, workers):
+            @contextmanager
+            def here():
+                started.append(workers)
+                yield InProcessBackend(), workers
+
+            return here
+
+    place = Place(tmp_path, OPEN + HEAD + INGEST + "workers = 3\n")
+    place.arrive("one.csv", *("abcdefgh" * 2))
+    assert status(records(place, 1, hands=Several(report=False))) == ["done"] and started == [3]
+    place.arrive("two.csv", *("abcdefghi" * 2))
+    assert status(records(place, 2)) == ["done"] and started == [3]  # without a server by this process
+    assert Population.open(place.population).n_clients == 9
 
 
 def test_a_corrupt_file_is_set_aside_until_it_is_another_and_the_others_go_on(tmp_path):

@@ -19,6 +19,7 @@ from fedcore.operations.pipelines.journal import TIME
 from fedcore.operations.pipelines.steps import Ingest, Pipeline
 from fedcore.population.conversion import open_cohort
 from fedcore.population.deliveries import Delivered
+from fedcore.population.ingest.dealing import Sharing
 from fedcore.population.ingest.ingest import ingest
 from fedcore.population.ingest.schema import read_schema
 from fedcore.population.periods import label_at
@@ -87,8 +88,10 @@ def existing(where: str) -> Population | None:
         return None
 
 
-def append(step: Ingest, pipeline: Pipeline, at: datetime, aside: dict[str, Aside]) -> Appended:
-    """Make the version. aside: files that were set aside before, by name.
+def append(
+    step: Ingest, pipeline: Pipeline, at: datetime, aside: dict[str, Aside], sharing: Sharing | None = None
+) -> Appended:
+    """Make the version. aside: files that were set aside before, by name. sharing: as for `ingest`
 
     Raises IngestError if the folder of the files is not there, ConfigError for a URL, and what writing a population
     raises: a full disk, another writer.
@@ -107,15 +110,15 @@ def append(step: Ingest, pipeline: Pipeline, at: datetime, aside: dict[str, Asid
     trying, bad_rows, made = files.new, 0, None
     while trying and made is None:
         try:
-            made = _one_append(step, pipeline, population, trying, when)
+            made = _one_append(step, pipeline, population, trying, when, sharing)
             bad_rows = made.manifest.provenance.bad_rows
         except _Overtaken:
-            return append(step, pipeline, at, aside)
+            return append(step, pipeline, at, aside, sharing)
         except IngestError as error:
             steady = [file for file in trying if _same(file, folder_of(step.files))]
             files.later += [file.name for file in trying if file not in steady]
             if len(steady) == len(trying):
-                good, bad = _rehearsed(step, pipeline, population, trying, when)
+                good, bad = _rehearsed(step, pipeline, population, trying, when, sharing)
                 if not bad:  # each by itself, and not together
                     good, bad = [], [_aside(file, error) for file in trying]
                 asides += bad
@@ -177,7 +180,12 @@ def _same(file: Found, folder: Path) -> bool:
 
 
 def _one_append(
-    step: Ingest, pipeline: Pipeline, population: Population | None, files: Sequence[Found], when: str
+    step: Ingest,
+    pipeline: Pipeline,
+    population: Population | None,
+    files: Sequence[Found],
+    when: str,
+    sharing: Sharing | None,
 ) -> Population:
     def unchanged() -> Delivered:
         newest = existing(pipeline.population)  # which nobody else writes to now
@@ -190,7 +198,7 @@ def _one_append(
                 )
         return _came(pipeline, files, when)
 
-    return _ingest(step, pipeline, population, files, when, unchanged)
+    return _ingest(step, pipeline, population, files, when, unchanged, sharing)
 
 
 def _aside(file: Found, error: IngestError) -> Aside:
@@ -199,7 +207,12 @@ def _aside(file: Found, error: IngestError) -> Aside:
 
 
 def _rehearsed(
-    step: Ingest, pipeline: Pipeline, population: Population | None, files: Sequence[Found], when: str
+    step: Ingest,
+    pipeline: Pipeline,
+    population: Population | None,
+    files: Sequence[Found],
+    when: str,
+    sharing: Sharing | None,
 ) -> tuple[list[Found], list[Aside]]:
     """(files that can be ingested by themselves, the others with what is wrong)."""
 
@@ -209,7 +222,7 @@ def _rehearsed(
     good, bad = [], []
     for file in files:
         try:
-            _ingest(step, pipeline, population, [file], when, enough)
+            _ingest(step, pipeline, population, [file], when, enough, sharing)
         except _Read:
             good.append(file)
         except IngestError as error:
@@ -224,6 +237,7 @@ def _ingest(
     files: Sequence[Found],
     when: str,
     delivered: Callable[[], Delivered],
+    sharing: Sharing | None,
 ) -> Population:
     new = population is None
     said: dict[str, Any] = {} if step.schema_file is None else read_schema(Path(step.schema_file))
@@ -242,6 +256,7 @@ def _ingest(
         append=not new,
         tolerance=LEFT_OUT if step.bad_rows == "leave_out" else 0,
         delivered=delivered,
+        sharing=sharing,
         **said,
     )
 

@@ -28,6 +28,7 @@ from fedcore.operations.pipelines.law import Ready
 from fedcore.operations.pipelines.steps import Evaluate, Export, Forget, Ingest, Personalise, Step, Train, label
 from fedcore.operations.schedule import Compute
 from fedcore.operations.series import public_population
+from fedcore.population.ingest.dealing import Sharing
 from fedcore.population.store import Population
 from fedcore.rounds.engine import Backend, InProcessBackend
 from fedcore.runs.run_files import read_json
@@ -56,6 +57,9 @@ class Hands(Protocol):
     def backend(self, population: Population, compute: Compute, private: bool) -> AbstractContextManager[Backend]:
         """Who answers blocks of a population."""
 
+    def sharing(self, workers: int | None) -> Sharing | None:
+        """Who reads a table in parts; None: whoever makes the step, alone."""
+
 
 class OwnHands:
     """Everything in this process. report: whether runs get one"""
@@ -76,6 +80,9 @@ class OwnHands:
     @contextmanager
     def backend(self, population: Population, compute: Compute, private: bool):
         yield InProcessBackend()
+
+    def sharing(self, workers: int | None) -> Sharing | None:
+        return None
 
 
 def do_step(ready: Ready, called: str, at: datetime, hands: Hands) -> StepRecord:
@@ -127,7 +134,7 @@ def _record(step: Step, status: Any, what: str, **more: Any) -> StepRecord:
 
 def _ingest(ready: Ready, step: Ingest, at: datetime, hands: Hands) -> StepRecord:
     journal = read_journal(ready.pipeline.runs, ready.pipeline.name)
-    made = append(step, ready.pipeline, at, journal.set_aside())
+    made = append(step, ready.pipeline, at, journal.set_aside(), hands.sharing(step.workers))
     new = len(made.new)
     words = [f"{new} new file{'s' * (new != 1)}{'' if made.version is None else f' in version {made.version}'}"]
     words += [f"{len(made.files.known)} known"] if made.files.known else []

@@ -51,6 +51,9 @@ class Ingest(_Step):
     timezone: str = Field("UTC", description="whose days these are")
     schema_file: str | None = Field(None, min_length=1, description="TOML file that says what a table holds")
     options: dict[str, Any] = Field(default_factory=dict, description="as of `fedcore population ingest`")
+    workers: int | None = Field(
+        None, ge=1, le=256, description="processes that read a large table in parts, on a server; by default one"
+    )
     newcomers: int | None = Field(
         None, ge=0, description="clients that are declared, in public, to come with each append that opens a cohort"
     )

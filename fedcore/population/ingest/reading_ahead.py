@@ -77,8 +77,8 @@ def made_ahead(
                     break
                 one, made = waiting.popleft()
                 if helping and waiting and not made.done() and waiting[-1][1].cancel():
-                    other, _ = waiting.pop()
-                    waiting.append((other, own := Future()))
+                    other, own = waiting.pop()[0], Future[Made]()
+                    waiting.append((other, own))
                     begin(ahead + 1)
                     _make(own, make, other)
                 yield one, made.result()

@@ -298,7 +298,7 @@ class Spill:
         step = max(self.memory // 2 // self.layout.record.itemsize, 1)
         files = [bucket.files(log) for log in ("train", "heldout")]
         if self.layout.kind == "rows":
-            return LargeClient(int(first["k1"]), name, *files, self.layout, step)
+            return LargeClient(int(first["k1"]), name, files[0], files[1], self.layout, step)
         if self.layout.kind == "words":
             parts = [self._words_of(each, step) for each in files]
             return Clients(np.array([first["k1"]]), [name], parts[0], parts[1] if self.heldout else None)

@@ -201,7 +201,7 @@ class ArrowFile(_Typed):
 
     def _batches(self) -> Iterator[Span]:
         """A stream is not known before it is read, and is one span."""
-        first, whole = 0, self.path.stat().st_size
+        first, whole = 0, os.stat(self.path).st_size
         with self._opened(columns=[0]) as (reader, batches):
             if not hasattr(reader, "num_record_batches"):
                 yield Span(0, 1, whole)
