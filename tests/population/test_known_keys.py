@@ -1,9 +1,11 @@
 """Keys that are looked up are those that would be made."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from fedcore.population.ingest.known_keys import KnownKeys
+from fedcore.population.ingest.plain_names import chosen, encoded, plain_names
 from fedcore.population.ingest.spill import keys_of
 
 
@@ -38,6 +40,35 @@ def test_an_id_that_comes_again_is_not_new():
     for odd in (["b\0", "b"], [""]):  # NUL is what words are filled up with
         keys, new = known(odd)
         assert new.all() and np.array_equal(keys, keys_of(odd))
+
+
+@pytest.mark.parametrize("memory", [1 << 7, 1 << 16])
+def test_what_begins_anew_has_no_ids_and_all_keys(memory):
+    """Ids of every round are new in it, once, and their keys are made again only where they were forgotten."""
+    made, ids = [], [f"client {number}" for number in range(200)]
+    known = KnownKeys(lambda asked: made.extend(asked) or keys_of(asked), memory)
+    for _ in range(3):
+        known.begin_anew()
+        seen = set()
+        for wanted in (ids[:120], ids[80:]):
+            keys, new = known(wanted)
+            assert np.array_equal(keys, keys_of(wanted))
+            assert seen.issuperset(one for one, fresh in zip(wanted, new, strict=True) if not fresh)
+            seen.update(wanted)
+        assert memory == 1 << 7 or not new[:40].any()
+    assert (len(made) < 250) == (memory == 1 << 16)
+
+
+def test_plain_names_are_those_of_the_text():
+    """ASCII without NUL, each of a letter at least; also where Arrow begins in the middle."""
+    texts = pa.array(["left out", "ann", "b", "and a longer one", "zoe"])[1:]
+    names = plain_names(texts)
+    assert [*names] == texts.to_pylist() and names[-1] == "zoe" and names[1:3] == ["b", "and a longer one"]
+    assert chosen(names, np.array([0, 2])) == ["ann", "and a longer one"] and chosen(names, np.array([], int)) == []
+    letters, lengths = encoded(names)
+    assert letters.tobytes() == b"annband a longer onezoe" and lengths.tolist() == [3, 1, 16, 3]
+    for odd in (["a", ""], ["a", "é"], ["a\0b"], []):
+        assert plain_names(pa.array(odd, pa.string())) is None
 
 
 @pytest.mark.parametrize("form", ["{:d}", "{:08d}", "client-{:09d}", "{:016d}", "{:d} of many and many clients"])

@@ -8,7 +8,7 @@ import pytest
 from fedcore.population import writer
 from fedcore.population.ingest import reading_ahead
 from fedcore.population.ingest.ingest import ingest
-from fedcore.population.ingest.reading_ahead import made_ahead
+from fedcore.population.ingest.reading_ahead import made_ahead, nothing_ahead, pieces_held, read_ahead
 from fedcore.population.ingest.spill import Spill
 
 
@@ -35,6 +35,43 @@ def test_no_more_are_held_than_allowed(monkeypatch):
     for done, (one, _) in enumerate(made_ahead((taken.append(n) or n for n in range(9)), str, most=1)):
         assert one == done and len(taken) - done <= 2
     assert taken == [*range(9)]
+
+
+@pytest.mark.parametrize("cores", [2, 4])
+def test_whoever_would_wait_makes_a_later_piece_itself(monkeypatch, cores):
+    """In order all the same; what goes wrong with a piece is told in its turn, whoever made it."""
+    monkeypatch.setattr(reading_ahead, "usable_cores", lambda: cores)
+    here, taken, makers = threading.get_ident(), [], set()
+
+    def make(number):
+        makers.add(threading.get_ident() == here)
+        threading.Event().wait(0.002)
+        return 1 / (number - 25)
+
+    with pytest.raises(ZeroDivisionError):
+        for done, (one, made) in enumerate(made_ahead((taken.append(n) or n for n in range(50)), make, helping=True)):
+            assert (one, made) == (done, 1 / (done - 25)) and len(taken) - done <= cores + 1 == pieces_held()
+    assert done == 24 and makers == {True, False}
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_what_is_read_ahead_comes_in_order(monkeypatch, cores):
+    monkeypatch.setattr(reading_ahead, "usable_cores", lambda: cores)
+    readers = set()
+
+    def raw():
+        for number in range(9):
+            readers.add(threading.get_ident() == here)
+            yield number
+        raise OSError("damaged")
+
+    here, seen = threading.get_ident(), []
+    with pytest.raises(OSError, match="damaged"):
+        seen.extend(read_ahead(raw()))
+    assert seen == [*range(9)] and readers == {cores == 1}
+    with nothing_ahead():
+        assert pieces_held() == 1 and next(read_ahead(raw())) == 0 and (cores == 1) in readers
+    assert pieces_held() == (1 if cores == 1 else 3)
 
 
 @pytest.mark.parametrize("cores", [1, 3])
