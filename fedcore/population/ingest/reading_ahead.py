@@ -107,3 +107,8 @@ def read_ahead(raw: Iterator[Raw]) -> Iterator[Raw]:
         while (one := ahead.result()) is not end:
             ahead = pool.submit(next, raw, end)
             yield cast(Raw, one)
+
+
+def read_at_once() -> int:
+    """How many of what is `read_ahead` there are: the one that is used, one that waits, one that is being read."""
+    return 3 if _threads() else 1

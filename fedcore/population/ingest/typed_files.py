@@ -17,7 +17,7 @@ import numpy as np
 from fedcore.errors import IngestError
 from fedcore.population.ingest.batches import NUMBERS, Account, left_out, listed
 from fedcore.population.ingest.parts import Span, joined
-from fedcore.population.ingest.reading_ahead import read_ahead
+from fedcore.population.ingest.reading_ahead import read_ahead, read_at_once
 from fedcore.population.ingest.stamps import is_stamp
 from fedcore.population.ingest.table_files import As, Piece, Where, arrow_type
 
@@ -45,7 +45,7 @@ class _Typed(ABC):
         self, wanted: Mapping[str, As], size: int, account: Account, span: Span | None = None
     ) -> Iterator[Piece]:
         self._refuse_words(wanted, account)
-        rows, first = max(size * 24 // (32 * (len(wanted) + 4)), 64), 0 if span is None else span.first
+        rows, first = max(size * 24 // (32 * (len(wanted) + 4) * read_at_once()), 64), 0 if span is None else span.first
         with self._whole():
             for batch in self._records([*wanted], rows, span):
                 for start in range(0, batch.num_rows, rows):
