@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -32,6 +33,8 @@ from fedcore.population.slots import Slot
 from fedcore.population.store import Population, stored_client_ids
 from fedcore.population.words import checked_words
 from fedcore.storage import digests, files
+
+CLOSERS = 2  # threads: they wait for the disk, too
 
 
 @dataclass
@@ -133,8 +136,10 @@ class PopulationWriter:
         self._blocks: list[BlockEntry] = []
         self._hashes: list[np.ndarray] = []
         self._open: BlockWriter | None = None
-        self._closer = ThreadPoolExecutor(1) if usable_cores() > 1 else None  # of a block, while the next is filled
-        self._closing: Future[BlockEntry] | None = None
+        self._closer = (
+            ThreadPoolExecutor(CLOSERS) if usable_cores() > 1 else None
+        )  # of blocks, while the next are filled
+        self._closing: deque[tuple[int, Future[BlockEntry]]] = deque()  # (bytes of the block, its entry)
         self._slots = 0
         self._made: list[Path] = []  # what disappears again without a commit
         self._lock = ExitStack()  # holds the writer lock
@@ -273,23 +278,25 @@ class PopulationWriter:
         self.clients += entry.clients
 
     def close_block(self) -> None:
-        """Ends the open block here: on a leaf boundary, or after the last client. Its files are there once the next
-        block is closed, or the version committed; what goes wrong with them is raised then, if not now.
+        """Ends the open block here: on a leaf boundary, or after the last client. Its files are there once CLOSERS
+        more are closed, or the version committed; what goes wrong with them is raised by then, if not now.
         """
         if self._open is not None:
-            self._await_closed()
+            size = self._open.bytes
+            self._await_closed(CLOSERS - 1, self.stream_bytes - size)
             with self._writing():
                 if self._closer is None:
                     self._blocks.append(self._open.close())
                 else:
-                    self._closing = self._closer.submit(self._open.close)
+                    self._closing.append((size, self._closer.submit(self._open.close)))
             self._open = None
 
-    def _await_closed(self) -> None:
-        if self._closing is not None:
+    def _await_closed(self, blocks: int = 0, size: int = 0) -> None:
+        """Until so many are being closed, with so many bytes."""
+        while self._closing and (len(self._closing) > blocks or sum(held for held, _ in self._closing) > size):
             with self._writing():
-                self._blocks.append(self._closing.result())
-            self._closing = None
+                self._blocks.append(self._closing[0][1].result())
+            self._closing.popleft()
 
     def _close_all(self) -> None:
         self.close_block()

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -251,6 +252,29 @@ def test_a_block_that_cannot_be_closed_fails_the_version(tmp_path, monkeypatch, 
             with pytest.raises(PopulationError, match="failed half-way"):
                 writer.commit()
         assert not (tmp_path / "p").exists()
+
+
+def test_blocks_keep_their_order_whichever_is_closed_first(tmp_path, monkeypatch):
+    """Two at once, if both fit into what an array may hold; a larger one waits until those before are on the disk."""
+    monkeypatch.setattr(population_writer, "usable_cores", lambda: 4)
+    real, closing, most = block_writer.BlockWriter.close, set(), []
+
+    def slow(self):
+        closing.add(self.first)
+        threading.Event().wait(0.03 if self.first == 0 else 0)
+        most.append(len(closing))
+        closing.discard(self.first)
+        return real(self)
+
+    monkeypatch.setattr(block_writer.BlockWriter, "close", slow)
+    for stream_bytes, at_once in ((1 << 20, 2), (1, 1)):
+        most.clear()
+        place, options = tmp_path / f"{at_once}", {"clients_per_leaf": 2, "clients_per_block": 2}
+        with PopulationWriter(place, "counts", 7, stream_bytes=stream_bytes, **options) as writer:
+            writer.write(names(0, 8), some_counts(8))
+            made = writer.commit()
+        assert [block.first for block in made.blocks] == [0, 2, 4, 6] and max(most) == at_once and made.verify().ok
+        np.testing.assert_array_equal(all_counts(made), some_counts(8).toarray())
 
 
 def test_new_version_shares_blocks(counts_population):

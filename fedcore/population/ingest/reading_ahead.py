@@ -36,7 +36,7 @@ def _threads() -> int:
 def pieces_held() -> int:
     """How many pieces there are at once: the one that is used, those that are being made, and one more to help with."""
     threads = _threads()
-    return threads + 2 if threads else 1
+    return threads + 3 if threads else 1
 
 
 def made_ahead(
@@ -69,7 +69,7 @@ def made_ahead(
                 else:
                     waiting.append((one, pool.submit(make, one)))
 
-        ahead = min(threads, most)
+        ahead = min(threads, most) + helping
         try:
             while True:
                 begin(ahead + 1)
