@@ -15,12 +15,13 @@ from threadpoolctl import threadpool_info
 
 from fedcore.errors import ChunkError, MethodError, SensitivityError, UnplannedRelease, WorkerFailed
 from fedcore.rounds.caches import BLOCKS
-from fedcore.rounds.clients import Source, checked_answer, keep_freed_memory, memory_file
+from fedcore.rounds.clients import Source, checked_answer, memory_file
 from fedcore.rounds.engine import InProcessBackend, Training
 from fedcore.rounds.method import PublicFacts
 from fedcore.rounds.statistics import FloatSum
 from fedcore.runs.store import Run
 from fedcore.storage.arrays import read_values
+from fedcore.storage.freed_memory import keep_freed_memory
 from tests.conftest import small_counts, write_counts
 from tests.toy import Toy, ToyConfig
 

@@ -5,11 +5,10 @@ A `Source` says where the data of a round are; an `Answer` is the function that 
 
 from __future__ import annotations
 
-import ctypes
 import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from threading import Lock
@@ -29,11 +28,11 @@ from fedcore.rounds.statistics import FileDigests, Statistics, merge
 from fedcore.storage import files, raw_arrays
 from fedcore.storage.arrays import read_values, write_values
 from fedcore.storage.files import Place, place
+from fedcore.storage.freed_memory import keep_freed_memory
 from fedcore.storage.ranges import Ranges
 
 DEFAULT_CACHE_BYTES = 512 * 2**20
 DEFAULT_STREAM_ABOVE = 512 * 2**20
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 WRITTEN = "files of memories"  # name of the digests of what was written, beside the statistics of the clients
 Answering = Callable[[Message, int], Statistics | None]  # of (message, block); None: nobody is in the block
 MOST_PARTS = 8  # of a leaf that are answered one by one: their overhead is then that of a copy
@@ -99,17 +98,6 @@ def _population(source: Source) -> Population:
 def _blas() -> ThreadpoolController:
     """The BLAS of this process; looking for it takes as long as a small block's work, so it is done once."""
     return ThreadpoolController()
-
-
-@cache
-def keep_freed_memory() -> None:
-    """glibc hands freed megabytes back to the system, and leaf after leaf, round after round then faults their pages in
-    anew, which can take as long as the arithmetic. This process keeps some of it instead.
-    """
-    with suppress(OSError, AttributeError):  # another libc
-        libc = ctypes.CDLL(None)
-        libc.mallopt(M_TRIM_THRESHOLD, 128 * 2**20)
-        libc.mallopt(M_MMAP_THRESHOLD, 32 * 2**20)
 
 
 _limiting, _limited = Lock(), 0  # how many threads of this process want BLAS to take one

@@ -25,6 +25,7 @@ from fedcore.population.ingest.reading_ahead import nothing_ahead
 from fedcore.population.ingest.sources_table import TableSource
 from fedcore.population.ingest.spill import KEYS_SHARE, Layout, Spill, key_range, keys_by_period, keys_of, spill_batch
 from fedcore.population.periods import Calendar
+from fedcore.storage.freed_memory import keep_freed_memory
 
 DEALT = "dealt"
 
@@ -108,6 +109,7 @@ class DealPart:
         return type(self), (self.dealing, self.parts)
 
     def __call__(self, message: None, number: int) -> dict[str, DealtParts]:
+        keep_freed_memory()
         place = self.dealing.folder / f"part-{number:04d}-{token_hex(4)}"
         place.mkdir()
         made, spill = DealtPart(Account()), self.dealing.spill(place)
