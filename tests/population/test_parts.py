@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import pickle
 import random
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -25,16 +26,23 @@ LONG = ["client", "token", "count"]
 
 
 class OneAfterAnother(InProcessBackend):
-    """In an odd order, and each part twice, as after the death of a worker; the first answers are thrown away."""
+    """In an odd order, and each part twice, as after the death of a worker; the first answers are thrown away. What is
+    asked and answered is copied as on its way to other processes.
+    """
 
     asked = 0
 
     def map_blocks(self, function, message, blocks, sizes=None):
         mixed = random.Random(7).sample(list(blocks), len(blocks))
         type(self).asked = len(mixed)
+        here = copied(function)
         for block in mixed:
-            function(message, block)
-        return super().map_blocks(function, message, mixed, sizes)
+            here(message, block)
+        return copied(super().map_blocks(here, message, mixed, sizes))
+
+
+def copied(value):
+    return pickle.loads(pickle.dumps(value))
 
 
 @contextmanager
@@ -120,16 +128,16 @@ def feather(folder):
 
 
 def lines(folder):
-    text = [json.dumps({"client": client, "x": x, "y": y}) for client, x, y in numbers()]
-    (folder / "a.jsonl").write_text("\n".join([*text[:30], "", " ", *text[30:]]))
+    text = [json.dumps({"client": client, "x": x, "y": y}) for client, x, y in numbers(30)]
+    (folder / "a.jsonl").write_text("\n".join([*text[:13], "", " ", *text[13:]]))
     return folder / "a.jsonl", {}
 
 
 def records(folder):
     """Rows without clients, which are called by their number; blank lines and those in quotes are none."""
-    rows = [(i, "yes" if i % 3 else "no\nand no") for i in range(50)]
+    rows = [(i, "yes" if i % 3 else "no\nand no") for i in range(30)]
     file = written(folder / "a.csv", ["x", "y"], rows)
-    file.write_text(file.read_text().replace("\r", "").replace("\n7,", "\n\n7,").replace("\n40,", "\n\n\n40,"))
+    file.write_text(file.read_text().replace("\r", "").replace("\n7,", "\n\n7,").replace("\n20,", "\n\n\n20,"))
     return file, {"unit": "record", "categories": {"y": ["yes", "no\nand no"]}}
 
 
@@ -187,6 +195,7 @@ def test_what_is_appended_in_parts_is_the_same(tmp_path, case):
     assert found[0] == found[1] and OneAfterAnother.asked == 3
 
 
+@pytest.mark.slow
 def test_clients_larger_than_memory(tmp_path, monkeypatch):
     """Rows in tiles, counts and words added up, from the files of several parts; other buckets are dealt out again."""
     monkeypatch.setattr(ingest_module, "LEAST_MEMORY", 1)
