@@ -1,16 +1,20 @@
 """The ingest flow offers what the command line does, in groups, and reads the same file of a schema."""
 
 import inspect
+from contextlib import contextmanager
 
 import pytest
 import typer.main
 from fedcore.flows.ingest import ingest_files, ingest_flow
+from prefect.logging import disable_run_logger
 
 from fedcore.cli.populations import population_app
 from fedcore.errors import ConfigError, IngestError
+from fedcore.population.ingest import parts
 from fedcore.population.ingest.ingest import ingest
 from fedcore.population.ingest.request import CalendarPeriods, Declarations, Limits, Reading, TableColumns, arguments
 from fedcore.population.store import Population
+from fedcore.rounds.engine import InProcessBackend
 from tests.command import works
 
 GROUPS = (Reading, TableColumns, CalendarPeriods, Declarations, Limits)
@@ -81,6 +85,25 @@ def test_the_groups_have_every_option():
     other_names = {"schema": "schema_file", "date": "dates", "category": "categories", "boolean": "booleans"}
     assert {other_names.get(name, name) for name in offered} <= there
     assert {"reading", "table", "periods", "declared", "limits"} <= {*inspect.signature(ingest_flow.fn).parameters}
+
+
+def test_the_flow_and_the_command_take_workers(tmp_path, monkeypatch):
+    started = []
+
+    @contextmanager
+    def several(workers):
+        started.append(workers)
+        yield InProcessBackend(), workers
+
+    monkeypatch.setattr(parts, "LEAST_BYTES", 20)
+    for module in ("flows.ingest", "tasks.dask_backend"):
+        monkeypatch.setattr(f"fedcore.{module}.sharing", several)
+    (tmp_path / "t.csv").write_text("client,x\n" + "".join(f"c{number % 7},{number}\n" for number in range(40)))
+    with disable_run_logger():
+        ingest_files.fn(str(tmp_path / "t.csv"), str(tmp_path / "p"), {"client": "client"}, 3)
+    works("population", "ingest", tmp_path / "t.csv", tmp_path / "q", "--workers", "2")
+    assert started == [3, 2]
+    assert Population.open(tmp_path / "p").read(0).x.tobytes() == Population.open(tmp_path / "q").read(0).x.tobytes()
 
 
 def test_what_prefect_is_told_of_bad_rows_is_where_they_are(tmp_path):
