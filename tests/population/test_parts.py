@@ -269,8 +269,10 @@ def test_small_sources_and_others_than_tables_start_nobody(tmp_path, monkeypatch
         raise AssertionError("workers were started")
 
     monkeypatch.undo()
+    folder, _ = rows_with_line_breaks(tmp_path)
+    ingest(folder, tmp_path / "p", sharing=nobody)  # two files
     file, _ = rows_plain(tmp_path)
-    ingest(file, tmp_path / "p", sharing=nobody)
+    ingest(file, tmp_path / "o", sharing=nobody)
     monkeypatch.setattr(parts, "LEAST_BYTES", 1)
     np.savez(tmp_path / "a.npz", x=np.ones((5, 2)), client=np.arange(5))
     ingest(tmp_path / "a.npz", tmp_path / "q", sharing=nobody)

@@ -134,11 +134,12 @@ def deal(dealing: Dealing, account: Account, sharing: Sharing | None = None) -> 
     """
     spill = dealing.spill(dealing.folder)
     portions = [] if sharing is None else _portions(dealing.source)
-    if sharing is None or len(portions) < 2:
+    worthwhile = sum(portion.span.size for portion in portions) // parts.LEAST_BYTES
+    if sharing is None or min(worthwhile, len(portions)) < 2:
         dealing.fill(spill, dealing.keys(), account)
     else:
         with sharing() as (backend, most):
-            dealt = _dealt(dealing, backend, dealt_out(portions, most))
+            dealt = _dealt(dealing, backend, dealt_out(portions, min(most, worthwhile)))
         for part in dealt:
             account.add(part.account)
             if part.error is not None:
