@@ -15,6 +15,10 @@ CHILD = """
 import json, sys
 from fedcore.population.ingest.ingest import ingest
 import numcodecs.blosc, pyarrow.csv, pyarrow.parquet, zarr
+try:
+    import pandas  # which Arrow imports where it is installed
+except ImportError:
+    pass
 source, dest, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 
 def peak():  # of this program alone; ru_maxrss would include what the parent held before the exec
