@@ -17,7 +17,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from fedcore.errors import ConfigError
@@ -47,39 +47,46 @@ NO_PAGES = {"PREFECT_UI_URL": ""}  # so that nobody is sent to them
 
 
 @contextmanager
-def server(ui: bool = True) -> Iterator[str]:
+def server(ui: bool = True, first: Callable[[], object] | None = None) -> Iterator[str]:
     """The base address of the server that PREFECT_API_URL names, or of one started here on loopback, which ends with
     the block, or with this process. Meanwhile the environment has its address and password.
 
     Args:
         ui: whether it shows runs in a browser, and starts what is scheduled
+        first: called when the environment has them, before the server is started: the first one that may import
+            Prefect. Without an address Prefect would start one more server, which knows no password
 
-    Raises ConfigError if it does not come up.
+    Raises ConfigError if it does not come up, and what `first` raises.
     """
     address = os.environ.get(ADDRESS)
     if address:
+        if first is not None:
+            first()
         yield address.removesuffix("/api")
         return
     password = os.environ.get(ASKED_FOR) or f"fedcore:{secrets.token_urlsafe(32)}"
     with port_taken() as taken:
         base = f"http://127.0.0.1:{taken.getsockname()[1]}"
         own = {"PREFECT_SERVER_UI_API_URL": f"{base}/api", "PREFECT__SERVER_FINAL": "1", ASKED_FOR: password}
-        process = subprocess.Popen(
-            [sys.executable, "-c", SERVER, "--factory", "prefect.server.api.server:create_app"]
-            + ["--fd", str(taken.fileno()), "--log-level", "error", "--lifespan", "on"],
-            env=os.environ | own | ({} if ui else WITHOUT_UI),
-            pass_fds=[taken.fileno()],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            _wait(base, process)
-            with _environment({ADDRESS: f"{base}/api", GIVEN: password} | ({} if ui else NO_PAGES)):
+        its_environment = os.environ | own | ({} if ui else WITHOUT_UI)
+        with _environment({ADDRESS: f"{base}/api", GIVEN: password} | ({} if ui else NO_PAGES)):
+            if first is not None:
+                first()
+            process = subprocess.Popen(
+                [sys.executable, "-c", SERVER, "--factory", "prefect.server.api.server:create_app"]
+                + ["--fd", str(taken.fileno()), "--log-level", "error", "--lifespan", "on"],
+                env=its_environment,
+                pass_fds=[taken.fileno()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            try:
+                _wait(base, process)
                 yield base
-        finally:
-            _stop(process)
+            finally:
+                _stop(process)
 
 
 def port_taken() -> socket.socket:

@@ -52,11 +52,14 @@ def serve(
 
     kept = None if keep_blocks is None else parse_bytes(keep_blocks)
     content = read_file(file)
-    if not unchecked:
-        _check(file, content)
-    _tell(expectations(content.deployment))
+
+    def ready() -> None:
+        if not unchecked:
+            _check(file, content)
+        _tell(expectations(content.deployment))
+
     own, chosen = not os.environ.get("PREFECT_API_URL"), os.environ.get("PREFECT_SERVER_API_AUTH_STRING")
-    with import_module("fedcore.flows.server").server() as base:
+    with import_module("fedcore.flows.server").server(first=ready) as base:
         _tell([f"Prefect UI: {base}"])
         if own and chosen:
             _tell(["It asks for the value of PREFECT_SERVER_API_AUTH_STRING."])

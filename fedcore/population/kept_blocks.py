@@ -2,8 +2,8 @@
 others map into memory.
 
 The process that serves keeps them (`Keeper`), in files without a name: they lie where temporary files do (TMPDIR),
-nobody can open them by a path, and when that process ends, however it ends, they are gone. Processes of its runs ask it
-through a socket in a folder that only their user can open, a question to a connection, JSON in a line:
+nobody can open them by a path, and they are gone with the last process that has them, however it ends. Processes of
+its runs ask it through a socket in a folder that only their user can open, a question to a connection, JSON in a line:
 
     {"get": BLOCK}     answered {} with the descriptor of its file, or {"room": bytes that there are for it}
     {"keep": BLOCK}    with the descriptor of a file, which is complete; not answered
@@ -19,9 +19,10 @@ import json
 import mmap
 import os
 import resource
-import select
+import selectors
 import shutil
 import socket
+import stat
 import tempfile
 import threading
 import time
@@ -30,6 +31,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,8 +45,9 @@ if TYPE_CHECKING:
     from fedcore.population.store import Population
 
 VARIABLE = "FEDCORE_KEPT_BLOCKS"  # the folder of the socket, for the runs of whoever serves
-SOCKET = "socket"
-PATIENCE = 5.0  # seconds for an answer, or for a question
+PREFIX, SOCKET = "fedcore-blocks-", "socket"
+PAUSE = 0.1  # seconds after somebody could not be heard
+PATIENCE, SILENT = 5.0, 60.0  # seconds for an answer, or for a question; in which nobody is asked after none came
 LONGEST = 1 << 16  # bytes of a question or an answer
 LOOK, LOOK_ELSEWHERE = 5.0, 60.0  # seconds between looks for slots that are gone: in folders; behind URLs
 UNUSED, UNUSED_OWN = 600.0, 86400.0  # seconds after which a block makes way: for other populations; for its own
@@ -74,22 +77,38 @@ def shared(population: Population, index: int, heldout: bool, read: Callable[[],
         if found is not None:
             kind = CountsBlock if population.kind == "counts" else RowsBlock
             return _block(kind, population, index, raw_arrays.arrays_of(_content(found)))
-    except (OSError, ValueError, KeyError, TypeError):  # nobody answers, or another version of fedcore
+        room = int(answer.get("room", 0))
+    except UNANSWERED:
         return read()
     block = read()
-    if block.nbytes < int(answer.get("room", 0)):
-        with suppress(OSError):  # a full disk, most likely
+    if block.nbytes < room:
+        with suppress(*UNANSWERED):  # or a full disk
             _keep(folder, name, block)
     return block
 
 
+# Nobody answers, or another version of fedcore, or something else.
+UNANSWERED = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
+_silent_until = 0.0  # nobody is asked before: one that hangs would cost PATIENCE for every block
+
+
 def _ask(folder: str, question: Mapping[str, Any], file: int | None = None) -> tuple[dict[str, Any], int | None]:
     """(the answer, a descriptor or None). file: one that goes with the question. Raises OSError, ValueError."""
-    with socket.socket(socket.AF_UNIX) as asking:
-        asking.settimeout(PATIENCE)
-        asking.connect(os.path.join(folder, SOCKET))
-        _send(asking, question, file)
-        return _receive(asking) if file is None else ({}, None)
+    global _silent_until
+    if time.monotonic() < _silent_until:
+        raise TimeoutError
+    place = os.stat(folder)
+    if place.st_uid != os.getuid() or place.st_mode & 0o077:  # that of somebody else, who came after ours was gone
+        raise PermissionError(folder)
+    try:
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.settimeout(PATIENCE)
+            asking.connect(os.path.join(folder, SOCKET))
+            _send(asking, question, file)
+            return _receive(asking) if file is None else ({}, None)
+    except TimeoutError:
+        _silent_until = time.monotonic() + SILENT
+        raise
 
 
 def _send(end: socket.socket, said: Mapping[str, Any], file: int | None = None) -> None:
@@ -98,9 +117,10 @@ def _send(end: socket.socket, said: Mapping[str, Any], file: int | None = None) 
 
 def _receive(end: socket.socket) -> tuple[dict[str, Any], int | None]:
     """Raises OSError, ValueError."""
-    held, found = b"", list[int]()
+    held, found, until = b"", list[int](), time.monotonic() + PATIENCE
     try:
         while not held.endswith(b"\n"):
+            end.settimeout(max(until - time.monotonic(), 1e-3))
             piece, beside, _, _ = end.recvmsg(LONGEST, socket.CMSG_LEN(INT), CLOSED_ON_EXEC)
             found += [one for level, kind, data in beside if (level, kind) == RIGHTS for one in array("i", data)]
             held += piece
@@ -212,18 +232,21 @@ class Keeper:
     def room(self, location: str) -> int:
         """Bytes that there are for one more block of a population."""
         with self.lock:
-            free = self.limit - self.bytes + sum(self.held[name].size for name in self._unused(location))
-            return free if len(self.held) < self.most else 0
+            unused = self._unused(location)
+            free = self.limit - self.bytes + sum(self.held[name].size for name in unused)
+            return free if len(self.held) - len(unused) < self.most else 0
 
     def keep(self, name: Name, file: int) -> None:
         """Takes the file over, if there is room. Blocks that nobody has asked for in a while make way for it."""
         with self.lock:
-            size = os.fstat(file).st_size
-            if name in self.held or size > self.room(name[0]) or not (_is_remote(name) or _is_there(name)):
+            found = os.fstat(file)
+            size = found.st_size if stat.S_ISREG(found.st_mode) else 0
+            wanted = name not in self.held and 0 < size <= self.room(name[0])
+            if not wanted or not (_is_remote(name) or _is_there(name)):
                 os.close(file)
                 return
             for other in self._unused(name[0]):
-                if self.bytes + size <= self.limit:
+                if self.bytes + size <= self.limit and len(self.held) < self.most:
                     break
                 self._drop(other)
             self.held[name] = _Held(file, size, time.monotonic())
@@ -272,7 +295,7 @@ def _is_there(name: Name) -> bool:
     try:
         folder = layout.block_folder(files.place(location), slot)
         return digests.of_data(files.read_bytes(folder / slots.LIST)) == digest
-    except (OSError, FedcoreError):
+    except (OSError, ValueError, FedcoreError):
         return False
 
 
@@ -284,7 +307,8 @@ def keeping(limit: int) -> Iterator[Keeper]:
     listener = socket.socket(socket.AF_UNIX)
     folder = None
     try:
-        folder = tempfile.mkdtemp(prefix="fedcore-blocks-")  # which only its user can open
+        _remove_dead()
+        folder = os.path.abspath(tempfile.mkdtemp(prefix=PREFIX))  # which only its user can open
         listener.bind(os.path.join(folder, SOCKET))
         listener.listen(128)
     except OSError as error:
@@ -309,19 +333,41 @@ def keeping(limit: int) -> Iterator[Keeper]:
     finally:
         over.set()
         wake.close()
-        threads[0].join()
+        threads[0].join(2 * PATIENCE)
         listener.close()
         woken.close()
         keeper.close()
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _remove_dead() -> None:
+    """Folders of sockets at which nobody listens any more, which processes have left that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            found = folder.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+                continue
+            with socket.socket(socket.AF_UNIX) as asking:
+                asking.settimeout(PATIENCE)
+                try:
+                    asking.connect(str(folder / SOCKET))
+                except ConnectionRefusedError:
+                    (folder / SOCKET).unlink()
+                    folder.rmdir()
+
+
 def _answer(keeper: Keeper, listener: socket.socket, woken: socket.socket) -> None:
     """Until the other end of `woken` is closed."""
-    while woken not in select.select([listener, woken], [], [])[0]:
-        with suppress(Exception):  # whoever asked reads the block then
-            asking, _ = listener.accept()
-            with asking:
+    with selectors.DefaultSelector() as ready:
+        for end in (listener, woken):
+            ready.register(end, selectors.EVENT_READ)
+        while woken not in [key.fileobj for key, _ in ready.select()]:
+            try:
+                asking, _ = listener.accept()
+            except OSError:  # no descriptor is left, most likely
+                time.sleep(PAUSE)
+                continue
+            with suppress(Exception), asking:  # whoever asked reads the block then
                 asking.settimeout(PATIENCE)
                 _answer_one(keeper, asking)
 

@@ -1,5 +1,8 @@
 """What is wrong with a file is told as one list before it is served or deployed."""
 
+import subprocess
+import sys
+
 import pytest
 
 from fedcore.operations.deployment import read_file
@@ -89,6 +92,37 @@ def test_serve_and_deploy_say_it_all_and_end_with_code_2(folder, monkeypatch):
     assert refused.code == 2 and refused.err.startswith("NotReady: 3 problems in f.toml:")
     for words in ("'lost': PopulationNotFound", "'starved': BudgetExceeded", "'odd': ConfigError: schedule FREQ=SOME"):
         assert words in refused.err
+
+
+SERVED = """
+import sys
+from pathlib import Path
+from fedcore.cli import serving
+from fedcore.flows import server
+
+def told(lines):
+    if lines and lines[0].startswith("Prefect UI"):
+        from prefect.settings import get_current_settings
+        settings = get_current_settings()
+        print(lines[0].split()[-1] + "/api" == settings.api.url, settings.api.auth_string is not None)
+        raise SystemExit
+
+server._wait = lambda *_: None
+serving._tell = told
+serving.serve(Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+def test_what_looks_at_the_file_does_not_make_prefect_start_a_server_without_password(folder, monkeypatch):
+    """Prefect takes the address of its server from the environment in which it is imported, and starts one of its own
+    where there is none."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    (folder / "f.toml").write_text(OPEN + 'schedule = { rrule = "FREQ=DAILY" }\n')
+    done = subprocess.run(
+        [sys.executable, "-c", SERVED, str(folder / "f.toml")], cwd=folder, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["True", "True"], done.stderr
 
 
 @pytest.mark.slow

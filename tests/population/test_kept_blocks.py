@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -209,12 +210,17 @@ def test_all_together_are_bounded_and_blocks_of_a_population_do_not_drive_out_ea
     with keeping(sizes[0] - 1) as keeper:
         used(first)
         assert not keeper.held and not is_kept(first)
-    monkeypatch.setattr(kept_blocks, "_most_descriptors", lambda: 1)
+    monkeypatch.setattr(kept_blocks, "_most_descriptors", lambda: 2)
+    monkeypatch.setattr(kept_blocks, "UNUSED_OWN", 86400.0)
     with keeping(PLENTY) as keeper:
+        monkeypatch.setattr(kept_blocks, "_mappings", 0)
         used(first)
-        settled(keeper, 1)
+        settled(keeper, 2)
         used(first)
-        assert len(keeper.held) == 1
+        assert len(keeper.held) == 2
+        used(second)
+        within(5, lambda: held_of(keeper, second))
+        assert len(keeper.held) == 2, "by number, too"
 
 
 def test_who_is_forgotten_is_not_kept(tmp_path, monkeypatch):
@@ -330,7 +336,9 @@ def test_what_is_no_block_is_read_from_the_store(tmp_path, content):
         file.write(content)
         file.flush()
         keeper.keep((population.location, entry.slot, entry.digest, False), os.dup(file.fileno()))
-        assert fields(shared(population, 0, False, lambda: population.read(0))) == plain and not is_kept(population)
+        assert len(keeper.held) == (1 if content else 0)
+        assert fields(shared(population, 0, False, lambda: population.read(0))) == plain
+        assert is_kept(population) == (not content)
 
 
 def test_descriptors_do_not_pile_up(tmp_path):
@@ -347,6 +355,108 @@ def test_descriptors_do_not_pile_up(tmp_path):
         assert kept_blocks._mappings == 5
         del mapped
         assert kept_blocks._mappings == 0
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_every_file_that_is_let_go_is_closed(tmp_path):
+    """Else what was kept of who was forgotten would stay on the disk."""
+    population = made(tmp_path / "p")
+    entry = population.blocks[0]
+    name = (population.location, entry.slot, entry.digest, False)
+    before = descriptors()
+    with keeping(PLENTY) as keeper:
+        used(population)
+        settled(keeper, 3)
+        within(5, lambda: descriptors() <= before + 9)  # socket, selector, pair; three files
+        full = descriptors()
+        with open(tmp_path / "file", "wb") as file:
+            file.write(b"content")
+        asked = [
+            lambda file: keeper.keep(name, os.dup(file)),  # there is one
+            lambda file: keeper.keep((*name[:1], "other", *name[2:]), os.dup(file)),  # no such slot
+            lambda file: keeper.keep((*name[:1], "a\0b", *name[2:]), os.dup(file)),
+            lambda file: kept_blocks._ask(os.environ[VARIABLE], {"keep": ["too", "short"]}, file),
+            lambda file: kept_blocks._ask(os.environ[VARIABLE], {"keep": 1}, file),
+        ]
+        for ask in asked:
+            file = os.open(tmp_path / "file", os.O_RDONLY)
+            ask(file)
+            os.close(file)
+        assert is_kept(population)  # all before has been heard
+        within(5, lambda: descriptors() <= full)
+        forget(population, clients=[str(population.client_ids(1)[2])])
+        keeper.drop_gone(remote=False)
+        assert len(keeper.held) == 2
+        within(5, lambda: descriptors() == full - 1)
+    within(5, lambda: descriptors() == before)
+
+
+@pytest.mark.parametrize(
+    "answer", [b'{"room": "x"}\n', b'{"room": null}\n', b'{"room": 1e400}\n', b"[1]\n", b"no line"]
+)
+def test_odd_answers_end_no_run(tmp_path, answer, monkeypatch):
+    population = made(tmp_path / "p")
+    monkeypatch.setattr(kept_blocks, "PATIENCE", 0.2)
+    monkeypatch.setattr(kept_blocks, "_silent_until", 0.0)
+    folder = Path(kept_blocks.tempfile.mkdtemp())
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / SOCKET))
+        listener.listen()
+        monkeypatch.setenv(VARIABLE, str(folder))
+
+        def serve():
+            with listener.accept()[0] as end:
+                end.recv(1000)
+                end.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert fields(shared(population, 0, False, lambda: population.read(0))) == fields(population.read(0))
+        thread.join()
+
+
+def test_one_that_does_not_answer_is_not_asked_again_for_a_while(tmp_path, monkeypatch):
+    population = made(tmp_path / "p")
+    monkeypatch.setattr(kept_blocks, "PATIENCE", 0.1)
+    monkeypatch.setattr(kept_blocks, "_silent_until", 0.0)
+    folder = Path(kept_blocks.tempfile.mkdtemp())
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / SOCKET))
+        listener.listen()
+        monkeypatch.setenv(VARIABLE, str(folder))
+        used(population)
+        listener.settimeout(0.1)
+        listener.accept()[0].close()
+        with pytest.raises(TimeoutError):
+            listener.accept()
+
+
+def test_nobody_is_asked_in_a_folder_that_others_can_open(tmp_path, monkeypatch):
+    population = made(tmp_path / "p")
+    with keeping(PLENTY) as keeper:
+        used(population)
+        settled(keeper, 3)
+        os.chmod(os.environ[VARIABLE], 0o755)
+        assert not is_kept(population)
+        os.chmod(os.environ[VARIABLE], 0o700)
+        assert is_kept(population)
+        monkeypatch.setattr(kept_blocks.os, "getuid", lambda: 12345)
+        assert not is_kept(population)
+
+
+def test_what_a_process_that_was_killed_has_left_goes_and_nothing_else(temporary):
+    dead, other = temporary / f"{kept_blocks.PREFIX}dead", temporary / f"{kept_blocks.PREFIX}other"
+    for folder in (dead, other):
+        folder.mkdir(0o700)
+    with socket.socket(socket.AF_UNIX) as ended:
+        ended.bind(str(dead / SOCKET))
+    (other / "file").write_text("somebody's")
+    with keeping(0), keeping(0):
+        assert len(list(temporary.iterdir())) == 3
+    assert list(temporary.iterdir()) == [other]
 
 
 def test_nobody_is_in_a_block_without_clients(tmp_path):

@@ -15,6 +15,7 @@ from fedcore.methods.mixture_models.client_sums import divisors_of
 from fedcore.methods.mixture_models.contract import CurvedEM, Theta
 
 TOGETHER = 8  # thetas that a pass over the rows serves: it holds a number for each, and each row of a piece
+MOST_NUMBERS = 2**20  # of these numbers; then a pass serves fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +62,13 @@ def weighted_statistics_and_losses(
     statistics, losses = np.zeros((len(thetas), model.q)), np.zeros(len(thetas))
     for observations, y in leaf.pieces():
         each = weights.of_observations(leaf, observations)
-        for low in range(0, len(thetas), TOGETHER):
-            some = slice(low, low + TOGETHER)
+        together = max(1, min(TOGETHER, MOST_NUMBERS // max(1, y.shape[0])))
+        for low in range(0, len(thetas), together):
+            some = slice(low, low + together)
             totals, values = model.e_totals_and_log_likelihoods(thetas[some], y, each)
             statistics[some] += totals
             losses[some] += [total_of(-own, each) for own in values]
+            del values  # before there are others
     return statistics / weights.rows, losses / weights.rows
 
 

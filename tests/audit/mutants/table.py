@@ -763,14 +763,13 @@ MUTANTS: list[Mutant] = [
         TABLES,
         "        if self.documents is not None:  # by the client, also where rows go to entries: a document lies in "
         "one half\n"
-        "            second = self._second_half(account, names, codes, read[len(self.keys) - 1], where, good)\n"
+        "            second = self._second_half(account, names, codes, piece, good)\n"
         "        if self.calendar is not None:\n"
-        "            names, codes = self._entries(account, names, codes, read[1], where, good)\n",
-        "        documents = read[len(self.keys) - 1]\n"
+        "            names, codes = self._entries(account, names, codes, piece, good)\n",
         "        if self.calendar is not None:\n"
-        "            names, codes = self._entries(account, names, codes, read[1], where, good)\n"
+        "            names, codes = self._entries(account, names, codes, piece, good)\n"
         "        if self.documents is not None:\n"
-        "            second = self._second_half(account, names, codes, documents, where, good)\n",
+        "            second = self._second_half(account, names, codes, piece, good)\n",
         f"{OF_DEAL}::test_a_document_that_spans_two_periods_lies_in_one_half",
     ),
     _mutant(
