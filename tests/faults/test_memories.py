@@ -362,8 +362,8 @@ class Struck:
     folder: Path
     kills: int
 
-    def expect(self, message, index):
-        self.function.expect(message, index)
+    def expect(self, message, index, spare):
+        self.function.expect(message, index, spare)
 
     def __call__(self, message, index):
         statistics = self.function(message, index)

@@ -5,14 +5,16 @@ import json
 import os
 import pickle
 import random
+import traceback
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import numpy as np
 import pytest
 
-from fedcore.errors import IngestError
+from fedcore.errors import IngestError, WorkerFailed
 from fedcore.population import layout
+from fedcore.population.ingest import append as appending
 from fedcore.population.ingest import csv_blocks, dealing, parts
 from fedcore.population.ingest import ingest as ingest_module
 from fedcore.population.ingest.ingest import ingest
@@ -169,8 +171,17 @@ def tolerated(folder):
     return written(folder / "a.csv", ["client", "x", "y"], rows), {"tolerance": 9, "bounds": {"x": (10, 20)}}
 
 
+def records_of_lone_returns(tmp_path):
+    """At which records end as well."""
+    ends = ["\n", "\r", "\r\n"]
+    text = "".join(f"{number},{number % 7}{ends[number % 3]}" for number in range(200))
+    (tmp_path / "a.csv").write_bytes(b"x,y\n" + text.encode())
+    return tmp_path / "a.csv", {"unit": "record"}
+
+
 CASES = [
     *(rows_plain, rows_with_line_breaks, counts, words, parquet, feather, lines, records, records_of_lines),
+    records_of_lone_returns,
     *(periods, documents, folders, tolerated),
 ]
 
@@ -182,6 +193,32 @@ def test_a_population_read_in_parts_is_the_same(tmp_path, case):
     shared = ingest(source, tmp_path / "shared", sharing=partial(several, 5), **given)
     assert bits(shared) == bits(ingest(source, tmp_path / "alone", **given))
     assert 2 <= OneAfterAnother.asked <= 5
+
+
+def test_a_large_client_without_held_out_rows_has_an_empty_part_as_it_has_where_it_fits(tmp_path, monkeypatch):
+    rows = [("big", number, number) for number in range(300)] + [(f"c{number}", 1, 2) for number in range(9)]
+    source = written(tmp_path / "a.csv", ["client", "x", "y"], rows)
+    held = written(tmp_path / "held.csv", ["client", "x", "y"], rows[-9:])
+    options = {"heldout": held, "clients_per_leaf": 1, "clients_per_block": 1}
+    found = [bits(ingest(source, tmp_path / "whole", **options))]
+    for module in (ingest_module, appending):
+        monkeypatch.setattr(module, "SPILL_SHARE", ingest_module.MEMORY // 4000)
+    found.append(bits(ingest(source, tmp_path / "large", **options)))
+    assert found[0] == found[1]
+    population = ingest(source, tmp_path / "large", append=True, heldout=held)
+    assert all(entry.heldout is not None for entry in population.blocks)
+
+
+def test_what_is_wrong_with_a_part_is_told_without_what_rows_hold(tmp_path, monkeypatch):
+    source, options = rows_plain(tmp_path)
+
+    def fail(*arguments):
+        raise ValueError("Mrs Smith, 0171 555")
+
+    monkeypatch.setattr(dealing, "spill_batch", fail)
+    with pytest.raises(WorkerFailed, match="ValueError") as told:
+        ingest(source, tmp_path / "p", sharing=partial(several, 5), **options)
+    assert "Smith" not in "".join(traceback.format_exception(told.value))
 
 
 @pytest.mark.parametrize("case", [rows_plain, counts, periods])

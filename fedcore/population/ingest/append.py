@@ -236,7 +236,7 @@ def _spill_by_index(spill: Spill, index: np.ndarray, clients: Clients | LargeCli
     keys = np.zeros((len(index), 2), np.uint64)
     keys[:, 0] = index
     if isinstance(clients, LargeClient):
-        spill.heldout |= bool(clients.heldout)
+        spill.heldout |= clients.heldout is not None
         spill.add(keys, [clients.id])
         for heldout in (False, True):
             for tile in clients.tiles(heldout):
@@ -319,7 +319,7 @@ class _Rewriting:
             if isinstance(arrived, LargeClient):
                 place = arrived.key - self.first
                 self._copy(done, place, None)
-                self._large(place, arrived.tiles(), arrived.tiles(True) if arrived.heldout else None)
+                self._large(place, arrived.tiles(), arrived.tiles(True) if arrived.heldout is not None else None)
                 done = place + 1
             else:
                 stop = int(arrived.keys[-1]) - self.first + 1

@@ -21,6 +21,7 @@ from fedcore.population.ingest.parts import Span
 MISSING = ("", "NA", "NaN", "nan", "null")  # of a number
 LINE_BREAK, QUOTE = ord("\n"), ord('"')
 LONGEST_RECORD = 64 << 20  # bytes; a longer one is taken for a lost quotation mark
+csv.field_size_limit(LONGEST_RECORD)  # as Arrow, which has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,14 @@ def _count(data: bytes, sign: int, stop: int) -> int:
 
 def _breaks(data: bytes) -> int:
     return _count(data, LINE_BREAK, len(data))
+
+
+def _has_lone_return(data: bytes) -> bool:
+    """Whether there is one that no line break follows: a record may end there, or not."""
+    if b"\r" not in data:
+        return False
+    held = np.frombuffer(data + b"\n", np.uint8)
+    return bool((held[np.flatnonzero(held == ord("\r")) + 1] != LINE_BREAK).any())
 
 
 def _has_blank_line(data: bytes) -> bool:
@@ -128,7 +137,8 @@ def spans(blocks: Iterator[Block], records: Callable[[Block], int] | None) -> It
 
 def count_records(file: Path, block: Block, delimiter: str) -> int:
     """How many `records` there are. Raises IngestError."""
-    if _has_blank_line(block.data) or (b'"' in block.data and not _plainly_quoted(block.data, delimiter)):
+    odd = _has_blank_line(block.data) or _has_lone_return(block.data)
+    if odd or (b'"' in block.data and not _plainly_quoted(block.data, delimiter)):
         return sum(1 for _ in records(file, block, delimiter))
     held = np.frombuffer(block.data, np.uint8)
     inside = np.searchsorted(np.flatnonzero(held == QUOTE), np.flatnonzero(held == LINE_BREAK)) % 2
@@ -199,7 +209,7 @@ def parse_quickly(
     import pyarrow.csv as arrow_csv
 
     quoted = b'"' in block.data
-    if len(delimiter.encode()) > 1 or _has_blank_line(block.data):
+    if len(delimiter.encode()) > 1 or _has_blank_line(block.data) or _has_lone_return(block.data):
         return None
     if quoted and not _plainly_quoted(block.data, delimiter):
         return None

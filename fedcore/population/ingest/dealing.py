@@ -15,7 +15,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, Protocol, cast
 
-from fedcore.errors import IngestError
+from fedcore.errors import FedcoreError, IngestError, WorkerFailed
 from fedcore.population.ingest import parts
 from fedcore.population.ingest.batches import Account, Batch, Source, keyed_batches
 from fedcore.population.ingest.buckets import LAST_KEY, Bucket
@@ -124,6 +124,12 @@ class DealPart:
             made.buckets, made.heldout = spill.written(), spill.heldout
         except IngestError as error:
             made.error = error
+        except (FedcoreError, OSError, MemoryError):
+            raise
+        except Exception as error:  # whose text may be a value of a row, and would be in the log of the worker
+            raise WorkerFailed(
+                f"a part of the table failed with {type(error).__name__}.", "Read it without workers, which tells more."
+            ) from None
         self._keys.append(known)
         return {DEALT: DealtParts({number: made})}
 
@@ -164,7 +170,12 @@ def _dealt(dealing: Dealing, backend: Backend, cut: Sequence[Part]) -> list[Deal
     folder.mkdir(exist_ok=True)
     asked = DealPart(replace(dealing, source=source, folder=folder), cut)
     sizes = [float(sum(portion.span.size for portion in part)) for part in cut]
-    answers = backend.map_blocks(asked, None, range(len(cut)), sizes)
+    try:
+        answers = backend.map_blocks(asked, None, range(len(cut)), sizes)
+    except WorkerFailed as error:
+        raise WorkerFailed(
+            f"Workers that read parts of the table failed: {error.message}", "Use fewer, less memory for each, or none."
+        ) from error
     assert answers is not None  # there are parts
     if done is not None:
         files = len(source.files) + len(source.heldout)

@@ -90,18 +90,18 @@ class Clients:
 class LargeClient:
     """One client with more dense rows than fit in memory; each call reads its tiles again from the disk.
 
-    train, heldout: files of records; none: it has no such rows
+    train, heldout: files of records; none: it has no such rows. heldout None: nobody has any
     """
 
     key: int
     id: str
     train: Sequence[Path]
-    heldout: Sequence[Path]
+    heldout: Sequence[Path] | None
     layout: Layout
     step: int
 
     def tiles(self, heldout: bool = False) -> Iterator[np.ndarray]:
-        for records in pieces(self.heldout if heldout else self.train, self.layout.record, self.step):
+        for records in pieces((self.heldout or ()) if heldout else self.train, self.layout.record, self.step):
             yield records["x"]
 
 
@@ -298,7 +298,8 @@ class Spill:
         step = max(self.memory // 2 // self.layout.record.itemsize, 1)
         files = [bucket.files(log) for log in ("train", "heldout")]
         if self.layout.kind == "rows":
-            return LargeClient(int(first["k1"]), name, files[0], files[1], self.layout, step)
+            held = files[1] if self.heldout else None
+            return LargeClient(int(first["k1"]), name, files[0], held, self.layout, step)
         if self.layout.kind == "words":
             parts = [self._words_of(each, step) for each in files]
             return Clients(np.array([first["k1"]]), [name], parts[0], parts[1] if self.heldout else None)
@@ -384,7 +385,7 @@ def spill_batch(spill: Spill, batch: Batch, known: KnownKeys) -> None:
 def write_clients(writer: PopulationWriter, clients: Clients | LargeClient) -> None:
     """Writes what came out of a spill."""
     if isinstance(clients, LargeClient):
-        heldout = clients.tiles(heldout=True) if clients.heldout else None
+        heldout = clients.tiles(heldout=True) if clients.heldout is not None else None
         writer.write_large(clients.id, clients.tiles(), heldout)
     else:
         writer.write(clients.ids, clients.train, clients.heldout)
