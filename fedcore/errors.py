@@ -115,6 +115,13 @@ class BudgetExists(PrivacyError):
     """The budget of a population is set once."""
 
 
+class SharedIds(PrivacyError):
+    """Many ids of a population are also in another one with a budget, and the budget owner has not declared why.
+
+    Its text never says how many: that is for the operator's terminal only.
+    """
+
+
 class LedgerError(PrivacyError):
     """The ledger cannot be used.
 

@@ -20,6 +20,7 @@ from fedcore.population.ingest.ingest import describe, ingest
 from fedcore.population.ingest.request import CalendarPeriods, Declarations, Limits, Reading, TableColumns, arguments
 from fedcore.population.store import Population
 from fedcore.training.budget import ledger_name, ledger_of
+from fedcore.training.shared_ids import register
 
 
 @task(cache_policy=NO_CACHE, persist_result=False)
@@ -80,12 +81,12 @@ def ingest_flow(
         kept.append(population)
         if before is not None and before.version != population.version:
             tell(lambda: [population_appended(population, before)])
-        if not append:
-            ledger_of(population).register(population.id)
+        if population.manifest.ledger is not None:
+            register(population, ledger_of(population, to_show=append))
+        told = describe(population)
+        told.pop("alike_ids")  # for the operator's terminal
         create_markdown_artifact(
-            markdown=_table(describe(population)),
-            key=key_of(population),
-            description=f"Population {population.path.name}",
+            markdown=_table(told), key=key_of(population), description=f"Population {population.path.name}"
         )
         return dest
 

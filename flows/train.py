@@ -154,6 +154,8 @@ def make_run(request: TrainRequest, compute: Compute, sessions: list[Session], m
         sessions.append(session := start_run(request, backend, stamp=stamp()))
         if session.spec.worth is not None:
             get_run_logger().info("what to expect, by the budget: %s", session.spec.worth.in_words)
+        if session.spec.left_out:
+            get_run_logger().info(session.spec.left_out)
         train(session, backend, lambda _: conclusion, metrics_file)
     return str(session.run.path)
 

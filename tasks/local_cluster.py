@@ -24,6 +24,8 @@ from distributed import Nanny, Scheduler, Security, SpecCluster, Worker
 from distributed.core import Status
 from distributed.worker_memory import parse_memory_limit
 
+from fedcore.errors import WorkerFailed
+
 logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
@@ -61,7 +63,8 @@ class ClosedNanny(Nanny):
 
 @contextmanager
 def local_cluster(workers: int) -> Iterator[SpecCluster]:
-    """A scheduler in this process, and so many workers of one thread in processes of their own."""
+    """A scheduler in this process, and this many workers of one thread in processes of their own. Raises WorkerFailed
+    if one of them ends before it is ready."""
     security = own_certificate()
     everywhere = {"host": LOOPBACK, "protocol": "tls://", "security": security, "dashboard": False}
     each = everywhere | {
@@ -69,16 +72,22 @@ def local_cluster(workers: int) -> Iterator[SpecCluster]:
         "memory_limit": parse_memory_limit("auto", 1, workers, logger=logger),
         "silence_logs": logging.ERROR,
     }
-    with (
-        dask.config.set({"temporary-directory": own_folder()}),
-        SpecCluster(
-            scheduler={"cls": ClosedScheduler, "options": everywhere},
-            workers={number: {"cls": ClosedNanny, "options": each} for number in range(workers)},
-            security=security,
-            silence_logs=logging.ERROR,
-        ) as cluster,
-    ):
-        yield cluster
+    with dask.config.set({"temporary-directory": own_folder()}):
+        try:
+            cluster = SpecCluster(
+                scheduler={"cls": ClosedScheduler, "options": everywhere},
+                workers={number: {"cls": ClosedNanny, "options": each} for number in range(workers)},
+                security=security,
+                silence_logs=logging.ERROR,
+            )
+        except (RuntimeError, OSError) as error:  # of the nanny: its process ended, or took too long
+            raise WorkerFailed(
+                f"the {workers} worker processes did not start on this machine ({error}).",
+                "They may have run out of memory or processes: start fewer (--workers), or use this process alone "
+                '(--local). A script must call fedcore below `if __name__ == "__main__":`.',
+            ) from None
+        with cluster:
+            yield cluster
 
 
 def own_certificate() -> Security:

@@ -31,6 +31,7 @@ COMMANDS = [
     ("population", "sketch"),
     ("population", "describe"),
     ("population", "open-cohort"),
+    ("population", "check-ids"),
     ("population", "verify"),
     ("methods",),
     ("train",),

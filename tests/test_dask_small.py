@@ -1,9 +1,11 @@
 """Small rounds: what is asked of the cluster in one, and when answers are no longer waited for."""
 
+import os
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from fedcore.tasks import local_cluster
 from fedcore.tasks.dask_backend import DaskBackend, Strayed, Watch, dask_client
 
 from fedcore.errors import WorkerFailed
@@ -105,6 +107,19 @@ def test_a_worker_that_vanishes_between_two_looks_is_waited_for(monkeypatch):
     monkeypatch.setattr("fedcore.tasks.dask_backend.FIRST_SECONDS", 0.05)
     with pytest.raises(WorkerFailed, match="no worker"):
         DaskBackend(Vanishing(10**9))._workers()
+
+
+class Dying(local_cluster.ClosedWorker):
+    def __init__(self, *arguments, **options):
+        os._exit(3)
+
+
+@pytest.mark.slow
+def test_workers_that_die_while_they_start_are_a_named_error(monkeypatch):
+    monkeypatch.setattr(local_cluster, "ClosedWorker", Dying)
+    with pytest.raises(WorkerFailed, match="did not start") as raised, dask_client(1):
+        pass
+    assert "--workers" in raised.value.remedy and "--local" in raised.value.remedy
 
 
 class Workers:

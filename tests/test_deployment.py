@@ -3,14 +3,17 @@
 import re
 from importlib import import_module
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from annotated_types import Le, Lt
+from pydantic import BaseModel
 
 from fedcore.errors import ConfigError
 from fedcore.methods.registry import make_method, method_class
-from fedcore.operations.deployment import expectations, read_deployments, read_file
+from fedcore.operations.deployment import DeploymentFile, expectations, read_deployments, read_file
 from fedcore.operations.schedule import Compute
-from fedcore.training.request import Series
+from fedcore.training.request import Series, TrainRequest
 from tests.command import fedcore, private_population
 from tests.conftest import small_counts
 
@@ -112,6 +115,37 @@ def test_each_kind_of_schedule(file, schedule):
 def test_what_is_refused(file, text, words):
     with pytest.raises(ConfigError, match=re.escape(words)):
         read_deployments(file(text))
+
+
+STEP = '[[pipeline]]\nname = "p"\npopulation = "p"\n[[pipeline.step]]\ndo = "forget"\nafter_days = {}\n'
+
+
+@pytest.mark.parametrize("days, words", [("1" * 26, "64 bits"), (36_601, "after_days"), (2**63 - 1, "after_days")])
+def test_a_number_of_days_that_no_calendar_has_is_refused(file, days, words):
+    with pytest.raises(ConfigError, match=words):
+        read_file(file(STEP.format(days)))
+    assert read_file(file(STEP.format(36_600))).pipeline[0].step[0].after_days == 36_600
+
+
+def models_in(annotation) -> set[type[BaseModel]]:
+    """The models that a setting of this type may hold, with those inside them."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {annotation}.union(*(models_in(field.annotation) for field in annotation.model_fields.values()))
+    return set().union(*map(models_in, get_args(annotation)))
+
+
+def is_number(annotation) -> bool:
+    return annotation in (int, float) or any(map(is_number, get_args(annotation)))
+
+
+def test_every_number_of_a_file_of_deployments_has_an_upper_bound():
+    unbounded = [
+        name
+        for model in models_in(DeploymentFile) | {TrainRequest}
+        for name, field in model.model_fields.items()
+        if is_number(field.annotation) and not any(isinstance(one, Le | Lt) for one in field.metadata)
+    ]
+    assert {*unbounded} == {"tolerance"}, "any finite difference of scores"
 
 
 @pytest.mark.parametrize(

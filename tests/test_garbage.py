@@ -64,7 +64,16 @@ def test_json_that_is_none_is_a_value_error(name):
 
 
 @pytest.mark.parametrize(
-    "text", [f"a = {DEEP_JSON}", f"a = {DIGITS}", f"a = {LONG}", ".".join("a" * 500) + " = 1", "a = \0"]
+    "text",
+    [
+        f"a = {DEEP_JSON}",
+        f"a = {DIGITS}",
+        f"b = [{{c = {10**26}}}]",
+        f"a = {-(2**63) - 1}",
+        f"a = {LONG}",
+        ".".join("a" * 500) + " = 1",
+        "a = \0",
+    ],
 )
 def test_toml_that_is_none_is_a_value_error(text):
     with pytest.raises(ValueError):

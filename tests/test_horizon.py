@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedcore.errors import BudgetExceeded, ConfigError, Waiting
@@ -254,6 +254,7 @@ def test_a_population_without_cohorts_refuses_to_be_asked_for_them():
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=9), st.integers(1, 40), st.integers(0, 2))
+@example([0.0, 2.2250738585e-313], 1, 1)  # the second cohort has less than a whole share left, and can pay the plan
 def test_those_who_take_part_are_those_who_can_pay_all_of_it(spent, horizon, spares):
     paper = Paper([100] * len(spent))
     paper.spent = [Fraction(BUDGET.rho_max) * Fraction(share) for share in spent]

@@ -51,6 +51,7 @@ METHOD_ROOM = {
     "fedcore.privacy.grid",
     "fedcore.rounds.cohort_settings",
     "fedcore.rounds.fitted",
+    "fedcore.rounds.messages",
     "fedcore.rounds.method",
     "fedcore.rounds.pictures",
     "fedcore.rounds.results",

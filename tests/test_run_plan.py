@@ -1,7 +1,7 @@
 """A plan before a run: sizes that are right, times that add up, refusals with numbers, and nothing left behind."""
 
 import json
-import math
+import shutil
 import time
 from dataclasses import replace
 
@@ -472,15 +472,28 @@ def test_a_private_plan_without_a_nominal_number_asks_for_one(tmp_path):
 def test_a_private_plan_of_one_client_less_is_the_same(tmp_path):
     method = make_method("private_gmm", {"radius": 10.0, "nominal_clients": 60})
     loads = [run_plan.load_of(method, write_rows(tmp_path / str(n), clients=n), None) for n in (60, 59, 58)]
-    assert loads[0] == loads[1] == loads[2] and loads[0].clients == 60 and loads[0].entries == 60 * 2**2.5
+    assert loads[0] == loads[1] == loads[2] and loads[0].clients == 60 and loads[0].entries == 60
 
 
-def test_sizes_that_are_not_public_are_rounded():
-    """To four numbers in an octave, hence by at most a tenth."""
-    assert stand_ins.rounded(0.0) == 0.0 and stand_ins.rounded(1.0) == 1.0 and stand_ins.rounded(8.2) == 8.0
-    for size in np.geomspace(0.01, 1e9, 500):
-        assert abs(math.log2(stand_ins.rounded(size) / size)) <= 1 / 8 + 1e-9
-    assert len({stand_ins.rounded(size) for size in np.linspace(100, 200, 5000, endpoint=False)}) == 5
+def test_a_private_plan_has_the_declared_number_of_rows(tmp_path):
+    """That of the plan before that of the manifest; 1 where there is neither."""
+    method = make_method("private_gmm", {"radius": 10.0, "nominal_clients": 60})
+    population = write_rows(tmp_path / "p")
+    shapes = [stand_ins.public_shape(method, population, None, rows) for rows in (None, 7)]
+    with PopulationWriter.extending(population, nominal_rows=5) as writer:
+        for block in population.blocks:
+            writer.keep(block)
+        declared = writer.commit(Provenance())
+    shapes += [stand_ins.public_shape(method, declared, None, rows) for rows in (None, 7)]
+    assert [shape.entries for shape in shapes] == [1, 7, 5, 7]
+    assert run_plan.load_of(method, declared, None).entries == 60 * 5
+    exact = make_method("gradient_em", {})
+    usual, many = (run_plan.load_of(exact, declared, None, rows) for rows in (None, 50))
+    assert many.entries == 50 * usual.clients and many.decoded == pytest.approx(
+        usual.decoded * many.entries / usual.entries
+    )
+    assert Population.open(population.path).manifest.nominal_rows == 5
+    assert "nominal_rows" not in (population.path / "versions" / "000001.json").read_text()
 
 
 # --- stand-ins --------------------------------------------------------------------------------------------------------
@@ -541,7 +554,7 @@ def test_phases_are_those_of_the_schedule_whatever_the_trial_meets(tmp_path, qui
 
 @pytest.mark.slow
 def test_a_private_plan_asks_nobody(tmp_path, quick, monkeypatch):
-    """Blocks are read, for the time that it takes; what is in them reaches no function of the method."""
+    """No block is opened: none need be there. What is in them reaches no function of the method."""
     population, _ = private_population(tmp_path / "p", small_counts(400) * 1000, epsilon=50.0, nominal=400)
     method, largest = type(make_method("histograms", {})), []
     answer = method.client_update
@@ -552,6 +565,7 @@ def test_a_private_plan_asks_nobody(tmp_path, quick, monkeypatch):
 
     monkeypatch.setattr(method, "client_update", seen)
     request = TrainRequest(method="histograms", population=str(population.path), runs=str(tmp_path / "runs"))
+    shutil.rmtree(population.path / "blocks")
     plan_run(request, Resources(workers=0), limit=1.0)
     assert largest and max(largest) < 1000
 

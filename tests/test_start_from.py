@@ -10,7 +10,9 @@ import pytest
 from fedcore.errors import ConfigError, NothingLeft, PrivacyError, RunError, RunNotFound
 from fedcore.methods.histograms.start import LATER_NAMES, NAMES, SERIES_NAMES, checked_warm_start
 from fedcore.methods.registry import METHODS, OWN
+from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
+from fedcore.population.writer import PopulationWriter
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run, list_runs, load_run
 from fedcore.storage.arrays import read_values, write_values
@@ -18,6 +20,7 @@ from fedcore.training import session as sessions
 from fedcore.training import warm_start
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import abandon, concluding, resume, start_run
+from fedcore.training.shared_ids import register
 from fedcore.training.spec import START_FILE, resolve
 from fedcore.training.warm_start import in_words, previous_runs, start_lineage
 from tests.command import fedcore, private_population, works
@@ -665,3 +668,42 @@ def test_the_run_is_unchanged_when_nothing_is_asked_for(private):
 
 def test_every_field_of_a_request_is_described():
     assert all(field.description for field in TrainRequest.model_fields.values())
+
+
+# --- the same data under another population id ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["manifest", "ledger"])
+def test_exact_values_of_the_same_data_under_another_id_are_not_public(tmp_path, gone):
+    """Populations that are there are compared by their manifests, and those that are gone by the ledger."""
+    population, ledger = private_population(tmp_path / "p", small_counts())
+    twin, _ = private_population(tmp_path / "twin", small_counts(), epsilon=None)
+    train(twin, tmp_path, run_id="exact", settings=OPEN)
+    given = {"start_from": str(tmp_path / "runs" / "exact"), "public_start_because": BECAUSE}
+    if gone:
+        register(population, ledger)
+        register(twin, ledger)
+        twin.path.rename(tmp_path / "elsewhere")
+    with pytest.raises(PrivacyError, match=f"exact values of population '{twin.id}'.*the same people"):
+        resolve(request_for(population, tmp_path, **given))
+    other, _ = private_population(tmp_path / "other", small_counts(seed=3))
+    assert resolve(request_for(other, tmp_path, **given)).warm_start is not None
+    if gone:  # also through a run on a third population, which may start there
+        third = write_counts(tmp_path / "third", small_counts(seed=4))
+        train(third, tmp_path, run_id="between", settings=OPEN, **given)
+        given["start_from"] = str(tmp_path / "runs" / "between")
+        with pytest.raises(PrivacyError, match=f"exact values of population '{twin.id}'"):
+            resolve(request_for(population, tmp_path, **given))
+
+
+def test_data_that_were_appended_to_are_still_the_same(tmp_path):
+    """The first version of a population is the twin of another one; what is trained on is the second."""
+    twin, _ = private_population(tmp_path / "twin", small_counts(6), epsilon=None)
+    train(twin, tmp_path, run_id="exact", settings=OPEN)
+    population, _ = private_population(tmp_path / "p", small_counts(6))
+    with PopulationWriter.extending(population) as writer:
+        writer.write([f"d{number}" for number in range(6)], small_counts(6, seed=9))
+        writer.commit(Provenance())
+    given = {"start_from": str(tmp_path / "runs" / "exact"), "public_start_because": BECAUSE}
+    with pytest.raises(PrivacyError, match="the same people"):
+        resolve(request_for(population, tmp_path, **given))

@@ -11,6 +11,7 @@ import typer
 from fedcore.cli.budget_text import short_balance, short_history, short_rows, whole_history
 from fedcore.cli.help_text import Commands
 from fedcore.cli.options import Json, Ledger, PopulationArgument, Runs, Settings, Share, open_population, use_ledger
+from fedcore.cli.shared_ids import register
 from fedcore.cli.terminal import read_settings, say, table
 from fedcore.errors import ConfigError
 
@@ -61,6 +62,14 @@ def budget_set(
             "public dictionary'. Asked for if it is not given. Statements repeat it.",
         ),
     ] = None,
+    shared_ids: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REASON",
+            help="What you declare of ids that are also in other populations of the ledger, e.g. 'the same patients as "
+            "in the weekly export; their losses add up'. Needed if there are many. Statements quote it.",
+        ),
+    ] = None,
     ledger: Ledger = None,
     as_json: Json = False,
 ) -> None:
@@ -69,9 +78,11 @@ def budget_set(
 
     use_ledger(ledger)
     store = open_population(population)
+    found = ledger_of(store)
+    register(store, found, new_key=shared_ids is not None, budget=True)
     set_budget(
         store,
-        ledger_of(store),
+        found,
         epsilon,
         delta,
         window=window,
@@ -79,6 +90,7 @@ def budget_set(
         relation=cast("Relation", relation),
         unit=cast("Unit", unit),
         public_schema=asked_schema() if public_schema is None else public_schema,
+        shared_ids=shared_ids,
     )
     budget_show(population, None, as_json)
 
@@ -116,6 +128,32 @@ def budget_public_schema(
     found = ledger_of(store)
     found.say_public_schema(store.id, reason)
     remember_head(store, found)
+    budget_show(population, None, as_json)
+
+
+@budget_app.command("shared-ids")
+def budget_shared_ids(
+    population: PopulationArgument,
+    reason: Annotated[
+        str | None,
+        typer.Argument(metavar="[REASON]", help="What you declare of ids that are also in other populations."),
+    ] = None,
+    ledger: Ledger = None,
+    as_json: Json = False,
+) -> None:
+    """Show on this terminal how many ids of a population are also in others of its ledger; with a reason, declare why.
+
+    Statements quote the declaration, and never how many.
+    """
+    from fedcore.training.budget import ledger_of, remember_head
+
+    use_ledger(ledger)
+    store = open_population(population)
+    found = ledger_of(store)
+    register(store, found, new_key=reason is not None, budget=True)
+    if reason is not None:
+        found.declare_shared_ids(store.id, reason)
+        remember_head(store, found)
     budget_show(population, None, as_json)
 
 
@@ -181,6 +219,7 @@ def budget_raise(
     use_ledger(ledger)
     store = open_population(population)
     found = ledger_of(store)
+    register(store, found)
     found.raise_budget(store.id, epsilon, delta)
     remember_head(store, found)
     budget_show(population, None, as_json)

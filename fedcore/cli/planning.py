@@ -39,6 +39,9 @@ def plan(
         str | None, typer.Option(help="Time for all rounds, e.g. 90s, 30m or 2h: how many workers?")
     ] = None,
     clients: Annotated[int | None, typer.Option(min=1, help="As if the population had so many clients.")] = None,
+    rows_per_client: Annotated[
+        int | None, typer.Option(min=1, help="As if each client had this many rows (of counts: different tokens).")
+    ] = None,
     start_from: Annotated[str | None, typer.Option(metavar="RUN_OR_FILE", help="As for `fedcore train`.")] = None,
     public_start: Annotated[str | None, typer.Option(metavar="REASON", help="As for `fedcore train`.")] = None,
     share: Share = None,
@@ -52,7 +55,7 @@ def plan(
     """Say what a run would take: passes, bytes, memory, disk, seconds, workers. Reserves, releases and trains nothing.
 
     Some clients are answered in this process to measure how long it takes; only times and sizes are kept of that. For a
-    private method these are stand-ins, and the number of clients is the nominal one.
+    private method these are stand-ins, and the numbers of clients and of their rows are the declared ones.
     """
     from fedcore.planning.run_plan import Resources, plan_run
     from fedcore.training.request import TrainRequest
@@ -75,6 +78,7 @@ def plan(
         cluster=cluster,
         cache_bytes=parse_bytes(cache),
         clients=clients,
+        rows=rows_per_client,
         memory_bytes=None if memory is None else parse_bytes(memory),
         deadline=None if deadline is None else parse_seconds(deadline),
     )
@@ -105,8 +109,14 @@ def show(predictions: dict) -> None:
     clients = f"{predictions['clients']:,} {'nominal ' if predictions['private'] else ''}clients"
     table(f"{predictions['method']} on {predictions['population']}, {clients}", phases)
     for name, value in predictions.items():
-        if name not in ("private", "phases", "calibration"):
+        if name not in ("private", "phases", "calibration", "rows_assumed"):
             print(f"{name.replace('_', ' '):<26} {in_units(name, value)}")
+    if predictions["rows_assumed"]:
+        print(
+            f"\nThis plan assumes {predictions['rows_per_client']:g} row (of counts: token) per client, because no "
+            "number is declared. Bytes and seconds grow with it: pass --rows-per-client N, or declare it at ingest "
+            "with --nominal-rows N."
+        )
 
 
 def in_units(name: str, value) -> str:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from fedcore.population.periods import PeriodUnit
     from fedcore.population.store import Population
 
+FoldIds = Annotated[
+    bool, typer.Option("--fold-ids", help="Make one client of ids that differ only in case, width or inner blanks.")
+]
 population_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Make and inspect populations of clients.")
 
 
@@ -125,6 +128,7 @@ def population_ingest(
     through: Annotated[
         str | None, typer.Option(metavar="LABEL", help="Last period of the calendar; appending moves it on.")
     ] = None,
+    fold_ids: FoldIds = False,
     append: Annotated[bool, typer.Option("--append", help="Add to an existing population: a new version.")] = False,
     memory: Annotated[str, typer.Option(help="Peak memory to stay below, in each process.")] = "512MiB",
     workers: Annotated[
@@ -138,6 +142,10 @@ def population_ingest(
     ] = None,
     tolerance: Annotated[int, typer.Option(min=0, help="Bad rows to drop before giving up.")] = 0,
     nominal_clients: Annotated[int | None, typer.Option(min=1, help="Public size to plan private runs with.")] = None,
+    nominal_rows: Annotated[
+        int | None,
+        typer.Option(min=1, help="Declared rows (of counts: different tokens) per client, for plans of private runs."),
+    ] = None,
     public_for_evaluation: Annotated[
         str | None,
         typer.Option(metavar="REASON", help="Declare that this population is public and may be evaluated on, and why."),
@@ -175,9 +183,11 @@ def population_ingest(
             zone=zone,
             first=first,
             through=through,
+            fold_ids=fold_ids,
             append=append,
             memory=parse_bytes(memory),
             tolerance=tolerance,
+            nominal_rows=nominal_rows,
             public_for_evaluation=public_for_evaluation,
             ledger=None if append else ledger_name(ledger),
             progress=progress,
@@ -196,10 +206,11 @@ def population_ingest(
         )
 
 
-def register(population, ledger: str | None) -> None:
+def register(population: Population, ledger: str | None) -> None:
+    from fedcore.cli import shared_ids
     from fedcore.training.budget import ledger_of
 
-    ledger_of(population, ledger, to_show=True).register(population.id)
+    shared_ids.register(population, ledger_of(population, ledger, to_show=True))
 
 
 @population_app.command("sketch")
@@ -264,6 +275,11 @@ def show(population: Population, as_json: bool) -> None:
     say({name: value for name, value in told.items() if value is not None}, False)
     if cohorts:
         table("Cohorts", cast("list[dict]", cohorts))
+    if told["alike_ids"]:
+        print(
+            f"\n{told['alike_ids']} groups of client ids differ only in case, width or inner blanks. Each id is a "
+            "client with its own protection. If each group is one person, ingest all sources again with --fold-ids."
+        )
 
 
 @population_app.command("open-cohort")
@@ -283,9 +299,58 @@ def population_open_cohort(
     show(open_cohort(open_population(population), nominal_clients, through), as_json)
 
 
+@population_app.command("check-ids")
+def population_check_ids(
+    population: PopulationArgument,
+    fold_ids: FoldIds = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Print the first ids that prevent the check from passing: personal data.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Check the client ids of a population that an earlier fedcore made, and store their rule in a new version. Appends
+    need it: without a rule, one person could have two ids and two budgets.
+    """
+    from fedcore.population.conversion import check_ids
+
+    opened = open_population(population)
+    with bar(f"check ids of {population}", as_json) as progress:
+        done = check_ids(opened, fold_ids=fold_ids, show=print if show else None, progress=progress)
+    made = done.population
+    told = {"population": str(made.path), "version": made.version, "ids": made.manifest.id_rule}
+    told |= {"changed": done.changed, "alike_ids": made.manifest.provenance.alike_ids}
+    if done.forgotten:
+        told["remark"] = (
+            "Clients were forgotten before this check. Only hashes of their ids are kept, so the check did not cover "
+            "them: a forgotten id with blanks at its ends would come back as a new client."
+        )
+    say(told, as_json)
+
+
 @population_app.command("verify")
-def population_verify(population: PopulationArgument, version: int | None = None, as_json: Json = False) -> None:
-    """Read every block and compare it with its checksum."""
+def population_verify(
+    population: PopulationArgument,
+    version: int | None = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="Also read this source again and compare every client and value; repeatable, one for each append.",
+        ),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="With --against: an option of the ingest that no manifest keeps, such as heldout=FILE; repeatable.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Read every block and compare it with its checksum; with --against also with the source."""
+    from dataclasses import asdict
+
+    from fedcore.errors import ConfigError
     from fedcore.operations.events import block_damaged
 
     opened = open_population(population, version)
@@ -293,8 +358,21 @@ def population_verify(population: PopulationArgument, version: int | None = None
         report = opened.verify(progress)
     announce(lambda: [block_damaged(opened, problem) for problem in report.problems])
     found = {"ok": report.ok, "blocks": report.blocks, "bytes": report.bytes, "cohorts": len(opened.manifest.cohorts)}
+    if option and not against:
+        raise ConfigError("--option is about how a source is read.", "Name the source: --against SOURCE.")
+    compared = None
+    if against and report.ok:
+        from fedcore.population.ingest.against import compare
+
+        with bar(f"compare {population}", as_json) as progress:
+            compared = compare(opened, against, read_settings(None, option), progress)
+        counts = asdict(compared)
+        counts.pop("examples")
+        found |= {"ok": compared.ok, "against": counts}
     say({**found, "problems": list(report.problems), "remarks": list(report.remarks)}, as_json)
-    if not report.ok:
+    if compared is not None and compared.examples and not as_json:
+        print("Clients that differ:", *(repr(one) for one in compared.examples), sep="\n  ")
+    if not found["ok"]:
         raise SystemExit(2)
 
 

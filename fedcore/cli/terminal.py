@@ -140,7 +140,9 @@ def read_settings(config: Path | None, pairs: list[str] | None) -> dict[str, Any
 TEXT_OPTIONS = (
     *("columns", "heldout", "dtype", "array", "prefix", "heldout_prefix", "halves", "tokeniser", "delimiter", "image"),
 )
-NUMBER_OPTIONS = ("features", "clients_per_leaf", "clients_per_block", "frames_per_client", "frame_stride")
+NUMBER_OPTIONS = (
+    *("features", "clients_per_leaf", "clients_per_block", "frames_per_client", "frame_stride", "longest_record"),
+)
 
 
 def format_options(pairs: list[str] | None, columns: str | None = None) -> dict[str, Any]:

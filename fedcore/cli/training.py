@@ -105,6 +105,8 @@ def train(
     spec.check_worth()
     if spec.worth is not None and not as_json:
         print(f"what to expect, by the budget: {spec.worth.in_words}", file=sys.stderr)
+    if spec.left_out and not as_json:
+        print(f"missing values: {spec.left_out}", file=sys.stderr)
     show_run(str(trained(request, local, workers, dask, as_json)), as_json)
 
 

@@ -13,6 +13,7 @@ import scipy.sparse as sp
 from fedcore.errors import ConfigError, PopulationNotFound
 from fedcore.interface.tables import ROWS_OF_A_PART, are_nobodys, rows_of_nobody
 from fedcore.population.blocks import Kind
+from fedcore.population.identifiers import STRIPPED, spelled
 from fedcore.population.ingest.ingest import ingest
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
@@ -103,10 +104,15 @@ def opened(
 
 
 def checked_groups(groups: Groups, rows: int) -> np.ndarray:
-    """(rows,) array of labels. Raises ConfigError."""
+    """(rows,) array of labels; text is spelled as a population stores ids. Raises ConfigError, PopulationError."""
     labels = np.asarray(groups)
     if labels.shape != (rows,):
         raise ConfigError(
             f"groups has the shape {labels.shape}, and X has {rows} rows.", "Give the client of every row of X."
         )
-    return labels
+    if labels.dtype.kind not in "UO":
+        return labels
+    text = np.array([isinstance(one, str) for one in labels], bool)
+    stored = labels.astype(object)
+    stored[text] = spelled(labels[text].tolist(), STRIPPED)
+    return stored.astype(str) if labels.dtype.kind == "U" else stored

@@ -130,17 +130,19 @@ def set_budget(
     unit: Unit = "client",
     relation: Relation = "add_or_remove_one",
     delta_extra: float | None = None,
+    shared_ids: str | None = None,
     ledger: str | None = None,
 ) -> Balance:
     """Set the budget of a population, once, for all runs to come (`fedcore budget set`).
 
     public_schema: why the columns or vocabulary, bounds and thresholds that runs use are public; statements repeat it
     unit, relation: who is protected against what; delta_extra: part of delta for thresholding steps
-    Raises BudgetExists, ConfigError, LedgerMissing.
+    shared_ids: what you declare of ids that are also in other populations of the ledger; statements repeat it
+    Raises BudgetExists, ConfigError, LedgerMissing; SharedIds if shared_ids is needed and missing.
     """
     store = population if isinstance(population, Population) else open_population(population)
     found = budgets.ledger_of(store, ledger)
-    terms: dict[str, Any] = {"unit": unit, "relation": relation, "delta_extra": delta_extra}
+    terms: dict[str, Any] = {"unit": unit, "relation": relation, "delta_extra": delta_extra, "shared_ids": shared_ids}
     budgets.set_budget(store, found, epsilon, delta, public_schema=public_schema, **terms)
     return found.balance(store.id)
 

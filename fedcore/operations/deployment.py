@@ -41,7 +41,7 @@ from fedcore.privacy.accounting import Budget
 from fedcore.rounds.cohort_settings import cohort_rule
 from fedcore.storage.files import is_url
 from fedcore.storage.parsing import read_toml
-from fedcore.training.request import SHARE_NAME, Series, TrainRequest
+from fedcore.training.request import LARGEST_SEED, SHARE_NAME, Series, TrainRequest
 from fedcore.training.spec import resolve
 from fedcore.training.warm_start import PREVIOUS
 
@@ -53,7 +53,7 @@ class Deployment(Scheduled, Series):
     method: Annotated[str, AfterValidator(canonical)]
     population: str
     runs: str = "runs"
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=LARGEST_SEED)
     start_from: str | None = Field(None, min_length=1, description='run or .npz file to start from, or "previous"')
     public_start_because: str | None = Field(None, min_length=1, description="why that start is public")
     share: str | None = Field(None, pattern=SHARE_NAME, description="share of the budget that pays for its runs")

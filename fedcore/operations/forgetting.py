@@ -16,6 +16,7 @@ from fedcore.storage import files
 from fedcore.storage.files import Place, place
 from fedcore.training.budget import ledger_of, remember_head
 from fedcore.training.session import ENDED
+from fedcore.training.shared_ids import register
 
 if TYPE_CHECKING:
     from fedcore.privacy.ledger.ledger import Ledger
@@ -77,6 +78,7 @@ def forget(
     )
     if ledger is not None:
         remember_head(erased.population, ledger)
+        register(erased.population, ledger)  # its sketch is made again, without them
     stripped = () if runs is None else tuple(_without_memories(run, stamp) for run in _remembering(population, runs))
     damaged = [] if runs is None else [str(error) for error in read_runs(runs)[1]]
     unreached = (*NOT_REACHED, *([RUNS_NOT_REACHED] if runs is None else damaged))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedcore.operations.schedule import MOST_SECONDS
+
 RUNS_LEFT = 5
 
 
@@ -12,7 +14,9 @@ class RunMonitoring(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    runs_left: int = Field(RUNS_LEFT, ge=0, description="with so many runs left, or fewer, the budget is low")
+    runs_left: int = Field(
+        RUNS_LEFT, ge=0, le=1_000_000, description="with so many runs left, or fewer, the budget is low"
+    )
     metrics_file: str | None = Field(
         None, min_length=1, description="text file of Prometheus with numbers about the run"
     )
@@ -23,11 +27,19 @@ class Monitoring(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    runs_left: int = Field(RUNS_LEFT, ge=0, description="with so many runs left, or fewer, the budget is low")
+    runs_left: int = Field(
+        RUNS_LEFT, ge=0, le=1_000_000, description="with so many runs left, or fewer, the budget is low"
+    )
 
-    late: float = Field(900.0, ge=1, description="seconds after its time a start that has not happened is missed")
-    hanging: float = Field(10.0, ge=2, description="rounds' times without a committed round, after which a run hangs")
-    patience: float = Field(600.0, ge=1, description="seconds without a committed round that are never too long")
+    late: float = Field(
+        900.0, ge=1, le=MOST_SECONDS, description="seconds after its time a start that has not happened is missed"
+    )
+    hanging: float = Field(
+        10.0, ge=2, le=1e6, description="rounds' times without a committed round, after which a run hangs"
+    )
+    patience: float = Field(
+        600.0, ge=1, le=MOST_SECONDS, description="seconds without a committed round that are never too long"
+    )
 
     metrics: str | None = Field(None, min_length=1, description="folder in which each deployment has a file of metrics")
 

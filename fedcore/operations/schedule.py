@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
-from fedcore.rounds.clients import DEFAULT_CACHE_BYTES
+from fedcore.rounds.clients import DEFAULT_CACHE_BYTES, MOST_CACHE_BYTES
 
+MOST_SECONDS = 10 * 366 * 86_400.0  # ten years, of any setting in seconds; further times overflow a calendar's
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
 
 
@@ -17,7 +18,7 @@ class Schedule(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     cron: str | None = None
-    interval: float | None = Field(None, ge=1, description="seconds between starts")
+    interval: float | None = Field(None, ge=1, le=MOST_SECONDS, description="seconds between starts")
     rrule: str | None = None
     timezone: str = "UTC"
 
@@ -45,7 +46,9 @@ class Compute(BaseModel):
         "population that could be one block",
     )
     dask: str | None = Field(None, description="address of a running Dask scheduler, instead of a local cluster")
-    cache_bytes: int = Field(DEFAULT_CACHE_BYTES, ge=0, description="decoded blocks that each worker may keep, bytes")
+    cache_bytes: int = Field(
+        DEFAULT_CACHE_BYTES, ge=0, le=MOST_CACHE_BYTES, description="decoded blocks that each worker may keep, bytes"
+    )
 
 
 def _which(given: Any) -> str:
@@ -67,7 +70,10 @@ class Scheduled(BaseModel):
     description: str = Field("", description="for people: what it is for, whom to ask")
     tags: list[str] = Field(default_factory=list)
     readers: int | None = Field(
-        None, ge=1, description="trainings, evaluations and the like on the population at once; any number without it"
+        None,
+        ge=1,
+        le=10_000,
+        description="trainings, evaluations and the like on the population at once; any number without it",
     )
     job_variables: dict[str, Any] = Field(
         default_factory=dict, description="for the infrastructure of the work pool, such as env or working_dir"

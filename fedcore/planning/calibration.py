@@ -4,10 +4,11 @@ The method's own functions answer the rounds for a few clients; the server's own
 times and sizes leave this module. Nothing is written of what was computed, nothing is released, and the ledger is not
 opened here.
 
-For a run that is not private these are the first clients of two blocks. For a private one nobody in the population is
-asked: stand-ins answer (`fedcore.planning.stand_ins`), the phases are those of the run's schedule whether the trial
-met them or not, and blocks are read to time the reading, and for nothing else. So plans of neighbouring populations
-are equal but for times, and no number of plans adds up to anything.
+For a run that is not private these are the first clients of two blocks. For a private one no client of the population
+is asked: stand-ins of the declared sizes answer (`fedcore.planning.stand_ins`), the phases are those of the run's
+schedule whether the trial met them or not, and the files that are read and measured hold stand-ins. Only of a
+population behind a URL two blocks are read, to time the transfer. So plans of neighbouring populations are equal but
+for times, and no number of plans adds up to anything.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from dataclasses import dataclass, replace
 from time import perf_counter, process_time
 
 from fedcore.planning.machine import exact_noise, started_process, written
-from fedcore.planning.reading import read_leaves, reading_of, stored_share
-from fedcore.planning.stand_ins import Shape, most_clients, rounded, stand_ins
+from fedcore.planning.reading import read_leaves, stored_share
+from fedcore.planning.stand_ins import Shape, most_clients, stand_ins, stored_stand_ins
 from fedcore.planning.trial_rounds import Rounds, Timed, Trial, of_clients, of_stand_ins, scheduled_phases
 from fedcore.population.blocks import Aside, ClientBlock, CountsBlock
 from fedcore.population.store import Population
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.clients import redacted
 from fedcore.rounds.method import AnyMethod, PublicFacts, State
-from fedcore.storage.files import Place
+from fedcore.storage.files import Place, is_remote
 
 LIMIT_SECONDS = 10.0
 REPEATS = 4
@@ -100,9 +101,14 @@ def calibrate(
     if shape is None:
         taken, reading, reading_bytes = read_leaves(method, population)
         clients, block_clients = population.n_clients, max(block.clients for block in population.blocks)
+        stored = stored_share(population)
     else:
-        reading, reading_bytes = reading_of(method, population)
         clients, block_clients = shape.clients, min(shape.clients, population.manifest.clients_per_block)
+        with stored_stand_ins(method, facts_for(None), shape, block_clients) as made:
+            _, reading, reading_bytes = read_leaves(method, made)
+            stored = stored_share(made)
+        if is_remote(population.path):
+            reading = read_leaves(method, population)[1]
     working, waiting = process_time(), perf_counter()
     with redacted(method, 0):
         if shape is None:
@@ -117,7 +123,6 @@ def calibrate(
     disk = written(runs, remembered, state, block_clients)
     start, start_bytes, flow_bytes = started_process(method.name, method.private)
     noise, noise_start = exact_noise(plan)
-    stored = stored_share(population)
     return Calibration(
         pace=pace,
         leaf_clients=population.clients_per_leaf,
@@ -125,7 +130,7 @@ def calibrate(
         whole=whole,
         reading=reading,
         reading_bytes=reading_bytes,
-        stored=stored if shape is None else rounded(stored),
+        stored=stored,
         memory_write=disk.write,
         memory_flush=disk.flush,
         memory_read=disk.read,

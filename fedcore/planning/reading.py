@@ -48,26 +48,6 @@ def read_leaves(method: AnyMethod, population: Population) -> tuple[list[ClientB
     return (taken, seconds / size, peak) if size else (taken, 0.0, 0.0)
 
 
-def reading_of(method: AnyMethod, population: Population) -> tuple[float, float]:
-    """Seconds and peak memory of reading, for a byte, of the same blocks; what they hold is used for nothing.
-
-    Of blocks that are read while they are used the first tile is.
-    """
-    source = Source(population.location, population.version, cache_bytes=0)
-    seconds, size, peak = 0.0, 0, 0.0
-    for index in _large_and_middle(population):
-        decoded = max(population.decoded_bytes(index), 1)
-        started = perf_counter()
-        if not _streams(method, source, population, index):
-            block_for(method, source, population, index)
-            seconds, size = seconds + perf_counter() - started, size + decoded
-            peak = peak or _peak_of_reading(population, index) / decoded
-        else:
-            tile = next(population.tiles(index, source.stream_above // 8))
-            seconds, size = seconds + perf_counter() - started, size + tile.x.nbytes
-    return seconds / max(size, 1), peak
-
-
 def stored_share(population: Population) -> float:
     """Stored bytes of the training part for each decoded byte, from a block with most clients."""
     large = _large(population)

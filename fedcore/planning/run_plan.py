@@ -61,7 +61,8 @@ class Resources:
     workers: 0 for this process alone, None for what a run would have by default; prefect: whether a flow has them
     cluster: whether each has a core and a disk of its own, like this machine's; cache_bytes: of decoded blocks, each
     memory_bytes: that a process may have; deadline: seconds for all rounds; None: not bounded
-    clients: as if the population had so many; None: as it is
+    clients: as if the population had so many; rows: as if each had so many (different tokens, of counts); None: as it
+    is, or as is declared, if the run is private
     """
 
     workers: int | None = None
@@ -71,6 +72,7 @@ class Resources:
     memory_bytes: int | None = None
     deadline: float | None = None
     clients: int | None = None
+    rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -104,19 +106,25 @@ class Load:
         return max(self.sizes)
 
 
-def load_of(method: AnyMethod, population: Population, clients: int | None) -> Load:
-    """Of the population as it is; or of one with so many clients like these, in blocks as this machine would make.
+def load_of(method: AnyMethod, population: Population, clients: int | None, rows: int | None = None) -> Load:
+    """Of the population as it is; or of one with so many clients and rows of each, in blocks as this machine would
+    make.
 
-    A private method's is always of the latter kind, with the nominal number of clients and what `public_shape` takes
-    of them: what is kept of a plan tells no exact count.
+    A private method's is always of the latter kind, and of declared sizes (`public_shape`): neither rows nor bytes of
+    the population enter it, nor its blocks.
     """
-    leaf, entries = population.clients_per_leaf, float(sum(entry.train.entries for entry in population.blocks))
-    blocks = [entry.clients for entry in population.blocks]
-    sizes = [float(size) for size in population.sizes()]
-    each, entries_each = sum(sizes) / population.n_clients, entries / population.n_clients
+    leaf = population.clients_per_leaf
     if method.private:
-        shape = public_shape(method, population, clients)
+        shape = public_shape(method, population, clients, rows)
         clients, each, entries_each = shape.clients, shape.client_bytes, shape.entries
+    else:
+        entries = float(sum(entry.train.entries for entry in population.blocks))
+        blocks = [entry.clients for entry in population.blocks]
+        sizes = [float(size) for size in population.sizes()]
+        each, entries_each = sum(sizes) / population.n_clients, entries / population.n_clients
+        if rows is not None:
+            clients = clients or population.n_clients
+            each, entries_each = each * rows / max(entries_each, 1e-9), float(rows)
     if clients is not None:
         limit = block_limit(leaf, explicit_clients_per_block(leaf, population.manifest.clients_per_block))
         blocks = blocks_of(clients, leaf, limit, each)
@@ -152,8 +160,8 @@ def plan_run(
         return public if clients is None else replace(public, clients=clients)
 
     runs = place(request.runs)
-    shape = public_shape(method, population, where.clients) if method.private else None
-    load = load_of(method, population, where.clients)
+    shape = public_shape(method, population, where.clients, where.rows) if method.private else None
+    load = load_of(method, population, where.clients, where.rows)
     aside = load.beside > 0 and _room_beside(load, replace(where, workers=_workers(load, where)))
     measured = calibrate(method, population, facts_for, spec.releases, runs, shape, limit=limit, aside=aside)
     passes = method.total_rounds(method.init(public))
@@ -164,6 +172,8 @@ def plan_run(
     refuse(predictions, where, runs)
     if spec.worth is not None:
         predictions["worth"] = spec.worth.in_words
+    if spec.left_out:
+        predictions["missing_values"] = spec.left_out
     return predictions
 
 
@@ -182,7 +192,7 @@ def predicted(
 
     Raises ConfigError if the deadline cannot be met by any number of workers.
     """
-    load = load_of(method, population, where.clients)
+    load = load_of(method, population, where.clients, where.rows)
     where = replace(where, workers=_workers(load, where))
     kinds = _counted(measured, passes)
     cells = sum(release.cells for release in plan)
@@ -194,6 +204,8 @@ def predicted(
         "population": population.path.name,
         "version": population.version,
         "clients": int(load.clients),
+        "rows_per_client": load.entries / load.clients,
+        "rows_assumed": method.private and where.rows is None and population.manifest.nominal_rows is None,
         "workers": where.workers,
         "cache_bytes": where.cache_bytes,
         "passes": sum(count for _, count in kinds),

@@ -3,42 +3,43 @@
 What such a plan says must not depend on what people hold. So its trial rounds are made with clients that follow from
 public facts: kind, columns, clients of a leaf, whether counts have two halves, and rows that the method draws from its
 settings (`Method.likely_rows`).
-How much a client holds, on average, is not public. It is a size, which operators see; a plan takes it rounded to one
-of four numbers in an octave, and takes the owner's nominal number for the number of clients.
+How many clients there are, and how much a client holds, is not public either: a plan takes the numbers that the owner
+declares, or that the plan's caller names.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import scipy.sparse as sp
 
 from fedcore.errors import ConfigError
-from fedcore.population.blocks import ClientBlock, RowsBlock, counts_block
+from fedcore.population.blocks import ClientBlock, CountsBlock, RowsBlock, counts_block
+from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
+from fedcore.population.writer import PopulationWriter
 from fedcore.randomness import stream
 from fedcore.rounds.method import AnyMethod, PublicFacts
 from fedcore.training.budget import nominal_clients
 
-IN_AN_OCTAVE = 4
+ASSUMED_ROWS = 1  # of a client, where no number is declared
 COUNT_BYTES = 8  # of a stored count with its token, decoded
 LARGEST_LEAF = 64 * 2**20  # bytes of stand-ins that answer together, but for a single client
 LARGEST_CLIENT = 2**20  # entries of a single one: more take proportionally longer
+STORED_BYTES = 8 * 2**20  # of stand-ins that are written and read, decoded, but for a single client
 PURPOSE = "planning/stand-ins"
-
-
-def rounded(size: float) -> float:
-    """The nearest of four numbers in an octave; 0 of nothing."""
-    return 2.0 ** (round(IN_AN_OCTAVE * math.log2(size)) / IN_AN_OCTAVE) if size > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """Of a population, as a plan takes it.
 
-    clients: how many; entries: of one of them, on average: rows, or stored counts; entry_bytes: of one, decoded
+    clients: how many; entries: of one of them: rows, or stored counts; entry_bytes: of one, decoded
     clients_per_leaf, features: of the schema; dtype: of rows
     """
 
@@ -55,10 +56,14 @@ class Shape:
         return self.entries * self.entry_bytes
 
 
-def public_shape(method: AnyMethod, population: Population, clients: int | None = None) -> Shape:
-    """What a plan of a private run takes of the population. clients: as if it had so many; None: the nominal number.
+def public_shape(
+    method: AnyMethod, population: Population, clients: int | None = None, rows: int | None = None
+) -> Shape:
+    """What a plan of a private run takes of the population: its public facts. clients, rows: as if it had this many
+    clients, with this many rows each (different tokens, of counts); None: the declared numbers, ASSUMED_ROWS if no
+    number of rows is.
 
-    Raises ConfigError if nobody declared one.
+    Raises ConfigError if no number of clients is declared.
     """
     nominal = clients or nominal_clients(method, population)
     if nominal is None:
@@ -68,15 +73,12 @@ def public_shape(method: AnyMethod, population: Population, clients: int | None 
             "Say --clients N, or declare it when the population is made (--nominal-clients).",
         )
     manifest = population.manifest
-    entries = sum(block.train.entries for block in population.blocks) / population.n_clients
+    entries = rows or manifest.nominal_rows or ASSUMED_ROWS
+    if manifest.kind == "counts":
+        entries = min(entries, manifest.features)
     entry_bytes = np.dtype(manifest.dtype).itemsize * manifest.features if manifest.dtype else COUNT_BYTES
     return Shape(
-        nominal,
-        rounded(entries),
-        entry_bytes,
-        population.clients_per_leaf,
-        population.features,
-        manifest.dtype or "float32",
+        nominal, entries, entry_bytes, population.clients_per_leaf, population.features, manifest.dtype or "float32"
     )
 
 
@@ -95,6 +97,27 @@ def stand_ins(method: AnyMethod, public: PublicFacts, shape: Shape, clients: int
         return counts_block(first, leaf, counts, halves)
     rows = method.likely_rows(public, int(ptr[-1]), generator)
     return RowsBlock(first, leaf, ptr, np.ascontiguousarray(rows, shape.dtype))
+
+
+@contextmanager
+def stored_stand_ins(method: AnyMethod, public: PublicFacts, shape: Shape, clients: int) -> Iterator[Population]:
+    """A population of one block of stand-ins in a folder of its own, which is removed. clients: of a block; fewer where
+    they are large."""
+    most = max(1, min(clients, int(STORED_BYTES / max(shape.client_bytes, 1.0))))
+    block = stand_ins(method, public, shape, most)
+    matrix = block.csr if isinstance(block, CountsBlock) else (block.ptr, block.x)
+    with TemporaryDirectory() as folder:
+        with PopulationWriter(
+            Path(folder) / "stand-ins",
+            public.kind,
+            shape.features,
+            dtype=shape.dtype,
+            clients_per_leaf=shape.clients_per_leaf,
+            clients_per_block=clients,
+        ) as writer:
+            writer.write([str(number) for number in range(most)], matrix)
+            population = writer.commit(Provenance())
+        yield population
 
 
 def most_clients(shape: Shape) -> int:

@@ -105,6 +105,7 @@ def _locked(target: layout.Place, private: bool) -> Iterator[None]:
             with layout.named_os_errors(target):
                 files.make_folder(target, private, durable=True)
                 stack.enter_context(layout.writer_lock(target))
+                layout.refuse_links(target, 2)
         yield
 
 

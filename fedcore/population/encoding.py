@@ -41,11 +41,12 @@ class _Encoding(PopulationWriter):
             clients_per_block=explicit_clients_per_block(made.clients_per_leaf, made.clients_per_block),
             vocabulary=tokens,
             nominal_clients=made.nominal_clients,
+            nominal_rows=made.nominal_rows,
             public_for_evaluation=made.public_reason if made.public_for_evaluation else None,
             halves=made.halves,
             ledger=None if made.ledger is None else made.ledger.model_dump(),
         )
-        self.source, self.nfc = source, made.nfc
+        self.source, self.rule, self.entries = source, made.id_rule, made.period is not None
         self.version = made.version + 1
 
     def _new_id(self) -> str:

@@ -28,7 +28,7 @@ from fedcore.population.block_writer import BlockWriter
 from fedcore.population.checks import Rows
 from fedcore.population.cohorts import FOUNDERS, HOLE, Cohort, Order
 from fedcore.population.manifest import BlockEntry, Manifest, PartEntry, Provenance
-from fedcore.population.periods import client_of
+from fedcore.population.periods import clients_of
 from fedcore.population.store import Population
 from fedcore.population.suppression import Suppression
 from fedcore.population.writer import PopulationWriter
@@ -93,7 +93,7 @@ def forget(
     if cohorts_to is not None:
         _check_cohorts(population, cohorts_to)
     with _replacing(population, open_runs) as (path, before):
-        wanted = identifiers.spelled(clients, population.manifest.nfc)
+        wanted = identifiers.spelled(clients, population.manifest.id_rule)
         chosen, unknown = _chosen(population, set(wanted), cohorts_to)
         if not any(mask.any() for mask in chosen.values()) and not _still_declared(population, cohorts_to):
             return Erased(population, 0, unknown, 0)
@@ -191,7 +191,6 @@ def _check_cohorts(population: Population, cohorts_to: int) -> None:
 def _chosen(population: Population, wanted: set[str], cohorts_to: int | None) -> tuple[dict[int, np.ndarray], int]:
     """({block: (C,) bool, who of its clients is to be forgotten}, number of wanted ids that nobody has)."""
     aged = () if cohorts_to is None else population.participants(((FOUNDERS, cohorts_to),))
-    whose: Callable[[str], str] = str if population.manifest.period is None else client_of
     chosen: dict[int, np.ndarray] = {}
     found: set[str] = set()
     for index, entry in enumerate(population.blocks):
@@ -199,7 +198,7 @@ def _chosen(population: Population, wanted: set[str], cohorts_to: int | None) ->
             continue
         mask = of_cohorts.mask(aged, entry.first, entry.clients)
         if wanted:
-            names = [whose(one) for one in population.client_ids(index).tolist()]
+            names = clients_of(population.client_ids(index).tolist(), population.manifest.period is not None)
             named = np.array([one in wanted for one in names])
             found |= wanted.intersection(names)
             mask |= named & ~population.are_holes(entry.first, entry.clients)
@@ -273,18 +272,18 @@ def _rewritten(
             )
         else:
             slot = layout.block_folder(path, versions.slot_name(population.version + 1, made))
-            blocks[index], made = _without(population, index, gone, slot), made + 1
+            ids = np.where(gone, "", population.client_ids(index)).tolist()
+            blocks[index], made = written_again(population, index, ids, gone, slot), made + 1
         if progress is not None:
             progress(number + 1, len(chosen))
     return tuple(blocks)
 
 
-def _without(population: Population, index: int, gone: np.ndarray, folder: Path) -> BlockEntry:
-    """Writes a block to a new slot, in which those who are gone have neither id nor data."""
+def written_again(population: Population, index: int, ids: list[str], gone: np.ndarray, folder: Path) -> BlockEntry:
+    """Writes a block to a new slot with these ids. gone: (C,) bool, clients whose data are left out"""
     entry, made = population.blocks[index], population.manifest
     block = BlockWriter(folder, entry.first, made.kind, made.features, made.dtype, STREAM_BYTES)
     parts = [(False, block.train)] + ([(True, block.heldout_part())] if entry.heldout is not None else [])
-    ids = population.client_ids(index)
     for start, stop in _ranges(population, index):
         for heldout, part in parts:
             if stop == start + 1 and made.kind == "rows":
@@ -294,7 +293,7 @@ def _without(population: Population, index: int, gone: np.ndarray, folder: Path)
             data = population.read_clients(index, start, stop, heldout)
             assert data is not None  # only of a part that is not there
             part.append(emptied(data, gone[start:stop]))
-        block.add_ids(["" if hole else one for one, hole in zip(ids[start:stop], gone[start:stop], strict=True)])
+        block.add_ids(ids[start:stop])
     return block.close()
 
 

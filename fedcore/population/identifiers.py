@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Literal
 
 import numpy as np
 
 from fedcore.errors import PopulationError
+
+# How a population spells its ids; all but the first are features that its manifest needs. New populations are STRIPPED
+# (normal form C, no blanks at the ends, no unseen character), or FOLDED on request; older ones have one of the others.
+Rule = Literal["as-given", "nfc", "stripped-ids", "folded-ids"]
+AS_GIVEN: Final = "as-given"
+NFC: Final = "nfc"
+STRIPPED: Final = "stripped-ids"
+FOLDED: Final = "folded-ids"
+CHECKED: Final = (STRIPPED, FOLDED)  # under which clients may be appended
+WIDE: Final = (0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000)
+BLANKS: Final = "".join(map(chr, (*range(9, 14), 32, *WIDE)))  # White_Space of the Unicode Character Database
+REFUSED: Final = {  # by general category
+    "Cc": "a control character",
+    "Cf": "a format character",
+    "Cn": "an unassigned character",
+    "Cs": "half of a character (a lone surrogate)",
+    "Zl": "a line separator",
+    "Zp": "a paragraph separator",
+}
+# Default_Ignorable_Code_Point of the Unicode Character Database, but for those of the categories above
+UNSEEN: Final = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
 
 
 def as_text(ids: Sequence | np.ndarray, holes: np.ndarray | None = None) -> list[str]:
@@ -25,16 +50,76 @@ def as_text(ids: Sequence | np.ndarray, holes: np.ndarray | None = None) -> list
     return texts
 
 
-def spelled(ids: Iterable[str], nfc: bool) -> list[str]:
-    """Ids from outside as a population spells them: what is looked up, written or forgotten goes through here.
+def spelled(ids: Iterable[str], rule: Rule) -> list[str]:
+    """Ids from outside as a population stores them: ids that are written, looked up or forgotten go through here.
 
-    nfc: in Unicode's normal form C, so that one name is one client however it was typed (an accent may be a character
-        of its own or part of a letter); else as they are, which is the rule of populations of before
+    An empty id stays empty: whether one may be there is for the caller to check. Raises PopulationError for an id that
+    the rule refuses (`spelled_or_why`).
     """
     texts = list(ids)
-    if not nfc or "".join(texts).isascii():
-        return texts
-    return [unicodedata.normalize("NFC", text) for text in texts]
+    made, faults = spelled_or_why(texts, rule)
+    for number, (text, fault) in enumerate(zip(texts, faults, strict=False), 1):
+        if text and fault:
+            raise PopulationError(
+                f"A client id cannot be used (number {number} of {len(texts)}): {fault}.", "Correct it in the source."
+            )
+    return made
+
+
+def spelled_or_why(texts: Sequence[str], rule: Rule) -> tuple[list[str], list[str]]:
+    """(the ids as the rule stores them, why each cannot be used: "" if it can). No reasons at all if all can be used.
+
+    STRIPPED and FOLDED refuse empty ids and characters that are not seen: control and format characters, line and
+    paragraph separators, zero-width and other ignorable characters, lone surrogates. They also refuse characters that
+    this Unicode version has not assigned: a later version may treat them in another way, and one person would get a
+    second id. Private-use characters are allowed, because their treatment is fixed. NFC and AS_GIVEN refuse nothing.
+    """
+    joined = "".join(texts)
+    if rule not in CHECKED:
+        normal = rule == AS_GIVEN or joined.isascii()
+        return list(texts) if normal else [unicodedata.normalize("NFC", text) for text in texts], []
+    made = [text.strip(BLANKS) for text in texts]
+    if not unicodedata.is_normalized("NFC", joined):
+        made = [unicodedata.normalize("NFC", text).strip(BLANKS) for text in made]
+    plain = joined.isprintable() and (joined.isascii() or not UNSEEN.search(joined))
+    faults = [] if plain and all(made) else [_fault(text) for text in made]
+    return folded(made) if rule == FOLDED else made, faults if any(faults) else []
+
+
+def _fault(text: str) -> str:
+    """Why a stripped id in normal form C cannot be used; empty if it can."""
+    if not text:
+        return "the client id is empty"
+    if text.isprintable() and not UNSEEN.search(text):
+        return ""
+    for character in text:
+        kind = REFUSED.get(unicodedata.category(character)) or (UNSEEN.match(character) and "a zero-width character")
+        if kind:
+            return f"the client id contains {kind} (U+{ord(character):04X})"
+    return ""
+
+
+def folded(texts: list[str]) -> list[str]:
+    """Ids without what readers and databases often ignore: letter case, compatibility forms such as full-width letters,
+    and how many blanks separate two parts, and which. texts: stripped, in normal form C; returned as they are, the same
+    list, if all are folded.
+
+    Unicode's compatibility caseless matching (The Unicode Standard, chapter 3.13, D146). Its result is stable over
+    versions of Unicode for assigned characters, which are the only ones in an id.
+    """
+    joined = "".join(texts)
+    if joined.isascii():
+        if "  " in joined:
+            return [" ".join(text.lower().split()) for text in texts]
+        return texts if joined == joined.lower() else [text.lower() for text in texts]
+    return [_folded(text) for text in texts]
+
+
+def _folded(text: str) -> str:
+    if text.isascii():
+        return " ".join(text.lower().split())
+    once = unicodedata.normalize("NFKD", unicodedata.normalize("NFD", text).casefold())
+    return " ".join(unicodedata.normalize("NFKC", once.casefold()).split())
 
 
 def _one(value) -> str:
@@ -67,6 +152,23 @@ def decode(data: np.ndarray, ptr: np.ndarray) -> np.ndarray:
 def hashes(texts: Sequence[str]) -> np.ndarray:
     """(C,) int64, Python's hash of each id: for comparisons in this process only, with a key that is its own."""
     return np.fromiter(map(hash, texts), np.int64, len(texts))
+
+
+def alike(own: Sequence[np.ndarray], of_folded: Sequence[np.ndarray]) -> np.ndarray:
+    """(G,) int64, the hash of the folded id of each group of different ids that are equal once folded.
+
+    own, of_folded: for each block the `hashes` of its ids, and of the same ids `folded`: the same array where folding
+    changes none. Holds 16 bytes more for each client while it sorts, and sorts only if folding changes an id.
+    """
+    if all(mine is other for mine, other in zip(own, of_folded, strict=True)):
+        return np.zeros(0, np.int64)
+    other = np.concatenate(of_folded)
+    held = np.sort(other)
+    several = np.flatnonzero(np.isin(other, held[1:][held[1:] == held[:-1]]))
+    mine, other = np.concatenate(own)[several], other[several]
+    order = np.lexsort((mine, other))
+    mine, other = mine[order], other[order]
+    return np.unique(other[1:][(other[1:] == other[:-1]) & (mine[1:] != mine[:-1])])
 
 
 def came_twice(parts: Sequence[np.ndarray], ids_of: Callable[[int], np.ndarray]) -> str | None:

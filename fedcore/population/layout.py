@@ -30,6 +30,7 @@ from fedcore.storage.files import (
     AnyPlace,
     Place,
     below,
+    find_link,
     flush,
     is_private,
     is_remote,
@@ -90,6 +91,20 @@ def read_beside(path: Place, name: str) -> bytes | None:
 def write_beside(path: Place, name: str, content: bytes) -> None:
     """Replaces a small file beside the population's own, whole. Raises OSError, PopulationError."""
     write_whole(path / name, content, private=is_closed(path))
+
+
+def refuse_links(path: Place, depth: int = 1) -> None:
+    """Raises PopulationError for a symbolic link in a folder of a population, at most `depth` levels down."""
+    try:
+        link = find_link(path, depth)
+    except OSError as error:
+        raise PopulationError(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
+    if link:
+        raise PopulationError(
+            f"{path / link} is a symbolic link. A population never reads, changes or "
+            "deletes what is outside its folder.",
+            "Replace the link by the file or folder itself.",
+        )
 
 
 def is_closed(path: Place) -> bool:
@@ -211,8 +226,12 @@ def _take_back(file: Path, error: BaseException) -> None:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Every file below the folder, in the order of its relative path."""
-    found = [Path(where) / name for where, _, names in os.walk(folder) for name in names]
+    """Every file below the folder, in the order of its relative path. Raises OSError for a symbolic link there."""
+    found = []
+    for where, folders, names in os.walk(folder):
+        if any(os.path.islink(path) for path in (where, *(os.path.join(where, name) for name in (*folders, *names)))):
+            raise OSError(errno.ELOOP, "it is a symbolic link, or holds one")
+        found += [Path(where) / name for name in names]
     return sorted(found, key=lambda file: file.relative_to(folder).as_posix())
 
 
@@ -228,7 +247,7 @@ def contents(folder: Place) -> Iterator[tuple[str, bytes]]:
 @contextmanager
 def writer_lock(path: Path) -> Iterator[None]:
     """Holds the population's writer lock, or raises PopulationError at once: another process is writing."""
-    handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

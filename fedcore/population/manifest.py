@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
@@ -10,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 from fedcore.errors import ManifestError, PopulationNotFound
 from fedcore.population import cohorts as of_cohorts
 from fedcore.population import columns as of_columns
-from fedcore.population import layout
+from fedcore.population import identifiers, layout
 from fedcore.population import periods as of_periods
 from fedcore.population.blocks import Kind
 from fedcore.population.cohorts import Cohort
@@ -24,14 +25,14 @@ from fedcore.storage.ranges import Ranges
 SCHEMA_VERSION: Final = 2  # that new versions are written in; docs/formats-2.md
 COHORTS: Final = "cohorts"
 HOLES: Final = "holes"
-NFC: Final = "nfc"
 PERIODS: Final = "periods"
 HALVES: Final = "halves"
 COLUMNS: Final = "columns"
 RECORDS: Final = "records"
 IMAGE: Final = "image"
 DELIVERIES: Final = "deliveries"
-KNOWN: Final = (COHORTS, HOLES, NFC, PERIODS, HALVES, COLUMNS, RECORDS, IMAGE, DELIVERIES)  # what a manifest may need
+ID_RULES: Final = (identifiers.FOLDED, identifiers.STRIPPED, identifiers.NFC)  # a manifest needs one of them at most
+KNOWN: Final = (COHORTS, HOLES, *ID_RULES, PERIODS, HALVES, COLUMNS, RECORDS, IMAGE, DELIVERIES)  # what it may need
 OF: Final = {  # fields, and what they go with
     "cohorts": (COHORTS,),
     "order": (COHORTS, HOLES),
@@ -133,6 +134,9 @@ class Provenance(_Frozen):
 
     dropped_tokens: out-of-vocabulary tokens that were left out; bad_rows: rows that a tolerance let pass
     clipped: values that lay outside of the bounds of their columns
+    alike_ids: groups of different ids that are equal once folded (`fedcore.population.identifiers.folded`)
+    records: of the sources, by the second count (`fedcore.population.ingest.second_count`); None: not counted
+    stored, skipped: of the records that were read, those that are stored, and those of which nothing is kept
     parent: the version that this one was made from, None for the first
     """
 
@@ -141,6 +145,10 @@ class Provenance(_Frozen):
     dropped_tokens: int = Field(default=0, ge=0)
     bad_rows: int = Field(default=0, ge=0)
     clipped: int = Field(default=0, ge=0)
+    alike_ids: int = Field(default=0, ge=0)
+    records: int | None = Field(default=None, ge=0)
+    stored: int | None = Field(default=None, ge=0)
+    skipped: int | None = Field(default=None, ge=0)
     parent: int | None = None
 
 
@@ -149,9 +157,10 @@ class Manifest(_Frozen):
 
     n_rows: rows, or tokens for counts, of the training part; dtype: of dense rows, else None; features: 1 for words;
     nominal_clients: the size that the owner declares in public, None if not declared;
+    nominal_rows: likewise the rows of a client (different tokens, of counts);
     public_for_evaluation: may be evaluated without a budget, and public_reason why.
     needs: features without which the manifest would be misread, of KNOWN. Schema 1 has neither these nor digests.
-        "nfc" has no field: ids are in Unicode's normal form C, and whoever appends must keep them so.
+        The rule of the client ids has no field (`fedcore.population.identifiers.Rule`): appends must follow it.
     cohorts, order: who came with which append, where budgets are kept by cohort (`fedcore.population.cohorts`).
     deliveries: files that pipelines have ingested, of this version and of those before it, oldest first; occasions:
     (pipeline, newest time for which it has appended), where budgets are kept by cohort
@@ -185,6 +194,7 @@ class Manifest(_Frozen):
     clients_per_block: int = Field(ge=1)
     vocabulary: Vocabulary | None = None
     nominal_clients: int | None = Field(default=None, ge=1)
+    nominal_rows: int | None = Field(default=None, ge=1)
     public_for_evaluation: bool = False
     public_reason: str = ""
     provenance: Provenance = Provenance()
@@ -260,9 +270,9 @@ class Manifest(_Frozen):
         return self
 
     @property
-    def nfc(self) -> bool:
+    def id_rule(self) -> identifiers.Rule:
         """How client ids are spelled (`fedcore.population.identifiers.spelled`)."""
-        return NFC in self.needs
+        return next((rule for rule in ID_RULES if rule in self.needs), identifiers.AS_GIVEN)
 
     @property
     def column_names(self) -> tuple[str, ...] | None:
@@ -297,6 +307,11 @@ class Manifest(_Frozen):
         return any(block.heldout is not None for block in self.blocks)
 
 
+def total_of(blocks: Iterable[BlockEntry]) -> int:
+    """Rows, or tokens of counts, of these blocks, held-out ones included."""
+    return sum(part.total for block in blocks for part in block.parts)
+
+
 def checksum_of(content: dict[str, Any]) -> str:
     """The checksum of a manifest's JSON without that field."""
     return digests.of_document(digests.canonical(content))
@@ -309,11 +324,16 @@ def _content(manifest: Manifest) -> dict[str, Any]:
         content.pop("needs")
     if manifest.secret is None:
         content.pop("secret")
-    for name in (*OF, "suppression", "removed"):
+    for name in (*OF, "nominal_rows", "suppression", "removed"):
         if not content[name]:
             del content[name]
-    if not manifest.provenance.clipped:
-        del content["provenance"]["clipped"]
+    kept = content["provenance"]
+    for name in ("clipped", "alike_ids"):
+        if not kept[name]:
+            del kept[name]
+    for name in ("records", "stored", "skipped"):
+        if kept[name] is None:
+            del kept[name]
     for number, column in enumerate(content.get("columns", ())):
         content["columns"][number] = {name: value for name, value in column.items() if value not in (None, "")}
     for block in content["blocks"]:
@@ -394,6 +414,8 @@ def load(path: layout.Place, version: int | None = None) -> Manifest:
 
     Raises PopulationNotFound or ManifestError, and PopulationError if the storage cannot be reached.
     """
+    for folder in (path, path / layout.VERSIONS):
+        layout.refuse_links(folder)
     known = layout.versions(path)
     if not known:
         raise PopulationNotFound(

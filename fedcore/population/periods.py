@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from fedcore.population.identifiers import Rule, spelled
 from fedcore.storage.ranges import Ranges
 
 PeriodUnit = Literal["day", "week", "month", "quarter", "year"]
@@ -48,6 +49,21 @@ def label_of(entry: str) -> str:
 def client_of(entry: str) -> str:
     """The client in the id of an entry."""
     return entry.partition(BETWEEN)[2]
+
+
+def clients_of(ids: list[str], entries: bool) -> list[str]:
+    """The clients whose ids these are, or, of entries, that are in them."""
+    return [client_of(one) for one in ids] if entries else ids
+
+
+def stored_ids(ids: list[str], rule: Rule, entries: bool) -> list[str]:
+    """Ids as a population stores them (`fedcore.population.identifiers.spelled`). entries: they are ids of entries, in
+    which the rule applies to the client alone. Raises PopulationError for an id that the rule refuses.
+    """
+    made = spelled(clients_of(ids, entries), rule)
+    if not entries:
+        return made
+    return [f"{label_of(one)}{BETWEEN}{own}" if one else one for one, own in zip(ids, made, strict=True)]
 
 
 # --- labels -----------------------------------------------------------------------------------------------------------

@@ -65,6 +65,8 @@ class Slot:
 def _digests(folder: str, digest: str) -> Digests:
     file = files.place(folder) / LIST
     try:
+        if not is_remote(file):
+            layout.files_of(file.parent)  # refuses links, which lead to data outside the population
         content = files.read_bytes(file)
     except PopulationError:
         raise

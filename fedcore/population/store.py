@@ -18,7 +18,7 @@ from fedcore.population.blocks import FLOAT32_EXACT, ClientBlock, CountsBlock, K
 from fedcore.population.checks import Rows
 from fedcore.population.cohorts import FOUNDERS, clients_of, holes_of, mask
 from fedcore.population.manifest import BlockEntry, Manifest, PartEntry
-from fedcore.population.periods import label_of
+from fedcore.population.periods import label_of, stored_ids
 from fedcore.population.slots import Slot
 from fedcore.population.streaming import StoredRows
 from fedcore.population.words import LONGEST, RECORD, WORD, WordsBlock, from_bytes
@@ -344,8 +344,8 @@ class Population:
                 problems.append(
                     f"Block {index} (slot {entry.slot}): the clients without an id are not those forgotten."
                 )
-            elif not problem and self.manifest.nfc and (strange := _not_normal(ids)):
-                problems.append(f"Block {index} (slot {entry.slot}): the client id {strange!r} is not in normal form.")
+            elif not problem and (strange := self._of_another_spelling(ids)):
+                problems.append(f"Block {index} (slot {entry.slot}): {strange}")
             elif not problem and (strange := self._of_another_period(entry, ids)):
                 problems.append(f"Block {index} (slot {entry.slot}): the entry {strange!r} is not of its period.")
             if progress is not None:
@@ -361,6 +361,16 @@ class Population:
             "Clients are being forgotten, or were and it was interrupted: versions that have them may be there still. "
             "The same command again finishes it, as does whatever writes to the population.",
         )
+
+    def _of_another_spelling(self, ids: np.ndarray) -> str | None:
+        """What is wrong with the first id that is not as the population's rule spells it; None if all are."""
+        texts, entries = ids.tolist(), self.manifest.period is not None
+        try:
+            made = stored_ids(texts, self.manifest.id_rule, entries)
+        except PopulationError as error:
+            return error.message
+        wrong = next((one for one, other in zip(texts, made, strict=True) if one != other), None)
+        return wrong and f"the client id {wrong!r} is not in normal form ({self.manifest.id_rule})."
 
     def _of_another_period(self, entry: BlockEntry, ids: np.ndarray) -> str | None:
         """The first id whose label is not that of its cohort, where cohorts are calendar periods."""
@@ -541,12 +551,6 @@ def stored_client_ids(slot: Slot, entry: BlockEntry) -> np.ndarray:
     _check_pointers(ptr, entry.id_bytes, "ids/ptr")
     data = arrays.read(slot, "ids/bytes", (entry.id_bytes,), "uint8")
     return identifiers.decode(data, ptr)
-
-
-def _not_normal(ids: np.ndarray) -> str | None:
-    """The first id that is not as a population spells them in which one name is one client."""
-    texts = ids.tolist()
-    return next((one for one, other in zip(texts, identifiers.spelled(texts, True), strict=True) if one != other), None)
 
 
 def _check_pointers(ptr: np.ndarray, entries: int, name: str) -> None:

@@ -13,6 +13,7 @@ from fedcore.population import cohorts, layout
 from fedcore.population import manifest as manifests
 from fedcore.population.cohorts import Cohort, Order, holes_of
 from fedcore.population.columns import ColumnEntry
+from fedcore.population.identifiers import AS_GIVEN, Rule
 from fedcore.population.manifest import SCHEMA_VERSION, Halves, Manifest, Provenance
 from fedcore.population.store import Population
 from fedcore.storage import files
@@ -62,8 +63,9 @@ def intend(path: Path, version: int) -> None:
 
 def sweep(path: Path) -> None:
     """Removes what no manifest names, and finishes or undoes what somebody who forgot clients has left. Call with the
-    writer lock held.
+    writer lock held. Raises PopulationError for a symbolic link, through which it would remove what is outside.
     """
+    layout.refuse_links(path, 2)
     first = intended(path)
     known = layout.versions(path)
     if first is not None and first in known:
@@ -106,20 +108,30 @@ def slot_name(version: int, number: int) -> str:
     return f"v{version:06d}-{number:06d}"
 
 
-def following(old: Manifest, provenance: Provenance, **changes: Any) -> Manifest:
-    """The manifest of the version after `old`, the same but for the changes. Raises ManifestError."""
+def following(old: Manifest, provenance: Provenance, rule: Rule | None = None, **changes: Any) -> Manifest:
+    """The manifest of the version after `old`, the same but for the changes. rule: of its ids, if it is another; else
+    nothing counts again which of them are alike. Raises ManifestError.
+    """
+    alike = old.provenance.alike_ids if rule is None else provenance.alike_ids
     same = {name: getattr(old, name) for name in type(old).model_fields}
     made = {
         **same,
         "schema_version": SCHEMA_VERSION,
         "secret": new_secret(),
         "version": old.version + 1,
-        "provenance": provenance.model_copy(update={"parent": old.version}),
+        "provenance": provenance.model_copy(update={"parent": old.version, "alike_ids": alike}),
         **changes,
     }
     delivered = bool(made["deliveries"] or made["occasions"])
     wanted = needs(
-        made["cohorts"], made["order"], made["halves"], made["columns"], old.records, old.nfc, old.image, delivered
+        made["cohorts"],
+        made["order"],
+        made["halves"],
+        made["columns"],
+        old.records,
+        rule or old.id_rule,
+        old.image,
+        delivered,
     )
     return manifests.build(**{**made, "needs": wanted})
 
@@ -168,17 +180,17 @@ def needs(
     halves: Halves | None,
     columns: tuple[ColumnEntry, ...],
     records: bool,
-    nfc: bool,
+    rule: Rule,
     image: tuple[int, int] | None = None,
     delivered: bool = False,
 ) -> tuple[str, ...]:
-    """What a reader must know to read a manifest with these. nfc: how its ids are spelled; delivered: whether it names
+    """What a reader must know to read a manifest with these. rule: of its ids; delivered: whether it names
     files of pipelines, which whoever appends must carry on
     """
     features = (
         (manifests.COHORTS, known),
         (manifests.HOLES, holes_of(order)),
-        (manifests.NFC, nfc),
+        (rule, rule != AS_GIVEN),
         (manifests.PERIODS, known and known[0].period is not None),
         (manifests.HALVES, halves),
         (manifests.COLUMNS, columns),

@@ -26,8 +26,8 @@ from fedcore.population.checks import Rows, bytes_of, checked_counts, checked_ro
 from fedcore.population.cohorts import FOUNDERS, Order
 from fedcore.population.columns import ColumnEntry, bounds_of
 from fedcore.population.deliveries import Delivered, added
-from fedcore.population.manifest import BlockEntry, Halves, Manifest, Provenance, Vocabulary
-from fedcore.population.periods import Periods, label_of
+from fedcore.population.manifest import BlockEntry, Halves, Manifest, Provenance, Vocabulary, total_of
+from fedcore.population.periods import Periods, clients_of, label_of, stored_ids
 from fedcore.population.sizing import CLIENTS_PER_LEAF, block_limit, explicit_clients_per_block, usable_cores
 from fedcore.population.slots import Slot
 from fedcore.population.store import Population, stored_client_ids
@@ -62,7 +62,8 @@ class PopulationWriter:
     block_bytes: a block with so many decoded bytes closes at its next leaf boundary; None: as suits its memory
     stream_bytes: what an array may hold in memory while it is written; larger ones are written chunk by chunk
     vocabulary: the tokens, one for each feature, or None
-    nominal_clients: the size that the owner declares in public
+    nominal_clients: the size that the owner declares in public; nominal_rows: rows of a client (different tokens, of
+        counts) that the owner declares
     public_for_evaluation: the reason why anybody may evaluate on these data, or None if nobody may
     ledger: {"id": ..., "url": ...} or None
     period, labels: of a population of entries, of one client and one calendar period: how they are dealt, and the
@@ -73,6 +74,7 @@ class PopulationWriter:
         of the bounds is refused
     records: whether every client is one row, of which nobody said whose it is
     image: (height, width) of the picture that a row is, or None
+    fold_ids: ids are stored folded, so that ids that differ in case or blanks only are one client; of a new population
     parent: the version to make a new version of (see `extending`); None makes a new population
     """
 
@@ -89,6 +91,7 @@ class PopulationWriter:
         stream_bytes: int = STREAM_BYTES,
         vocabulary: Sequence[str] | None = None,
         nominal_clients: int | None = None,
+        nominal_rows: int | None = None,
         public_for_evaluation: str | None = None,
         ledger: dict[str, str] | None = None,
         period: Periods | None = None,
@@ -97,6 +100,7 @@ class PopulationWriter:
         columns: Sequence[ColumnEntry] = (),
         records: bool = False,
         image: tuple[int, int] | None = None,
+        fold_ids: bool = False,
         parent: Population | None = None,
     ):
         if kind not in ("counts", "rows", "words"):
@@ -110,12 +114,13 @@ class PopulationWriter:
         self.path, self.kind, self.features, self.parent = layout.writable(path), kind, int(features), parent
         self.dtype = dtype if kind == "rows" else None
         self.clients_per_leaf = int(clients_per_leaf)
-        self.nfc = parent is None or parent.manifest.nfc  # how ids are spelled
+        self.rule = parent.manifest.id_rule if parent else identifiers.FOLDED if fold_ids else identifiers.STRIPPED
         self.limit = block_limit(self.clients_per_leaf, clients_per_block, block_bytes)
         self.stream_bytes = stream_bytes
         self.tokens = None if vocabulary is None else checked_vocabulary(vocabulary, self.features)
         self.public = {
             "nominal_clients": nominal_clients,
+            "nominal_rows": nominal_rows,
             "public_for_evaluation": public_for_evaluation is not None,
             "public_reason": public_for_evaluation or "",
             "ledger": ledger,
@@ -134,7 +139,10 @@ class PopulationWriter:
         self.version = 1 if parent is None else parent.version + 1
         self.clients = 0
         self._blocks: list[BlockEntry] = []
-        self._hashes: list[np.ndarray] = []
+        self.entries = period is not None  # whether ids are of entries
+        self._hashes: list[np.ndarray] = []  # of ids
+        self._own: list[np.ndarray] = []  # of the clients in them, where `_folded` is counted
+        self._folded: list[np.ndarray] = []  # of those, folded
         self._open: BlockWriter | None = None
         self._closer = (
             ThreadPoolExecutor(CLOSERS) if usable_cores() > 1 else None
@@ -163,6 +171,7 @@ class PopulationWriter:
             "clients_per_block": explicit_clients_per_block(old.clients_per_leaf, old.clients_per_block),
             "vocabulary": parent.vocabulary(),
             "nominal_clients": old.nominal_clients,
+            "nominal_rows": old.nominal_rows,
             "public_for_evaluation": old.public_reason if old.public_for_evaluation else None,
             "ledger": None if old.ledger is None else old.ledger.model_dump(),
             "period": old.period,
@@ -229,7 +238,7 @@ class PopulationWriter:
         Raises PopulationError if ids, shapes or values are unusable; nothing of this call is then added.
         """
         self._ready()
-        texts = identifiers.spelled(identifiers.as_text(client_ids, self._holes(len(client_ids))), self.nfc)
+        texts = self._spelled(client_ids, self._holes(len(client_ids)))
         if not texts:
             return
         train = self._checked(matrix, len(texts))
@@ -237,7 +246,7 @@ class PopulationWriter:
         sizes = bytes_of(train) + (bytes_of(other) if other is not None else 0)
         batch = _Batch(texts, train, other, np.concatenate([[0], np.cumsum(sizes)]))
         self._deal(texts)
-        self._hashes.append(identifiers.hashes(texts))
+        self._note(texts)
         with self._writing():
             done = 0
             while done < len(texts):
@@ -252,9 +261,9 @@ class PopulationWriter:
         self._ready()
         if self.kind != "rows":
             raise PopulationError("Only dense rows are written in tiles.", "Write counts with `write`.")
-        texts = identifiers.spelled(identifiers.as_text([client_id]), self.nfc)
+        texts = self._spelled([client_id])
         self._deal(texts)
-        self._hashes.append(identifiers.hashes(texts))
+        self._note(texts)
         with self._writing():
             block = self._current_block()
             self._stream_rows(block, block.train, tiles)
@@ -273,7 +282,7 @@ class PopulationWriter:
         if self.parent is None or entry not in self.parent.blocks or entry.first != self.clients:
             raise PopulationError(f"The slot {entry.slot} does not follow client {self.clients - 1} of this version.")
         ids = self.parent.client_ids(self.parent.blocks.index(entry))
-        self._hashes.append(identifiers.hashes(ids.tolist()))
+        self._note(ids.tolist())
         self._blocks.append(entry)
         self.clients += entry.clients
 
@@ -302,6 +311,11 @@ class PopulationWriter:
         self.close_block()
         self._await_closed()
 
+    def written(self) -> int:
+        """Rows, or tokens of counts, of all clients so far, held-out ones included. Ends the open block."""
+        self._close_all()
+        return total_of(self._blocks)
+
     def commit(
         self, provenance: Provenance | None = None, newcomers: Order | None = None, delivered: Delivered | None = None
     ) -> Population:
@@ -320,7 +334,8 @@ class PopulationWriter:
         self._refuse_duplicates()
         provenance = provenance or Provenance()
         old = None if self.parent is None else self.parent.manifest
-        provenance = provenance.model_copy(update={"parent": None if old is None else old.version})
+        alike = len(identifiers.alike(self._own, self._folded))
+        provenance = provenance.model_copy(update={"parent": None if old is None else old.version, "alike_ids": alike})
         self.day = None if delivered is None else delivered.day
         fields = self._membership(newcomers)
         if old is not None:
@@ -335,7 +350,7 @@ class PopulationWriter:
                 fields["halves"],
                 fields["columns"],
                 fields["records"],
-                self.nfc,
+                self.rule,
                 fields["image"],
                 bool(fields.get("deliveries") or fields.get("occasions")),
             ),
@@ -378,6 +393,21 @@ class PopulationWriter:
         if self.parent is None or not self.parent.holes:
             return None
         return self.parent.are_holes(self.clients, clients)
+
+    def _spelled(self, client_ids: Sequence, holes: np.ndarray | None = None) -> list[str]:
+        """Ids as this version stores them. Raises PopulationError."""
+        return stored_ids(identifiers.as_text(client_ids, holes), self.rule, self.entries)
+
+    def _note(self, texts: list[str]) -> None:
+        """What is compared at the end, of the ids of the next clients."""
+        made = identifiers.hashes(texts)
+        self._hashes.append(made)
+        if self.rule == identifiers.FOLDED or self.public["records"]:
+            return
+        clients = clients_of(texts, self.entries)
+        other = identifiers.folded(clients)
+        self._own.append(identifiers.hashes(clients) if self.entries else made)
+        self._folded.append(self._own[-1] if other is clients else identifiers.hashes(other))
 
     def _deal(self, texts: list[str]) -> None:
         """Notes the periods of the next clients, if the parent does not have them. Raises PopulationError."""

@@ -74,8 +74,9 @@ class PrivacyStatement:
     it. ended: whether the run may still spend more. start: what the run started from, treated as public; empty if from
     nothing. vouched: what is public by somebody's word alone: the promise holds only if all of it is so, hence it is
     part of the headline. public_schema: why columns, bounds, vocabulary and thresholds are public; empty if nobody
-    said. losses: each time that the ledger went back and was gone on with. cohorts: where the budget is kept by cohort:
-    `ranges` of those that took part and paid (`named`: whether the run named them, or was made before there were any),
+    said. shared_ids: what the budget owner declared of ids that are also in other populations, oldest first. losses:
+    each time that the ledger went back and was gone on with. cohorts: where the budget is kept by cohort: `ranges` of
+    those that took part and paid (`named`: whether the run named them, or was made before there were any),
     `known`: how many there are, `most`: the segment that has spent most (`Segment`), and `most_of_them`: of those that
     took part; else empty. periods: of a
     promise per client and calendar period its `unit` and `window`, and `lifetime`: what a client loses at most over so
@@ -104,6 +105,7 @@ class PrivacyStatement:
     start: str = ""
     vouched: tuple[str, ...] = ()
     public_schema: str = ""
+    shared_ids: tuple[str, ...] = ()
     losses: tuple[Mapping[str, Any], ...] = ()
     cohorts: Mapping[str, Any] = field(default_factory=dict)
     periods: Mapping[str, Any] = field(default_factory=dict)
@@ -120,7 +122,8 @@ class PrivacyStatement:
         value = {**asdict(self), "privacy": "differential privacy" if self.private else "none", "text": self.text()}
         lists = {"releases": self.releases, "losses": self.losses}
         plain = {name: [dict(entry) for entry in entries] for name, entries in lists.items()}
-        return {**value, **plain, "vouched": list(self.vouched), "not_covered": list(self.not_covered)}
+        texts = {name: list(getattr(self, name)) for name in ("vouched", "shared_ids", "not_covered")}
+        return {**value, **plain, **texts}
 
     def text(self) -> str:
         """For a person: a few paragraphs."""
@@ -138,6 +141,7 @@ class PrivacyStatement:
             *([GIVEN_UP.format(round=self.given_up)] if self.given_up is not None else []),
             f"Noise: {self.mechanism}.",
             *schema_in_words(self.public_schema, released_words=bool(self.vocabulary)),
+            *map(shared_ids_in_words, self.shared_ids),
             *map(loss_in_words, self.losses),
             *([f"Start: {self.start}. This promise is on top of what that start tells."] if self.start else []),
             *self._with_its_start(),
@@ -305,6 +309,14 @@ def schema_in_words(reason: str | None, *, released_words: bool = False) -> list
     ]
 
 
+def shared_ids_in_words(reason: str) -> str:
+    """A declaration of the budget owner, as `Account.shared_ids` has it."""
+    return (
+        f"Shared ids: the budget owner declares of ids that are also in other populations: {reason.rstrip('.')}. A "
+        "person in several populations loses the sum of what is spent on each; this promise covers one of them."
+    )
+
+
 def loss_in_words(loss: Mapping[str, Any]) -> str:
     """An accepted loss, as `Account.losses` has it."""
     when = datetime.fromtimestamp(loss["at"], UTC).strftime("%Y-%m-%d")
@@ -412,6 +424,7 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
         population=population,
         ended=run.status != OPEN,
         public_schema=account.public_schema[-1] if account.public_schema else "",
+        shared_ids=tuple(account.shared_ids),
         losses=tuple(account.losses),
         cohorts=_cohorts_of(account, run, balance),
         periods=_periods_of(balance),

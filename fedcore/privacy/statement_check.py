@@ -17,7 +17,7 @@ from fedcore.storage.parsing import parse_json
 
 SLACK = 1e-9  # relative: by so much a conversion of zCDP, or a raise to the same budget, may differ by rounding
 ADDED = ("run", "population_id", "ledger", "together")  # statements of earlier versions do not have them
-LISTS = ("releases", "vouched", "losses", "not_covered")
+LISTS = ("releases", "vouched", "shared_ids", "losses", "not_covered")
 DERIVED = ("privacy", "text")
 NAMES = {field.name for field in fields(PrivacyStatement)}
 

@@ -31,7 +31,7 @@ from fedcore.storage.files import Place, place
 from fedcore.storage.freed_memory import keep_freed_memory
 from fedcore.storage.ranges import Ranges
 
-DEFAULT_CACHE_BYTES = 512 * 2**20
+DEFAULT_CACHE_BYTES, MOST_CACHE_BYTES = 512 * 2**20, 2**50
 DEFAULT_STREAM_ABOVE = 512 * 2**20
 WRITTEN = "files of memories"  # name of the digests of what was written, beside the statistics of the clients
 Answering = Callable[[Message, int], Statistics | None]  # of (message, block); None: nobody is in the block
@@ -226,6 +226,7 @@ def answer_block(method: AnyMethod, source: Source, message: Message, index: int
     """The statistics of one block: leaf by leaf, in order. Idempotent: a block may be computed twice."""
     with redacted(method, index):
         population = _population(source)
+        method.check_message(message, population.features)
         block = participants_of(method, source, population, index, method.reads_heldout(message))
         memory = None if source.memory_in is None else _memory(source, source.memory_in, index, block.clients)
         total, remembered, written = None, _Remembered(index, block.clients, source.memory_out is not None), {}

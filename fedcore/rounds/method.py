@@ -29,12 +29,14 @@ from fedcore.population.columns import Bounds, ColumnEntry
 from fedcore.population.manifest import Halves
 from fedcore.privacy.plan import PlannedRelease, Relation, Unit
 from fedcore.rounds.fitted import Fitted
+from fedcore.rounds.messages import check_numbers
 from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
 
 Message = Any  # a frozen dataclass of arrays and scalars
 State = Any  # likewise; what the next round needs, and what a checkpoint holds
+INCOMPLETE_ROWS = "A row with a missing or infinite value in any column is left out."  # see `Method.left_out`
 Memory = dict[str, np.ndarray]  # per-client state of a block; first axis = clients
 # Personalised outputs. First axis = clients; of those whose name begins with ROWS, the rows of the clients.
 ClientOutputs = dict[str, np.ndarray]
@@ -272,6 +274,16 @@ class Method(ABC, Generic[ConfigT, StateT]):
         no client of the block has a held-out part.
         """
 
+    def check_message(self, message: Message, features: int) -> None:
+        """Raises SensitivityError for a message with which the bound on a client's contribution would not hold.
+
+        The clients of a block call it before they answer. features: of the population. By default, for a private
+        method: unless every number is finite, and in the range that its field declares
+        (`fedcore.rounds.messages.between`). Override it where the bound also relies on the shapes of arrays.
+        """
+        if self.private:
+            check_numbers(message)
+
     def reads_heldout(self, message: Message) -> bool:
         """Whether clients answer this message from their held-out part as well, which is otherwise kept for evaluation.
 
@@ -372,6 +384,11 @@ class Method(ABC, Generic[ConfigT, StateT]):
         facts, no data are opened. None if the method cannot say.
         """
         return None
+
+    def left_out(self, columns: Features) -> str:
+        """Which rows a run leaves out without an error, in sentences for people; empty if it reads every row or ends at
+        one that it cannot read. Made from the settings and the declared columns alone."""
+        return ""
 
     def likely_warm_start(self, public: PublicFacts) -> dict[str, np.ndarray] | None:
         """Stand-ins, of the right shapes, for what a run with these facts would leave to the next one, so that the runs

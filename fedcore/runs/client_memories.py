@@ -12,6 +12,7 @@ from typing import Any
 
 from fedcore.errors import FedcoreError, RunError
 from fedcore.runs import digests as run_digests
+from fedcore.runs.run_files import refuse_links
 from fedcore.storage import digests, files
 from fedcore.storage.arrays import writing
 from fedcore.storage.files import Place, is_remote
@@ -51,6 +52,8 @@ class ClientMemories:
                 f"folder memory/{folder.name}.",
                 "Restore it from a backup, or train again.",
             )
+        if kept:
+            refuse_links(folder, 1, self.run_id)
         return folder if kept else None
 
     def digests(self, head: Mapping[str, Any]) -> dict[str, str] | None:
@@ -59,6 +62,7 @@ class ClientMemories:
         if expected is None:
             return None
         round = head["round"]
+        refuse_links(self.folder(round), 1, self.run_id)
         what = f"the clients' memories after round {round} of run {self.run_id!r}"
         return run_digests.read_list(self._list(round), self.folder(round), str(expected), what)
 

@@ -38,6 +38,20 @@ def resolve(path: Place) -> Place:
     return path.parent / name
 
 
+def refuse_links(folder: Place, depth: int, run: str) -> None:
+    """Raises RunError for a symbolic link in a local folder of this run, at most `depth` levels down."""
+    try:
+        link = files.find_link(folder, depth)
+    except OSError as error:
+        raise RunError(f"run {run!r} is unreadable ({error.strerror}).", "Check its permissions.") from error
+    if link:
+        raise RunError(
+            f"{link} in the folder of run {run!r} is a symbolic link. A run never reads, changes or deletes what is "
+            "outside its folder.",
+            "Replace the link by the file or folder itself.",
+        )
+
+
 def numbered(folder: Place) -> list[Place]:
     """The states in the folder, or the memories with their lists, which are named by their rounds."""
     found: list[Place] = []

@@ -69,7 +69,7 @@ def is_held(path: Place) -> bool:
 
 def is_unborn(path: Path) -> bool:
     """Whether a process died in this folder before there was a run.json, and left nothing else behind."""
-    return path.is_dir() and all(_before_birth(name) for name in files.listing(path))
+    return path.is_dir() and not path.is_symlink() and all(_before_birth(name) for name in files.listing(path))
 
 
 def _before_birth(name: str) -> bool:
@@ -85,7 +85,7 @@ def sweep_unborn(wanted: Path) -> None:
     """
     for path in wanted.parent.iterdir():
         with suppress(OSError):
-            if not path.is_dir() or time.time() - path.stat().st_mtime < UNBORN_SECONDS:
+            if path.is_symlink() or not path.is_dir() or time.time() - path.stat().st_mtime < UNBORN_SECONDS:
                 continue
             names = [file.name for file in path.iterdir()]
             if not all(_before_birth(name) for name in names):

@@ -42,6 +42,7 @@ from fedcore.runs.run_files import (
     read_document,
     read_head,
     read_json,
+    refuse_links,
     refuse_unknown_schema,
     resolve,
 )
@@ -199,6 +200,7 @@ class Run:
     @classmethod
     def _from_files(cls, path: Place, fetched: Mapping[str, bytes] | None, without_head: bool = False) -> Run:
         """fetched: run.json and head.json, where they were fetched already."""
+        refuse_links(path, 2, path.name)  # those among a round's memories are looked for when they are read
         info, text = read_document(path / "run.json", fetched)
         if info is None:
             raise RunNotFound(f"there is no run at {str(path)!r}.", "`fedcore runs list` shows the runs of a folder.")
@@ -476,6 +478,8 @@ def read_runs(folder: str | Place) -> tuple[list[Run], list[RunError]]:
     runs, damaged = [], []
     for path, fetched in found.items():
         try:
+            if not is_remote(path) and path.is_symlink():
+                raise RunError(f"{path.name} is a symbolic link. A search for runs does not follow it.")
             runs.append(Run._from_files(path, fetched))
         except Unreachable:
             raise

@@ -151,6 +151,25 @@ def listing(folder: Place) -> dict[str, int | None]:
     return dict(sorted(found.items()))
 
 
+def find_link(folder: Place, depth: int) -> str:
+    """Relative name of a symbolic link in a local folder, at most `depth` levels down; empty if there is none. Reading,
+    writing and deleting by names would follow it out of the folder. Raises OSError.
+    """
+    if is_remote(folder):
+        return ""
+    try:
+        with os.scandir(folder) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):  # it is not there any more
+        return ""
+    for entry in entries:
+        if entry.is_symlink():
+            return entry.name
+        if depth > 1 and entry.is_dir() and (link := find_link(folder / entry.name, depth - 1)):
+            return f"{entry.name}/{link}"
+    return ""
+
+
 def size(path: Place) -> int:
     """Bytes of a file, or of all files below a folder; 0 if there is neither."""
     if is_remote(path):
@@ -198,9 +217,11 @@ def make_folder(folder: Path, private: bool = False, *, durable: bool = False) -
 
 
 def opened(path: Path, mode: Literal["wb", "ab", "w"] = "wb", private: bool = False) -> IO[Any]:
-    """A local file to write to; if it is new, it is private if it is to be, or if its folder is."""
+    """A local file to write to; if it is new, it is private if it is to be, or if its folder is. A symbolic link is not
+    followed. Raises OSError.
+    """
     permissions = 0o600 if private or is_private(path.parent) else 0o666
-    return open(path, mode, opener=lambda name, flags: os.open(name, flags, permissions))
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, permissions))
 
 
 def seal(folder: Path) -> None:

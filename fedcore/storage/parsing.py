@@ -37,6 +37,7 @@ def parse_toml(text: str) -> dict[str, Any]:
         table: dict[str, Any] = _shallow(tomllib.loads(text))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    _in_64_bits(table)
     return table
 
 
@@ -68,6 +69,15 @@ def _short(digits: str) -> int:
     if len(digits) > LONGEST_NUMBER + 1:
         raise ValueError(f"it holds a number of {len(digits)} digits")
     return int(digits)
+
+
+def _in_64_bits(value: Any) -> None:
+    """As TOML demands of its integers. Raises ValueError."""
+    if isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
+            _in_64_bits(item)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError(f"it holds a number of {len(str(abs(value)))} digits, which does not fit in 64 bits")
 
 
 def _shallow(value: Any) -> Any:

@@ -162,6 +162,8 @@ def answers(
     wrong form.
     """
     statistics, kept = list[Statistics](), list[Memory]()
+    for leaf in leaves[:1]:
+        method.check_message(message, leaf.features)
     for number, leaf in enumerate(leaves):
         answer = method.client_update(message, leaf, None if memories is None else copied(memories[number]))
         found, remembered = checked_answer(method, answer)

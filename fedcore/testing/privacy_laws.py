@@ -6,8 +6,10 @@ Differences are computed in Python's integers, which neither round nor wrap.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 from scipy.stats import chi2, norm
@@ -20,11 +22,13 @@ from fedcore.population.blocks import ClientBlock
 from fedcore.privacy.mechanisms import NoiseSource, SecureNoise
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.randomness import stream
+from fedcore.rounds.clients import redacted
+from fedcore.rounds.messages import numbers_of
 from fedcore.rounds.method import Memory
-from fedcore.rounds.statistics import merge_all, values
+from fedcore.rounds.statistics import Statistics, merge_all, values
 from fedcore.testing.bits import copied, difference
 from fedcore.testing.broken import LawBroken, require
-from fedcore.testing.cases import Case, Round, answers, released
+from fedcore.testing.cases import Case, Round, added, answers, released
 from fedcore.testing.laws import law
 from fedcore.testing.populations import odd_client
 
@@ -32,6 +36,7 @@ NEIGHBOURS = 12  # random pairs of populations for each round
 DRAWS = 4000  # of noise, at least, for each release
 LEVEL = 1e-6  # of the test of the variance: a right release fails it that often
 STAND_INS = 16  # clients and rows of the law of that name
+NUMBERS = (math.nan, math.inf, -math.inf, 0.0, -1.0, 1e308, 5e-324)  # that no message should hold
 ABSURD = 2**45  # no noise gives published values as large
 
 
@@ -110,6 +115,73 @@ def _rounds_of(case, published) -> Iterator[Round]:
         yield from case.run(published).rounds
     except FedcoreError:  # a refusal of what no mechanism publishes
         return
+
+
+@law("messages")
+def messages(case: Case) -> None:
+    """Whatever numbers a message holds, clients refuse it, or no unit adds more than the planned sensitivity."""
+    if not case.method.private:
+        return
+    generator, seen = np.random.Generator(np.random.Philox(case.seed)), set()
+    for made in case.history.rounds:
+        phase = case.method.phase(made.state, made.message)
+        if phase in seen:
+            continue
+        seen.add(phase)
+        for name, value, allowed in list(numbers_of(made.message)):
+            for number in {*NUMBERS, *allowed}:
+                wrong = with_number(made.message, name.split("."), value, number, generator)
+                _check_alone(case, replace(made, message=wrong), f"a message whose {name!r} is {number}", generator)
+
+
+def with_number(message: Any, path: Sequence[str], old: Any, number: float, generator: np.random.Generator) -> Any:
+    """The message with the number in the field at the end of the path, in the place of `old`: of an array in one place,
+    or everywhere. A whole number takes the nearest that its type holds; of NaN, 0."""
+    if not path:
+        whole = isinstance(old, int | np.integer) or (isinstance(old, np.ndarray) and old.dtype.kind in "iu")
+        new: Any = number
+        if whole:
+            limits = np.iinfo(getattr(old, "dtype", np.int64))
+            new = int(np.clip(np.nan_to_num(number), limits.min, limits.max - 1024))
+        if not isinstance(old, np.ndarray):
+            return new
+        changed, one = old.copy(), int(generator.integers(max(old.size, 1)))
+        place = slice(one, one + 1) if generator.random() < 0.5 else slice(None)
+        with np.errstate(over="ignore"):
+            changed.flat[place] = new
+        return changed
+    inner = partial(with_number, path=path[1:], old=old, number=number, generator=generator)
+    if is_dataclass(message) and not isinstance(message, type):
+        return replace(message, **{path[0]: inner(getattr(message, path[0]))})
+    if isinstance(message, Mapping):
+        return {key: inner(value) if key == path[0] else value for key, value in message.items()}
+    return tuple(inner(value) if str(at) == path[0] else value for at, value in enumerate(message))
+
+
+def _check_alone(case: Case, made: Round, what: str, generator: np.random.Generator) -> None:
+    """What one unit adds, or by how much it differs from another, unless the clients refuse to answer."""
+    people, grids, replaced = case.population, list[dict[str, np.ndarray]](), case.relation == "replace_one"
+    for chosen in generator.choice(len(people.clients), 1 + replaced):
+        one = people.clients[chosen] if generator.random() < 0.5 else odd_client(people, generator)
+        if case.unit == "record":
+            one = _records(people, one, one, one, generator)[0]
+        alone = _People([one], [one], None if made.memories is None else _together(made.memories))
+        try:
+            with redacted(case.method, 0):
+                found = case.method.release_values(made.message, added(_answered(case, made, alone, 1)))
+        except FedcoreError:
+            return
+        shapes = {planned.name: tuple(planned.shape) for planned in made.planned}
+        if {name: grid.shape for name, grid in found.items()} != shapes:
+            return  # the engine refuses it
+        grids.append(found)
+    for planned in made.planned:
+        one, other = grids[0][planned.name], grids[1][planned.name] if replaced else np.zeros(planned.shape, np.int64)
+        require(
+            squared_distance(one, other) <= planned.sensitivity**2,
+            f"round {made.number}: with {what}, one {case.unit} moves release {planned.name!r} by more than its "
+            f"sensitivity {planned.sensitivity}. Declare the range of the field (fedcore.rounds.messages.between).",
+        )
 
 
 _Client = tuple[np.ndarray, np.ndarray]  # and what is held out of it
@@ -194,15 +266,18 @@ def _together(memories: list[Memory]) -> Memory:
 
 
 def _released(case: Case, made: Round, people: _People, leaf: int) -> dict[str, np.ndarray]:
-    """The exact values of a round for these people."""
+    """The exact values of a round for these people. Raises LawBroken unless they have the planned form."""
+    return released(case.method, made.number, made.planned, made.message, _answered(case, made, people, leaf))
+
+
+def _answered(case: Case, made: Round, people: _People, leaf: int) -> list[Statistics]:
     heldout = people.heldout if case.method.reads_heldout(made.message) else None
     blocks: list[ClientBlock] = case.population.leaves(people.clients, leaf, heldout)
     memories = None
     if people.memory is not None:
         firsts = range(0, len(people.clients), leaf)
         memories = [{name: array[at : at + leaf] for name, array in people.memory.items()} for at in firsts]
-    statistics, _ = answers(case.method, made.message, blocks, memories)
-    return released(case.method, made.number, made.planned, made.message, statistics)
+    return answers(case.method, made.message, blocks, memories)[0]
 
 
 def squared_distance(one: np.ndarray, other: np.ndarray) -> int:

@@ -29,6 +29,7 @@ from fedcore.rounds.cohort_settings import cohort_rule
 from fedcore.rounds.method import AnyMethod, PublicFacts
 from fedcore.runs.store import Run
 from fedcore.training import cohorts
+from fedcore.training.shared_ids import check_declared, register
 from fedcore.training.witness import check_witnesses, missing_witness
 from fedcore.training.witness import remember_head as remember_head
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:  # a run that is not private needs no database
     from fedcore.privacy.ledger.ledger import Ledger
 
 CRUMB = 1e-6  # what rounding leaves of a budget that was given to a run whole, as a share of it; it buys noise only
+NEARLY = 1 - 1e-6  # the part of its share that a fitted plan costs at least: `fit_plan` goes down in steps of 1e-9
 
 
 def ledger_name(url: str | None = None) -> dict[str, str]:
@@ -104,12 +106,21 @@ def _find(named: NamedLedger, url: str | None) -> Ledger:
 
 
 def set_budget(
-    population: Population, ledger: Ledger, epsilon: float, delta: float, *, window: int | None = None, **terms: Any
+    population: Population,
+    ledger: Ledger,
+    epsilon: float,
+    delta: float,
+    *,
+    window: int | None = None,
+    shared_ids: str | None = None,
+    **terms: Any,
 ) -> None:
     """Set the budget of a population, once: per client or record, or per client and calendar period where its clients
-    are entries of such. window: periods that a run may read, then; default 1. terms: of `Ledger.set_budget`.
+    are entries of such. window: periods that a run may read, then; default 1. shared_ids: what the budget owner
+    declares of ids that are also in other populations of the ledger. terms: of `Ledger.set_budget`.
 
-    Raises ConfigError if unit and population do not go together, and what `Ledger.set_budget` raises.
+    Raises ConfigError if unit and population do not go together, SharedIds if a declaration is needed and missing, and
+    what `Ledger.set_budget` raises.
     """
     made, unit = population.manifest, terms.get("unit", "client")
     check_periods(population, unit)
@@ -122,8 +133,12 @@ def set_budget(
         assert checksum is not None, "a manifest that can have periods has a secret"
         terms["periods"] = PeriodTerms(made.period.unit, 1 if window is None else window)
         terms["calendar"] = (population.version, checksum, made.cohorts[0].token)
-    ledger.register(population.id)  # in case the process that made the population died just before it did
+    compared = register(population, ledger, new_key=shared_ids is not None)
+    if shared_ids is None and ledger.balance(population.id).budget is None:
+        check_declared(population, compared, ledger)
     ledger.set_budget(population.id, epsilon, delta, **terms)
+    if shared_ids is not None:  # until then the ledger refuses runs, if it is needed
+        ledger.declare_shared_ids(population.id, shared_ids)
     remember_head(population, ledger)
 
 
@@ -356,9 +371,10 @@ def _plan_by_cohort(
     runs, share = 1, None
     if rule.horizon is not None:
         runs, share = rule.horizon, budget.rho_max
-        least = rounded_down(Fraction(share) / runs)
+        least = share / runs * NEARLY
     elif settings.epsilon is not None:
-        share = least = budget.rho_of(settings.epsilon)
+        share = budget.rho_of(settings.epsilon)
+        least = share * NEARLY
     else:  # everything that all who are not used up have left
         least = math.nextafter(CRUMB * budget.rho_max, math.inf)
 

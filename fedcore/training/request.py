@@ -9,8 +9,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from fedcore.errors import ConfigError
 from fedcore.methods.registry import canonical, explain
 from fedcore.privacy.ledger.shares import NAME
-from fedcore.rounds.clients import DEFAULT_CACHE_BYTES
+from fedcore.rounds.clients import DEFAULT_CACHE_BYTES, MOST_CACHE_BYTES
 
+LARGEST_SEED = 2**63 - 1
 SHARE_NAME = rf"^{NAME.pattern}$"
 
 
@@ -19,7 +20,9 @@ class Series(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    retention: int | None = Field(None, ge=1, description="finished runs whose model is kept; None: all of them")
+    retention: int | None = Field(
+        None, ge=1, le=1_000_000, description="finished runs whose model is kept; None: all of them"
+    )
     evaluate_on: str | None = Field(
         None,
         min_length=1,
@@ -58,7 +61,7 @@ class TrainRequest(BaseModel):
     )
     runs: str = Field("runs", description="folder or URL of the runs")
     run_id: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$", description="name of the run")
-    version: int | None = Field(None, ge=1, description="version of the population; the newest by default")
+    version: int | None = Field(None, ge=1, le=2**31, description="version of the population; the newest by default")
     start_from: str | None = Field(
         None,
         min_length=1,
@@ -80,8 +83,12 @@ class TrainRequest(BaseModel):
     )
     deployment: str | None = Field(None, description="name of the deployment that asks for the run")
     series: Series | None = Field(None, description="what becomes of the runs of that deployment")
-    seed: int = Field(0, ge=0, description="names the streams of simulation randomness; never protects anybody")
-    cache_bytes: int = Field(DEFAULT_CACHE_BYTES, ge=0, description="decoded blocks that each process may keep, bytes")
+    seed: int = Field(
+        0, ge=0, le=LARGEST_SEED, description="names the streams of simulation randomness; never protects anybody"
+    )
+    cache_bytes: int = Field(
+        DEFAULT_CACHE_BYTES, ge=0, le=MOST_CACHE_BYTES, description="decoded blocks that each process may keep, bytes"
+    )
     test_noise: str | None = Field(
         None, min_length=1, description="key of pseudo-random noise; makes the run not private, and needs a test ledger"
     )

@@ -21,6 +21,7 @@ from fedcore.privacy.plan import CLIENT_PERIOD, PlannedRelease, Unit
 from fedcore.rounds.clients import DEFAULT_CACHE_BYTES
 from fedcore.rounds.cohort_settings import cohort_rule
 from fedcore.rounds.method import AnyMethod, PublicFacts, Worth
+from fedcore.rounds.results import Features
 from fedcore.runs.digests import ARRIVAL, COHORTS, SHARES
 from fedcore.runs.run_files import START_FILE
 from fedcore.runs.store import Run
@@ -72,6 +73,11 @@ class RunSpec:
     def worth(self) -> Worth | None:
         """What the run is likely to be worth, as far as its method can say."""
         return self.method.worth(self.public) if self.method.private else None
+
+    @property
+    def left_out(self) -> str:
+        """Which rows the run leaves out without an error, in sentences; empty for none. From declared columns alone."""
+        return self.method.left_out(Features(self.population.features, self.population.manifest.column_names))
 
     def check_worth(self) -> None:
         """Raises NotWorthIt if a person has to ask for a run of so little worth, and has not. With test noise anything

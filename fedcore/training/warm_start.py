@@ -28,6 +28,7 @@ from fedcore.storage.files import Place, absolute, check_regular, is_remote, pla
 from fedcore.storage.npz import BROKEN, read_npz
 from fedcore.storage.parsing import parse_json
 from fedcore.training.columns import other_columns
+from fedcore.training.shared_ids import holds_data_of
 
 if TYPE_CHECKING:
     from fedcore.privacy.ledger.ledger import Ledger
@@ -134,6 +135,8 @@ def _from_run(
             "it may tell anything about the people in it, and nothing makes that public.",
             "Start from a run that does not descend from such a run, or from nothing.",
         )
+    if private:
+        _refuse_same_data(name, where, unprotected, population, ledger)
     _check_vocabulary(name, where, population)
     if other := other_columns(run.info, population):
         raise ConfigError(
@@ -261,6 +264,23 @@ def start_lineage(
             pass
     exact = set() if record["private"] or record["population_id"] is None else {str(record["population_id"])}
     return earlier[0] | exact, (*earlier[1], *own)
+
+
+def _refuse_same_data(
+    name: str, where: Mapping[str, Any], unprotected: frozenset[str], population: Population, ledger: Ledger | None
+) -> None:
+    """Raises PrivacyError if exact values of another population may be in the start, and that population has a block of
+    this one: they are exact values of the same people, whatever its id is. where: the run's own population, as in
+    run.json; of those that the run descends from only the ledger knows the blocks.
+    """
+    place = [(str(where.get("path")), where.get("version"))]
+    others = {one: place if one == where.get("id") else [] for one in sorted(unprotected)}
+    if (same := holds_data_of(population, others, ledger)) is not None:
+        raise PrivacyError(
+            f"run {name!r} may hold exact values of population {same!r}, which has a block with the same ids and data "
+            "as this population: they are exact values of the same people, and nothing makes them public.",
+            "Start from a private run, or from nothing.",
+        )
 
 
 def _check_vocabulary(name: str, where: Mapping[str, Any], population: Population) -> None:

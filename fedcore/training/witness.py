@@ -4,13 +4,18 @@ The newest record that was seen is kept beside the population (its witness, from
 made), in the head of every run, and, where FEDCORE_ANCHOR names a folder or URL, outside of all that one administrator
 may write. A private run starts only with a ledger that contains what all of them saw. Who goes on although something is
 lost says so, once, by a record of the chain that every later statement shows: `accept_loss`.
+
+The first use of an anchor records its place in the chain and in the witness. From then on the anchor is read and
+written there, whether or not the variable is set.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fedcore.errors import ConfigError, FedcoreError, LedgerError, LedgerRolledBack, PopulationError
@@ -27,7 +32,8 @@ if TYPE_CHECKING:  # a run that is not private needs no database
 
 WITNESS = layout.WITNESS
 ANCHOR = "FEDCORE_ANCHOR"
-ACCEPT = "If it cannot be restored, go on with a recorded loss: fedcore budget accept-loss"
+COMMAND = "fedcore budget accept-loss"
+ACCEPT = f"If it cannot be restored, go on with a recorded loss: {COMMAND}"
 
 
 def check_witnesses(population: Population, ledger: Ledger) -> None:
@@ -36,8 +42,8 @@ def check_witnesses(population: Population, ledger: Ledger) -> None:
     """
     if complaint := missing_witness(population, ledger):
         raise LedgerRolledBack(complaint, f"Restore it from a backup of the population. {ACCEPT} {population.path}")
-    for head, who in ((_witness(population), ""), (_anchored(population), " by the anchor")):
-        if head is not None:
+    for look, who in ((_witness, ""), (lambda _: _anchored(population, ledger), " by the anchor")):
+        if (head := look(population)) is not None:
             _check(population.id, ledger, {who: head})
 
 
@@ -69,15 +75,14 @@ def remember_head(population: Population, ledger: Ledger) -> None:
 
     Raises PopulationError if it cannot be written, LedgerError if the anchor cannot.
     """
-    head = ledger.head(population.id).to_json()
-    anchor = _anchor(population.id)
-    if anchor is not None:  # before the population says that there is a record there
-        try:
-            files.write_whole(anchor, json_bytes(head))
-        except (OSError, FedcoreError) as error:
-            raise _unreachable(anchor, "written", error) from error
-    anchored = {"anchored": True} if anchor is not None or _says_anchored(population) else {}
-    content = json_bytes({**head, **anchored})
+    anchor = _anchor(population, ledger)
+    if anchor is not None:
+        _write_anchor(anchor, population, ledger)
+        if ledger.anchor(population.id) is None:  # the first time; the anchor has a record before its place is known
+            ledger.set_anchor(population.id, anchor)
+            _write_anchor(anchor, population, ledger)
+    anchored = {} if anchor is None else {"anchored": anchor}
+    content = json_bytes({**ledger.head(population.id).to_json(), **anchored})
     try:
         layout.write_beside(population.path, WITNESS, content)
     except OSError as error:
@@ -89,29 +94,51 @@ def remember_head(population: Population, ledger: Ledger) -> None:
 
 
 def accept_loss(population: Population, ledger: Ledger, reason: str, runs: str | Place) -> list[ChainHead]:
-    """Go on with a ledger that lacks what the population, the anchor or runs of this folder saw, or with a population
-    whose witness is gone. Returns the heads that are lost.
+    """Go on with a ledger that lacks what the population, the anchor or runs of this folder saw, with a population
+    whose witness is gone, or with another anchor than the recorded one. Returns the heads that are lost.
 
-    Raises ConfigError if nothing is lost, or for an empty reason.
+    FEDCORE_ANCHOR names the anchor from then on. If it is unset, the recorded one stays. If that is out of reach, the
+    population has none. A new place is no loss if the recorded anchor agrees with the ledger.
+
+    Raises ConfigError if nothing is lost, or for an empty reason; LedgerError if the named anchor is out of reach.
     """
     ledger.register(population.id)  # it may have gone back to a time before that
-    missing, remembered = False, [head for _, head in _run_heads(runs, population.id)]
-    for look in (lambda: _witness(population), lambda: _anchored(population)):
+    missing, remembered = bool(missing_witness(population, ledger)), [h for _, h in _run_heads(runs, population.id)]
+    recorded, named, said = ledger.anchor(population.id), _named_anchor(), _said_of_anchor(population)
+    old = recorded or (said if isinstance(said, str) else None)
+    new = named or old
+    missing = missing or (said is True and new is None)
+    looks: list[tuple[str | None, Callable[[], ChainHead | None]]] = [(None, lambda: _witness(population))]
+    for where in dict.fromkeys(where for where in (old, new) if where is not None):
+        known = where == old or said is True
+        looks.append((where, partial(_anchored_at, where, population, known=known)))
+    for where, look in looks:
         try:
             head = look()
-        except LedgerRolledBack:  # it is damaged or gone
+        except LedgerError as error:  # it is damaged, gone or out of reach
             missing = True
+            if not isinstance(error, LedgerRolledBack):
+                if where == named:
+                    raise
+                new = named
         else:
             remembered += [] if head is None else [head]
-    missing = missing or bool(missing_witness(population, ledger))
     lost = _not_accepted(population.id, ledger, remembered)
-    if not lost and not missing:
+    if not lost and not missing and (recorded is None or new == recorded):
         raise ConfigError(
             f"nothing is lost: ledger {ledger.id} contains all that population {population.path.name!r}, its runs and "
             "its anchor saw."
         )
-    ledger.accept_loss(population.id, reason, lost)
+    if lost or missing:
+        ledger.accept_loss(population.id, reason, lost)
+    if new != recorded:
+        if new is not None:
+            _write_anchor(new, population, ledger)
+        ledger.set_anchor(population.id, new, reason)
     remember_head(population, ledger)
+    if old is not None and old != new:
+        with suppress(LedgerError):  # so that it refuses every ledger of before the move; it may be out of reach
+            _write_anchor(old, population, ledger)
     return lost
 
 
@@ -165,47 +192,88 @@ def seen_beside(population: Population) -> ChainHead | None:
     return _witness(population)
 
 
-def _anchor(population_id: str) -> Place | None:
-    """Where the anchor keeps the head of this population; None without an anchor. Raises LedgerError."""
+def _named_anchor() -> str | None:
+    """The place that FEDCORE_ANCHOR names, as it is recorded: absolute, without links."""
     named = os.environ.get(ANCHOR)
-    if not named:
-        return None
-    folder = place(named)
-    if not is_remote(folder) and not folder.is_dir():
-        raise LedgerError(
-            f"the anchor {named!r} is no folder: what it saw of the ledger is not known. Nothing was charged.",
-            f"Mount it or make it; or unset {ANCHOR}.",
+    return files.absolute(place(named)) if named else None
+
+
+def _anchor(population: Population, ledger: Ledger) -> str | None:
+    """The place of the population's anchor; None without one. Raises LedgerRolledBack if FEDCORE_ANCHOR names another
+    place than the ledger.
+    """
+    recorded, named = ledger.anchor(population.id), _named_anchor()
+    if recorded is not None and named not in (None, recorded):
+        raise LedgerRolledBack(
+            f"{ANCHOR} names {named}, and ledger {ledger.id} has recorded the anchor of population "
+            f"{population.path.name!r} at {recorded}.",
+            f"Unset the variable or name the recorded place. To record another one: {COMMAND} {population.path}",
         )
-    return folder / f"{population_id}.json"
+    return recorded or named
 
 
-def _says_anchored(population: Population) -> bool:
-    """Whether the population's witness says that an anchor has a record of it."""
+def _said_of_anchor(population: Population) -> str | bool | None:
+    """Of the population's witness: the place of the anchor, or True if it only states that there is one."""
     try:
         content = json.loads(layout.read_beside(population.path, WITNESS) or b"{}")
     except (ValueError, RecursionError):
-        return False
-    return isinstance(content, dict) and content.get("anchored") is True
-
-
-def _anchored(population: Population) -> ChainHead | None:
-    anchor = _anchor(population.id)
-    if anchor is None:
         return None
+    said = content.get("anchored") if isinstance(content, dict) else None
+    return said if isinstance(said, str) or said is True else None
+
+
+def _anchored(population: Population, ledger: Ledger) -> ChainHead | None:
+    where, said = _anchor(population, ledger), _said_of_anchor(population) is True
+    if where is not None:
+        return _anchored_at(where, population, known=said or ledger.anchor(population.id) is not None)
+    if said:
+        raise LedgerRolledBack(
+            f"{WITNESS} of population {population.path.name!r} states that there is an anchor, and {ANCHOR} is not "
+            "set: what the anchor saw of the ledger is not known.",
+            f"Set {ANCHOR} to the place of the anchor. {ACCEPT} {population.path}",
+        )
+    return None
+
+
+def _anchored_at(where: str, population: Population, *, known: bool) -> ChainHead | None:
+    """The head in the anchor at this place; None if it has none. known: that it was written there. Raises LedgerError
+    if the anchor cannot be reached, LedgerRolledBack if its record is damaged or gone.
+    """
+    anchor = _anchor_file(where, population)
     try:
         return _head_in(files.read_bytes(anchor), f"the anchor {anchor}")
     except FileNotFoundError:
-        if not _says_anchored(population):  # the first time
+        if not known:  # the first time
             return None
         raise LedgerRolledBack(
             f"the anchor has no record of population {population.path.name!r} at {anchor}, and one was written: "
             "another folder, or one that is not mounted, stands in its place.",
-            f"Mount it, or restore the record. {ACCEPT}",
+            f"Mount it, or restore the record. {ACCEPT} {population.path}",
         ) from None
     except LedgerRolledBack:
         raise
     except (OSError, FedcoreError) as error:
         raise _unreachable(anchor, "read", error) from error
+
+
+def _anchor_file(where: str, population: Population) -> Place:
+    folder = place(where)
+    if not is_remote(folder) and not folder.is_dir():
+        raise LedgerError(
+            f"the anchor {where!r} is no folder: what it saw of the ledger is not known. Nothing was charged.",
+            f"Mount it or make it. If it is lost, unset {ANCHOR}, then acknowledge the loss: {COMMAND} "
+            f"{population.path}",
+        )
+    return folder / f"{population.id}.json"
+
+
+def _write_anchor(where: str, population: Population, ledger: Ledger) -> None:
+    """Keep the newest record of the ledger there. Raises LedgerError."""
+    anchor = _anchor_file(where, population)
+    try:
+        files.write_whole(anchor, json_bytes(ledger.head(population.id).to_json()))
+    except (OSError, FedcoreError) as error:
+        raise _unreachable(anchor, "written", error) from error
 
 
 def _unreachable(anchor: Place, what: str, error: Exception) -> LedgerError:

@@ -17,15 +17,35 @@ SCHEMA = ("--public-schema", "made up")
 
 TIMES = "times, which limitations.md declares"
 SIZES = "bytes on disk and in memory, which limitations.md declares"
-COUNTS = "clients, rows or tokens, entries and blocks of a population, for operators: limitations.md declares them"
+COUNTS = (
+    "clients, rows or tokens, entries, blocks and like ids of a population, for operators: limitations.md declares them"
+)
 RAW = "the data themselves, in the place that was asked for"
+
+SKETCHED = Declared(
+    "ledger.sqlite: fedcore_id_sketches", None, "the noisy sketch of ids in the ledger, which shared-ids.md argues for"
+)
 
 # In what `population ingest` and `describe` say of a population. Stored sizes follow from how well data pack.
 DESCRIBED = (
-    Declared("stdout", r'"?\b(heldout_)?(clients|tokens|rows|entries|blocks|clipped_values)"?:? +\d+', COUNTS),
+    Declared(
+        "stdout", r'"?\b(heldout_)?(clients|tokens|rows|entries|blocks|clipped_values|alike_ids)"?:? +\d+', COUNTS
+    ),
     Declared("stdout", r'"?\bbytes"?:? +\d+', SIZES),
 )
-STORED = (Declared("stdout", r'"?\bbytes(_copied|_present)?"?:? +\d+', SIZES),)
+STORED = (
+    Declared("stdout", r'"?\bbytes(_copied|_present)?"?:? +\d+', SIZES),
+    Declared("stdout", r'"?\bblocks(_copied|_present)?"?:? +\d+', COUNTS),
+)
+
+
+def files_of(*places: str) -> tuple[Declared, ...]:
+    """Blocks of a population, and chunks of outputs, are files: their number follows from that of clients and rows."""
+    return tuple(
+        Declared(f"{mode}{place}", None, COUNTS, may_lack=True) for place in places for mode in ("", "mode of ")
+    )
+
+
 # In a plan. What of the population's size it says is nominal.
 PLANNED = (
     Declared("*", r'"(seconds\w*|client_seconds|pace|\w*_seconds|\w*_seconds_per_cell)": [-\d.e+]+', TIMES),
@@ -137,6 +157,7 @@ COMMANDS: dict[str, Command] = {
             *DESCRIBED,
             Declared("made/*", None, RAW),
             Declared("made_of_rows/*", None, RAW),
+            SKETCHED,
             Declared("progress", r"'(completed|total)': \d+", "rows read so far: " + COUNTS),
             Declared("stderr", r"\d+%", "rows read so far: " + COUNTS),
         ),
@@ -154,6 +175,9 @@ COMMANDS: dict[str, Command] = {
         lambda w: (("population", "describe", w / "counts", JSON), ("population", "describe", w / "rows")), DESCRIBED
     ),
     "population open-cohort": Command(because="copies a manifest and prints what `population describe` does"),
+    "population check-ids": Command(
+        because="compares ids, copies a manifest and prints counts of them, and ids where --show asks for them"
+    ),
     "population vocabulary": Command(
         lambda w: (
             ("population", "vocabulary", w / "words", "--epsilon", "5", JSON),
@@ -174,6 +198,7 @@ COMMANDS: dict[str, Command] = {
         ),
         (
             *DESCRIBED,
+            *files_of("encoded/blocks/*", "listed/blocks/*"),
             Declared("encoded/*", None, RAW),
             Declared("listed/*", None, RAW),
             Declared("progress", r"'(completed|total)': \d+", COUNTS),
@@ -193,7 +218,7 @@ COMMANDS: dict[str, Command] = {
             ("population", "copy", w / "counts", w / "copied", JSON),
             ("population", "copy", w / "counts", w / "copied"),
         ),
-        (*STORED, Declared("copied/*", None, RAW)),
+        (*STORED, *files_of("copied/blocks/*"), Declared("copied/*", None, RAW)),
         "writes private data where it is told to",
     ),
     "verify": Command(
@@ -213,6 +238,7 @@ COMMANDS: dict[str, Command] = {
             ("budget", "set", w / "bare", "--epsilon", "2", "--delta", "1e-6", *SCHEMA, JSON),
             ("budget", "set", w / "bare", "--epsilon", "9", "--delta", "1e-6", *SCHEMA, JSON),
         ),
+        (SKETCHED,),
         exits=(0, 2),
     ),
     "budget raise": Command(
@@ -232,6 +258,9 @@ COMMANDS: dict[str, Command] = {
     ),
     "budget public-schema": Command(
         lambda w: (("budget", "public-schema", w / "bare", "words of a public dictionary"),)
+    ),
+    "budget shared-ids": Command(
+        lambda w: (("budget", "shared-ids", w / "bare"), ("budget", "shared-ids", w / "bare", "row numbers", JSON))
     ),
     "budget accept-loss": Command(
         lambda w: (("budget", "accept-loss", w / "bare", "--because", "nothing is lost", "--runs", w / "runs"),),
@@ -341,6 +370,7 @@ COMMANDS: dict[str, Command] = {
             ("personalise", w / "runs/finished", w / "counts", w / "own.csv", "--set", "prior_tokens=9"),
         ),
         (
+            *files_of("own/*/c/*"),
             Declared("own*", None, RAW),
             Declared("stdout", r"\bclients +\d+", COUNTS),
             Declared("progress", r"'(completed|total)': \d+", COUNTS),

@@ -21,7 +21,7 @@ from fedcore.methods.registry import METHODS
 from fedcore.operations.deployment import read_file
 from fedcore.operations.pipelines.law import Ready, ready
 from fedcore.operations.pipelines.steps import Step
-from tests.audit.commands import COUNTS, DESCRIBED, RAW, SIZES, TIMES
+from tests.audit.commands import COUNTS, DESCRIBED, RAW, SIZES, SKETCHED, TIMES
 from tests.audit.neighbours import HISTOGRAMS, SHORT_GMM, World, build_world, in_world
 from tests.audit.observing import Declared, rows_in_order, tables, watched
 
@@ -135,7 +135,7 @@ FLOWS: dict[str, Audited] = {
                 "vocabulary": w / "vocabulary.txt",
             },
         },
-        (Declared("made/*", None, RAW), *DESCRIBED),
+        (Declared("made/*", None, RAW), SKETCHED, *DESCRIBED),
     ),
     "pipeline": Audited(
         lambda w: {"ready": _piped(w), "at": "2026-01-01T03:00:00Z"},

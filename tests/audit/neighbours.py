@@ -100,7 +100,8 @@ SHORT_GMM = {
 }
 EXACT = {"algorithm": "algorithm2", "clusters": 2, "rounds": 2}
 
-BASE = small_counts(60, 7).toarray()
+BASE = small_counts(64, 7).toarray()  # whole blocks: one client more needs another one
+ROWS = 1200  # of the client that holds many
 CHANGED = 1  # the client that differs: of the first leaf, which a measurement may take
 POINTS = np.repeat([0, 1, 2], (8, 4, 4))  # groups of a leaf's clients
 
@@ -145,17 +146,51 @@ def counts_of(world: str) -> np.ndarray:
         assert (counts[CHANGED] != BASE[CHANGED]).any()
     if world == "six":
         counts = np.insert(counts, CHANGED, [0, 0, 2**40, 0, 0, 1, 0], axis=0)
+    if world == "rows":
+        counts[CHANGED] = 0
+        counts[CHANGED, 2] = ROWS
+    if world == "blocks":
+        counts = np.vstack([counts, counts[CHANGED]])
+    if world == "bytes":
+        there = np.flatnonzero(counts[CHANGED])
+        counts[CHANGED, there] = 10**12 + 987654321 * there
     return counts
 
 
-def points_of(world: str) -> np.ndarray:
-    """(clients, 4): one row each, of three groups."""
+def heldout_of(world: str) -> np.ndarray:
+    """(clients, 7) held-out counts of the same clients."""
+    heldout = counts_of(world)[:, ::-1].copy()
+    if world == "halves":
+        heldout[CHANGED] = 0
+    return heldout
+
+
+def rows_of(world: str) -> list[np.ndarray]:
+    """The rows of each client."""
+    clients = [rows_of_client(vector) for vector in counts_of(world)]
+    return _with_many(world, clients)
+
+
+def _with_many(world: str, clients: list[np.ndarray]) -> list[np.ndarray]:
+    if world in ("six", "rows"):
+        clients[CHANGED] = np.resize(clients[CHANGED], (ROWS, clients[CHANGED].shape[1]))
+    return clients
+
+
+def points_of(world: str) -> list[np.ndarray]:
+    """(1, 4) of each client: one row, of three groups."""
     generator = np.random.default_rng(0)
     rows = CENTRES[np.tile(POINTS, 4)] + 0.3 * generator.normal(size=(4 * len(POINTS), D))
     far = np.array([3000.0, 0.0, 4000.0, 0.0])
     if world == "two":
         rows[len(POINTS) - 1] = far
-    return np.insert(rows, CHANGED, far, axis=0) if world == "six" else rows
+    if world == "bytes":
+        rows[CHANGED] += np.pi * 1e-3
+    if world == "six":
+        rows = np.insert(rows, CHANGED, far, axis=0)
+    if world == "blocks":
+        rows = np.vstack([rows, rows[CHANGED]])
+    return _with_many(world, [row[None] for row in rows])
 
 
 WORLDS = {
@@ -163,7 +198,12 @@ WORLDS = {
     "again": "the same clients once more: nothing differs from the first",
     "secret": "the same clients under other secrets of their populations: what differs from the first covers a secret",
     "two": "another client in the place of one; as many clients, rows, tokens and entries",
-    "six": "one client more, which is absurd",
+    "six": "one client more, which is absurd, with many rows, in another block",
+    "rows": "a client has many rows and many of one token, or fewer tokens",
+    "blocks": "a client more, like one that is there, in another block",
+    "bytes": "the values of a client take other bytes",
+    "halves": "a client has nothing held out",
+    "words": "a client has many more words, and long ones",
 }
 
 
@@ -197,17 +237,16 @@ class World:
 
     def _populations(self) -> None:
         counts = sp.csr_matrix(counts_of(self.name))
-        heldout = sp.csr_matrix(counts_of(self.name)[:, ::-1])
+        heldout = sp.csr_matrix(heldout_of(self.name))
         options = {"leaf": 16, "block": 64, "nominal_clients": NOMINAL, "ledger": self._named()}
         for name, epsilon, currency in (("counts", 20.0, "gdp"), ("bare", None, "gdp"), ("early", 4.0, "zcdp")):
             write_counts(self.folder / name, counts, heldout=heldout, **options)
             self._budget(name, epsilon, currency)
         public = small_counts(40, 7, seed=5)
         write_counts(self.folder / "public", public, heldout=public, public_for_evaluation="made up", leaf=16, block=64)
-        clients = [rows_of_client(vector) for vector in counts_of(self.name)]
-        self._rows("rows", clients)
+        self._rows("rows", rows_of(self.name))
         self._budget("rows", 20.0)
-        self._rows("points", [row[None] for row in points_of(self.name)])
+        self._rows("points", points_of(self.name))
         self._budget("points", 200.0)
         self._words("words")
         self._budget("words", 20.0, delta_extra=DELTA / 10)
@@ -218,7 +257,7 @@ class World:
             "rows",
             clients[0].shape[1],
             clients_per_leaf=16,
-            clients_per_block=80,
+            clients_per_block=64,
             dtype="float64",
             nominal_clients=NOMINAL,
             ledger=self._named(),
@@ -235,6 +274,8 @@ class World:
             [*((b"w%d" % token, n) for token, n in enumerate(counts) if n), (word, 1)]
             for counts, word in zip(clients, own, strict=True)
         ]
+        if self.name == "words":
+            found[CHANGED] += [(f"more{number:04d}".ljust(60, "x").encode(), 1) for number in range(500)]
         options = {"clients_per_leaf": 16, "clients_per_block": 64, "nominal_clients": NOMINAL}
         with PopulationWriter(self.folder / name, "words", 1, ledger=self._named(), **options) as writer:
             ptr = np.concatenate([[0], np.cumsum([len(words) for words in found])]).astype(np.int64)

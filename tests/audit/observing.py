@@ -42,11 +42,13 @@ SPACES = re.compile(rb"(?:[ \t]|\xe2[\x94\x95][\x80-\xbf])+")  # in tables they 
 @dataclass(frozen=True)
 class Declared:
     """Something that may differ between neighbours. where: pattern of names of traces. what: expression whose matches
-    are blanked out there; None: the trace must be there, and may hold anything. because: why that is right."""
+    are blanked out there; None: the trace may hold anything. because: why that is right. may_lack: whether the trace
+    need not be there; else it must be in both worlds."""
 
     where: str
     what: str | None
     because: str
+    may_lack: bool = False
 
 
 class Counted(io.StringIO):
@@ -230,6 +232,8 @@ def differences(
     """
     found = []
     for name in sorted(one.keys() | other.keys()):
+        if any(item.may_lack and fnmatch.fnmatchcase(name, item.where) for item in declared):
+            continue
         left, right, apart = (_declared(name, side.get(name), declared) for side in (one, other, hidden))
         if left is None or right is None:
             found.append(Difference(name, left, right))

@@ -230,10 +230,12 @@ def plans_with_exact_counts():
     """A plan of a private run, which is kept with it, tells how many clients there are, and how much they hold."""
     nominal = run_plan.public_shape
 
-    def exact(method, population, clients=None):
+    def exact(method, population, clients=None, rows=None):
         entries = sum(block.train.entries for block in population.blocks)
         of_these = clients or population.n_clients
-        return replace(nominal(method, population, clients), clients=of_these, entries=entries / population.n_clients)
+        return replace(
+            nominal(method, population, clients, rows), clients=of_these, entries=entries / population.n_clients
+        )
 
     with mock.patch.object(run_plan, "public_shape", exact):
         yield

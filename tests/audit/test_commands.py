@@ -16,6 +16,7 @@ from tests.audit.commands import COMMANDS, rows
 from tests.audit.neighbours import WORLDS, build_world, in_world
 from tests.audit.observing import differences, observed
 
+NEIGHBOURS = [name for name in WORLDS if name not in ("one", "again", "secret")]
 CALLED = [name for name, command in COMMANDS.items() if command.calls is not None]
 
 
@@ -73,6 +74,21 @@ def different(traces, command, other) -> list[str]:
     ]
 
 
+def table(found) -> list[str]:
+    """Of each command and kind of neighbour whether what it leaves is equal, or differs as the table of commands
+    declares."""
+    lines = [f"| command | {' | '.join(NEIGHBOURS)} |", f"|---|{'---|' * len(NEIGHBOURS)}"]
+    for command in found["one"]:
+        cells = []
+        for other in NEIGHBOURS:
+            undeclared = different(found, command, other)
+            sides = zip(*(found[world][command] for world in ("one", other, "secret")), strict=True)
+            differs = any(differences(one, two, hidden) for one, two, hidden in sides)
+            cells.append("NOT DECLARED" if undeclared else "declared" if differs else "equal")
+        lines.append(f"| `{command}` | {' | '.join(cells)} |")
+    return lines
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("worlds")
@@ -110,6 +126,7 @@ def test_a_command_tells_nothing_of_who_is_there(traces, command):
 @pytest.mark.heavy
 def test_no_command_tells_anything_of_who_is_there(tmp_path):
     found = traces_of(tmp_path, CALLED)
+    print("\n".join(table(found)))
     assert [line for other in WORLDS for command in CALLED for line in different(found, command, other)] == []
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from fedcore.planning import calibration
+from fedcore.planning import calibration, run_plan
 from fedcore.planning.run_plan import Resources, plan_run
 from fedcore.population.blocks import leaves
 from fedcore.population.manifest import Provenance
@@ -21,7 +21,7 @@ from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url
 from fedcore.training.request import TrainRequest
 from tests.audit.bounds import CONFIDENCE, mu_of, upper_rate
 
-ROWS = 20  # of each client
+ROWS, MANY = 20, 1200  # of each client, and of one of them in a neighbour
 OTHERS = 2  # of the first clients are in the second component, beside the one in question
 SETTINGS = {"components": 2, "radius": 12.0, "sigma_min": 0.2, "covariance": "spherical", "least_weight": 0.39}
 EPSILON, DELTA = 0.8, 1e-6
@@ -29,14 +29,17 @@ MEASURED = ("seconds", "bytes_per_worker", "bytes_of_flow", "pace", "calibration
 
 
 def neighbours(folder, clients: int) -> list:
-    """Two populations of so many clients, of which one is another in the second; and the second without it."""
+    """Two populations of so many clients, of which one is another in the second; the second without it, and with
+    MANY rows of it."""
     ledger = create_ledger(default_ledger_url())
     x = np.array([4.0, 0.0]) + 0.3 * np.random.Generator(np.random.Philox(1)).normal(size=(clients, ROWS, 2))
     made = []
-    for name, there in (("absent", OTHERS), ("present", OTHERS + 1), ("removed", OTHERS)):
+    for name, there in (("absent", OTHERS), ("present", OTHERS + 1), ("removed", OTHERS), ("many", OTHERS + 1)):
         rows = x.copy()
         rows[:there, :, 0] -= 8.0
-        rows = np.delete(rows, OTHERS, axis=0) if name == "removed" else rows
+        held = list(np.delete(rows, OTHERS, axis=0) if name == "removed" else rows)
+        if name == "many":
+            held[OTHERS] = np.resize(held[OTHERS], (MANY, 2))
         with PopulationWriter(
             folder / name / "p",
             "rows",
@@ -45,8 +48,8 @@ def neighbours(folder, clients: int) -> list:
             nominal_clients=clients,
             ledger={"id": ledger.id, "url": ledger.url},
         ) as writer:
-            ids = [f"c{number}" for number in range(len(rows))]
-            writer.write(ids, (np.arange(len(rows) + 1) * ROWS, rows.reshape(-1, 2).astype(np.float32)))
+            ptr = np.cumsum([0, *map(len, held)])
+            writer.write([f"c{number}" for number in range(len(held))], (ptr, np.concatenate(held).astype(np.float32)))
             population = writer.commit(Provenance(sources=("test",)))
         ledger.register(population.id)
         ledger.set_budget(population.id, EPSILON, DELTA, relation="replace_one")
@@ -82,12 +85,12 @@ def mu_shown(absent: Sequence[bool], present: Sequence[bool]) -> float:
 
 
 def attack(folder, clients: int, times: int, limit: float = 1.0) -> float:
-    """The lower bound on mu from so many plans of each of two neighbours. All, and one of a third, must be equal."""
-    *two, third = neighbours(folder, clients)
-    seen = [plans(population, folder, times, limit) for population in two]
+    """The lower bound on mu from so many plans of each of two neighbours. All, and one of others, must be equal."""
+    one, two, *others = neighbours(folder, clients)
+    seen = [plans(population, folder, times, limit) for population in (one, two)]
     found = [[any("leaf" in row["phase"] for row in plan["phases"]) for plan in each] for each in seen]
     shown = mu_shown(*found)
-    different = {timeless(plan) for each in [*seen, plans(third, folder, 1, limit)] for plan in each}
+    different = {timeless(plan) for each in [*seen, *(plans(p, folder, 1, limit) for p in others)] for plan in each}
     print(f"leaf phases in {sum(found[0])} and {sum(found[1])} of {times}: mu >= {shown:.2f}; {len(different)} plans")
     assert len(different) == 1, "plans of neighbours, or two plans of one population, differ"
     return shown
@@ -113,22 +116,24 @@ def test_a_plan_says_nothing_of_a_client(tmp_path):
 
 def test_a_trial_with_the_first_clients_is_caught(tmp_path, monkeypatch):
     """As plans were made once: with the clients of the first leaf, and with the phases that were met."""
-    made = []
+    made, nominal = [], run_plan.public_shape
 
     def first_leaf(method, public, shape, clients, leaf=0):
         return next(leaves(made[-1].read(0), made[-1].clients_per_leaf))
 
-    def reading_of(method, population):
+    def seen(method, population, clients, rows):
         made.append(population)
-        return 0.0, 0.0
+        return nominal(method, population, clients, rows)
 
     monkeypatch.setattr(calibration, "FIRST_BYTES", 0)  # the fewest clients, among whom one decides
-    monkeypatch.setattr(calibration, "reading_of", reading_of)
+    monkeypatch.setattr(run_plan, "public_shape", seen)
     monkeypatch.setattr(calibration, "stand_ins", first_leaf)
     monkeypatch.setattr(calibration, "_scheduled", lambda phases, met: tuple(met.values()))
     with pytest.raises(AssertionError, match="plans of neighbours"):
         attack(tmp_path, clients=200, times=1, limit=0.1)
-    told = [plans(population, tmp_path, 1, 0.1)[0]["phases"] for population in made[:2]]
+    told = [
+        plans(population, tmp_path, 1, 0.1)[0]["phases"] for population in list({p.path: p for p in made}.values())[:2]
+    ]
     assert [any("leaf" in row["phase"] for row in phases) for phases in told] == [False, True]
 
 

@@ -9,10 +9,13 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedcore.errors import SensitivityError
 from fedcore.population.streaming import StoredRows
+from fedcore.rounds.clients import Source, answer_block
 from tests.audit import em_releases
 from tests.audit.releases import (
     ALL,
@@ -26,6 +29,7 @@ from tests.audit.releases import (
     whole,
 )
 from tests.audit.sabotage import KERNELS, OF_HALVES
+from tests.conftest import write_counts
 from tests.histograms.example_clients import block_of, random_counts
 from tests.histograms.run_in_memory import answer
 
@@ -122,6 +126,19 @@ def test_a_clients_part_is_its_own_to_the_last_bit_in_large_leaves(model, covari
         )
         assert whole(total) == whole(alone[chosen].sum(axis=0))
     assert np.count_nonzero(alone.any(axis=1)) >= 30
+
+
+@pytest.mark.parametrize("clip", [float("nan"), float("inf"), 0.0, -3.25, 5e-324])
+def test_workers_do_not_answer_a_message_that_the_bound_does_not_cover(tmp_path, clip):
+    """And the error shows no number."""
+    case, counts = CASES["clusters"], random_counts(np.random.default_rng(0), 6, 4)
+    made = write_counts(tmp_path / "p", sp.csr_matrix(counts), leaf=2, block=4)
+    message = next(iter(rounds_of(case, block_of(counts)))).message
+    source = Source(made.location, made.version)
+    assert answer_block(case.method, source, message, 0)
+    with pytest.raises(SensitivityError, match="the field 'clip' of this round's message") as refused:
+        answer_block(case.method, source, replace(message, clip=clip), 0)
+    assert not set("0123456789") & set(f"{refused.value} {refused.value.remedy}") and "nan" not in str(refused.value)
 
 
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)

@@ -361,6 +361,14 @@ class SharedOut(Sound):
         return {name: IntegerSum(statistic.value() * 8 // max(block.clients, 1))}, None
 
 
+class TrustsItsMessage(Sound):
+    """Clients add more if a coordinate of the centre is negative, and do not check it."""
+
+    def client_update(self, message, block, memory):
+        ((name, statistic),) = super().client_update(message, block, memory)[0].items()
+        return {name: IntegerSum(statistic.value() * (9 if (message.centre < 0).any() else 1))}, None
+
+
 class CountsLeaves(Sound):
     """Adds something for each leaf, whoever is in it."""
 

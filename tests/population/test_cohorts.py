@@ -117,7 +117,7 @@ def test_beginning_cohorts_changes_no_block(counts_population):
     assert Population.open(made.path) == made and made.version == 2 and made.blocks == counts_population.blocks
     (founders,) = made.manifest.cohorts
     assert (founders.number, founders.token, founders.nominal) == (FOUNDERS, "ab" * 16, None)
-    assert made.manifest.order == ((FOUNDERS, 23),) and made.manifest.needs == ("cohorts", "nfc")
+    assert made.manifest.order == ((FOUNDERS, 23),) and made.manifest.needs == ("cohorts", "stripped-ids")
     assert made.verify().ok and counts_of(made) == counts_of(counts_population)
     assert begin_cohorts(made, record) is made and len(told) == 1
     with pytest.raises(PopulationError, match="moved on"):

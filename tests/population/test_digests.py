@@ -197,7 +197,7 @@ def rewritten(population, **fields):
 
 def test_a_manifest_says_its_checksum(counts_population):
     stored = json.loads(layout.version_file(counts_population.path, 1).read_text())
-    assert stored["schema_version"] == 2 and stored["needs"] == ["nfc"]
+    assert stored["schema_version"] == 2 and stored["needs"] == ["stripped-ids"]
     assert stored["checksum"] == counts_population.checksum == Population.open(counts_population.path).checksum
     assert all("sha256" not in block and len(block["digest"]) == 64 for block in stored["blocks"])
 

@@ -103,7 +103,7 @@ def test_order_files_and_memory_change_nothing(tmp_path_factory, rows, data, pla
             files, folder / "p", memory=16 * MIB, clients_per_leaf=size[0], clients_per_block=size[1], **POSTS
         )
     assert both(population) == dealt(rows)
-    assert population.manifest.halves == "document" and population.manifest.needs == ("nfc", "halves")
+    assert population.manifest.halves == "document" and population.manifest.needs == ("stripped-ids", "halves")
 
 
 def test_batches_and_careful_parsing_change_nothing(tmp_path):
@@ -120,7 +120,7 @@ def test_batches_and_careful_parsing_change_nothing(tmp_path):
             found[batch.heldout].setdefault(batch.ids[code], Counter())[token] += amount
     assert len(batches) > 8
     assert [{client: dict(counts) for client, counts in half.items()} for half in found] == whole
-    odd = [("q\nq", "d1", 1), ("q\nq", 'd"2"\n', 2), *rows[:50]]
+    odd = [("q, q", "d\n1", 1), ("q, q", 'd"2"\n', 2), *rows[:50]]
     assert both(made(tmp_path / "odd", odd)) == dealt(odd)
 
 
@@ -249,7 +249,7 @@ def test_a_document_that_spans_two_periods_lies_in_one_half(tmp_path):
     file = write_csv(tmp_path / "b.csv", header, rows[200:])
     population = ingest(file, tmp_path / "p", append=True, documents="post")
     assert both(population) == dealt(rows, lambda client, when: f"{when[:7]}/{client}")
-    assert population.manifest.needs == ("cohorts", "nfc", "periods", "halves") and population.verify().ok
+    assert population.manifest.needs == ("cohorts", "stripped-ids", "periods", "halves") and population.verify().ok
     later = open_cohort(population, through="2026-04")
     assert later.manifest.halves == "document"
 
@@ -258,12 +258,16 @@ def test_a_document_that_spans_two_periods_lies_in_one_half(tmp_path):
 def test_cohorts_forgetting_and_copies_keep_the_fact(tmp_path):
     rows = some_rows()
     population = begin_cohorts(made(tmp_path, rows, clients_per_leaf=2), lambda *_: "0" * 32)
-    assert population.manifest.halves == "document" and population.manifest.needs == ("cohorts", "nfc", "halves")
+    assert population.manifest.halves == "document" and population.manifest.needs == (
+        "cohorts",
+        "stripped-ids",
+        "halves",
+    )
     file = write_csv(tmp_path / "b.csv", HEADER, [("new", "d1", 1)])
     population = ingest(file, population.path, append=True, documents="post")
     population = open_cohort(population)
     population = forget(population, clients=["c3"]).population
-    assert population.manifest.needs == ("cohorts", "holes", "nfc", "halves")
+    assert population.manifest.needs == ("cohorts", "holes", "stripped-ids", "halves")
     population = compact(population).population
     expected = [
         {one: counts for one, counts in half.items() if one != "c3"} for half in dealt([*rows, ("new", "d1", 1)])
@@ -391,7 +395,7 @@ def test_what_is_said_of_two_matrices(tmp_path):
 def test_manifests_of_before_have_no_halves_and_others_need_them(tmp_path):
     file = write_csv(tmp_path / "a.csv", HEADER, [("ann", "1", 1)])
     plain = ingest(file, tmp_path / "plain", features=5, heldout=file).manifest
-    assert plain.halves is None and plain.needs == ("nfc",) and b'"halves"' not in manifests.encode(plain)
+    assert plain.halves is None and plain.needs == ("stripped-ids",) and b'"halves"' not in manifests.encode(plain)
     by_document = made(tmp_path / "p", [("ann", "1", 1)]).manifest
     assert manifests.decode(manifests.encode(by_document), "here") == by_document
     for needs, halves in (((), "document"), (("halves",), None)):

@@ -69,7 +69,7 @@ def test_who_is_forgotten_leaves_nothing(tmp_path, rows):
     assert (done.clients, done.unknown) == (2, 1) and done.freed > 0
     assert after.versions() == [3] and Population.open(population.path) == after and after.verify().ok
     assert after.holes == ((3, 4), (10, 11)) and after.participants() == ((0, 3), (4, 10))
-    assert after.manifest.needs == ("cohorts", "holes", "nfc") and after.manifest.order == (
+    assert after.manifest.needs == ("cohorts", "holes", "stripped-ids") and after.manifest.order == (
         (1, 3),
         (0, 1),
         (1, 6),
@@ -195,7 +195,11 @@ def test_who_comes_back_gets_the_old_cohort(tmp_path):
 def test_who_was_forgotten_before_cohorts_began_comes_back_as_a_founder(tmp_path):
     population = made(tmp_path / "p", 5, begun=False)
     population = forget(population, clients=["user 1"]).population
-    assert population.manifest.needs == ("holes", "nfc") and population.manifest.order == ((1, 1), (0, 1), (1, 3))
+    assert population.manifest.needs == ("holes", "stripped-ids") and population.manifest.order == (
+        (1, 1),
+        (0, 1),
+        (1, 3),
+    )
     population = appended(population, tmp_path, ["before"])
     assert population.manifest.order == ((1, 1), (0, 1), (1, 4))
     population = begin_cohorts(population, lambda version, checksum, token: token)
@@ -300,7 +304,7 @@ def test_compaction_takes_the_holes_out(tmp_path, rows, begun):
     assert done.worth_compacting and done.holes == 6 / 13
     after = compact(done.population).population
     assert after.versions() == [after.version] and not after.holes and after.n_clients == 7
-    assert after.manifest.needs == (("cohorts", "nfc") if begun else ("nfc",))
+    assert after.manifest.needs == (("cohorts", "stripped-ids") if begun else ("stripped-ids",))
     assert after.manifest.order == (((1, 7),) if begun else ())
     assert after.manifest.suppression == done.population.manifest.suppression
     for heldout, was in before.items():

@@ -38,10 +38,10 @@ def test_long_counts_with_a_vocabulary_and_two_files(tmp_path):
     folder = tmp_path / "in"
     folder.mkdir()
     write_csv(folder / "a.csv", ["user", "word"], [("1", "dog"), ("1", "cat"), ("1", "dog"), ("2", "emu")])
-    write_csv(folder / "b.csv", ["word", "user"], [("cat", "1"), ("cat", '3, "the"\nthird')])
+    write_csv(folder / "b.csv", ["note", "word", "user"], [("a\nb", "cat", "1"), ("", "cat", '3, "the" third')])
     (tmp_path / "vocab.txt").write_text("cat\ndog\n")
     population = ingest(folder, tmp_path / "p", client="user", token="word", vocabulary=tmp_path / "vocab.txt")
-    assert counts_of(population) == {"1": {0: 2, 1: 2}, "2": {}, '3, "the"\nthird': {0: 1}}
+    assert counts_of(population) == {"1": {0: 2, 1: 2}, "2": {}, '3, "the" third': {0: 1}}
     assert population.vocabulary() == ("cat", "dog") and population.manifest.provenance.dropped_tokens == 1
 
 

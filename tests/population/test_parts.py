@@ -90,12 +90,12 @@ def rows_plain(folder):
 
 def rows_with_line_breaks(folder):
     """In quotes, with a byte order mark and CRLF; and two files, the second with blank lines."""
-    rows = [(f'c{i % 5}\r\n"{i % 3}",', i, "" if i % 4 else 1.5) for i in range(40)]
+    rows = [(f'c{i % 5} "{i % 3}",', i, "" if i % 4 else 1.5, f'\r\n"{i}",') for i in range(40)]
     folder = folder / "in"
     folder.mkdir()
-    written(folder / "a.csv", ["client", "x", "y"], rows, encoding="utf-8-sig")
+    written(folder / "a.csv", ["client", "x", "y", "note"], rows, encoding="utf-8-sig")
     (folder / "b.csv").write_text("\n\nclient,x,y\n" + "\n".join(f"c{i},{i},1\n" for i in range(20)))
-    return folder, {}
+    return folder, {"columns": ["x", "y"]}
 
 
 def counts(folder):
@@ -306,8 +306,8 @@ def test_small_sources_and_others_than_tables_start_nobody(tmp_path, monkeypatch
         raise AssertionError("workers were started")
 
     monkeypatch.undo()
-    folder, _ = rows_with_line_breaks(tmp_path)
-    ingest(folder, tmp_path / "p", sharing=nobody)  # two files
+    folder, options = rows_with_line_breaks(tmp_path)
+    ingest(folder, tmp_path / "p", sharing=nobody, **options)  # two files
     file, _ = rows_plain(tmp_path)
     ingest(file, tmp_path / "o", sharing=nobody)
     monkeypatch.setattr(parts, "LEAST_BYTES", 1)
@@ -321,7 +321,7 @@ def test_spans_hold_every_record_once(tmp_path):
     file, _ = rows_with_line_breaks(tmp_path)
     for path in sorted(file.iterdir()):
         opened = CsvFile(path, ",")
-        block = next(csv_blocks.without_header(csv_blocks.blocks(path, 1 << 20)))
+        block = next(csv_blocks.without_header(csv_blocks.blocks(path, 1 << 20, ","), ","))
         whole = list(csv_blocks.records(path, block, ","))
         for size in (1, 20, 50, 333):
             spans, first = opened.spans(size, numbered=True), 0
@@ -330,7 +330,7 @@ def test_spans_hold_every_record_once(tmp_path):
             ]
             for span in spans:
                 assert span.first == first
-                for part in csv_blocks.blocks(path, 64, span=span):
+                for part in csv_blocks.blocks(path, 64, ",", span):
                     found = list(csv_blocks.records(path, part, ","))
                     assert found == whole[first : first + len(found)]
                     first += len(found)

@@ -264,7 +264,7 @@ def test_entries_are_sorted_by_period_and_every_period_is_a_cohort(tmp_path):
     rows = some_entries()
     population = checked(made(tmp_path, rows, nominal_clients=100), rows)
     manifest = population.manifest
-    assert manifest.needs == ("cohorts", "nfc", "periods") and manifest.version == 1
+    assert manifest.needs == ("cohorts", "stripped-ids", "periods") and manifest.version == 1
     assert [(one.number, one.period, one.nominal) for one in manifest.cohorts] == [
         (number, f"2026-0{number}", 100) for number in range(1, 7)
     ]
@@ -300,7 +300,7 @@ def test_memory_changes_nothing(tmp_path, memory):
     calendar = Calendar.between("month", "UTC", "2026-01", "2026-06")
     source = TableSource([CsvFile(file, ",")], "counts", wanted_features=5, time="when", calendar=calendar)
     found = []
-    dealing = Dealing(source, Layout("counts", 5, None), tmp_path / "spill", memory, True, calendar)
+    dealing = Dealing(source, Layout("counts", 5, None), tmp_path / "spill", memory, calendar)
     for clients in deal(dealing, Account()).clients():
         found += [clients.id] if isinstance(clients, LargeClient) else clients.ids
     assert [label_of(one) for one in found] == sorted(label_of(one) for one in found)
@@ -510,13 +510,13 @@ def test_manifests_that_contradict_themselves(tmp_path):
     manifest = made(tmp_path, [("a", "2026-01-05", 1)], through="2026-02").manifest
     cohorts = manifest.cohorts
     others = {
-        "periods go with the need": {"needs": ("cohorts", "nfc")},
+        "periods go with the need": {"needs": ("cohorts", "stripped-ids")},
         "do not follow each other": {"cohorts": (cohorts[0].model_copy(update={"period": "2026-02"}), *cohorts[1:])},
         "has no calendar period": {"cohorts": (cohorts[0].model_copy(update={"period": None}), *cohorts[1:])},
         "the calendar of the cohorts is none": {
             "cohorts": (cohorts[0].model_copy(update={"period": "x"}), *cohorts[1:])
         },
-        "the population has none": {"period": None, "needs": ("cohorts", "nfc")},
+        "the population has none": {"period": None, "needs": ("cohorts", "stripped-ids")},
     }
     for why, change in others.items():
         with pytest.raises(ManifestError, match=why):
@@ -549,7 +549,7 @@ def test_a_client_is_forgotten_with_all_entries_and_comes_back_to_the_same_accou
     packed = compact(gone.population).population
     assert packed.manifest.period == population.manifest.period and packed.manifest.needs == (
         "cohorts",
-        "nfc",
+        "stripped-ids",
         "periods",
     )
     checked(packed, left)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import unicodedata
 
 import numpy as np
@@ -12,21 +14,27 @@ import scipy.sparse as sp
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from fedcore.errors import ManifestError, PopulationError
+from fedcore.errors import IngestError, ManifestError, PopulationError
+from fedcore.interface.data import checked_groups
 from fedcore.population import identifiers, manifest, versions
-from fedcore.population.conversion import begin_cohorts
+from fedcore.population.conversion import begin_cohorts, check_ids
 from fedcore.population.erasing import compact, forget
-from fedcore.population.ingest.ingest import ingest
+from fedcore.population.identifiers import BLANKS, FOLDED, NFC, STRIPPED, UNSEEN, folded, spelled_or_why
+from fedcore.population.ingest.ingest import describe, ingest
 from fedcore.population.manifest import Provenance
-from fedcore.population.periods import BETWEEN, client_of, label_of
+from fedcore.population.periods import BETWEEN, client_of, label_of, stored_ids
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
-from tests.population.contents import counts_of, ids_of
+from tests.command import fedcore, works
+from tests.population.contents import counts_of, ids_of, write_csv
 
 FORMS = ("NFC", "NFD")
 ACCENTED, APART = unicodedata.normalize("NFC", "Zoe\u0308"), unicodedata.normalize("NFD", "Zoe\u0308")
 ODD = "aeoA=/\u0308\u030a\u0323\u0338\u0345\u1100\u1161\u11a8\u212b\u1e9b\ufb01\u00e9\u0958\u2126"
-names = st.text(st.sampled_from(ODD) | st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=5)
+BLANK, HIDDEN = "\u00a0", ["Cs", "Cc", "Cf", "Cn", "Zl", "Zp"]
+names = st.text(st.sampled_from(ODD) | st.characters(exclude_categories=HIDDEN), min_size=1, max_size=5).filter(
+    lambda one: not spelled_or_why([one], STRIPPED)[1]
+)
 
 
 def parquet_of(file, rows):
@@ -39,7 +47,7 @@ def parquet_of(file, rows):
 def other(name: str) -> str:
     """Another spelling, if there is one."""
     apart = unicodedata.normalize("NFD", name)
-    return apart if apart != name else unicodedata.normalize("NFC", name)
+    return f" {apart if apart != name else unicodedata.normalize('NFC', name)}{BLANK}"
 
 
 def begun(population: Population) -> Population:
@@ -49,7 +57,7 @@ def begun(population: Population) -> Population:
 def of_before(path, ids) -> Population:
     """A population that an earlier fedcore made."""
     with PopulationWriter(path, "counts", features=3) as writer:
-        writer.nfc = False
+        writer.rule = identifiers.AS_GIVEN
         writer.write(ids, sp.csr_matrix(np.ones((len(ids), 3), int)))
         return writer.commit(Provenance())
 
@@ -61,10 +69,14 @@ def of_before(path, ids) -> Population:
 def test_every_spelling_is_the_same_client_for_good(tmp_path_factory, wanted):
     """Ingest, append, forget and come back: one client and one cohort, whichever spelling each of them met."""
     folder = tmp_path_factory.mktemp("p")
-    people = {unicodedata.normalize("NFC", one) for one in wanted} | {"always"}
+    people = {*identifiers.spelled(wanted, STRIPPED), "always"}
     rows = [(one, 0) for one in [*wanted, "always"]] + [(other(one), 1) for one in wanted]
     population = begun(ingest(parquet_of(folder / "a.parquet", rows), folder / "p", features=3))
-    assert {*ids_of(population)} == people and population.n_clients == len(people) and population.manifest.nfc
+    assert (
+        {*ids_of(population)} == people
+        and population.n_clients == len(people)
+        and population.manifest.id_rule == STRIPPED
+    )
     assert sum(counts_of(population)[one].get(1, 0) for one in people) == len(wanted)
     more = ingest(parquet_of(folder / "b.parquet", [(other(one), 2) for one in wanted]), folder / "p", append=True)
     assert more.manifest.order == population.manifest.order and {*ids_of(more)} == people
@@ -74,7 +86,7 @@ def test_every_spelling_is_the_same_client_for_good(tmp_path_factory, wanted):
     assert {cohort for cohort, _ in back.manifest.order} <= {0, 1}, "who comes back gets the old cohort"
     assert {*ids_of(back)} - {""} == people and back.verify().problems == ()
     if back.holes:
-        assert compact(back).population.manifest.nfc
+        assert compact(back).population.manifest.id_rule == STRIPPED
 
 
 def test_another_spelling_is_the_same_client(tmp_path):
@@ -83,15 +95,15 @@ def test_another_spelling_is_the_same_client(tmp_path):
     )
     assert counts_of(population) == {ACCENTED: {0: 1, 1: 1}}
     more = ingest(parquet_of(tmp_path / "b.parquet", [(APART, 1), ("b", 1)]), tmp_path / "p", append=True)
-    assert more.manifest.order == ((1, 1), (2, 1)) and more.manifest.nfc
+    assert more.manifest.order == ((1, 1), (2, 1)) and more.manifest.id_rule == STRIPPED
 
 
 @given(one=names)
 def test_an_entry_is_spelled_as_its_client(one):
     """So that it does not matter whether an id is brought to normal form before it gets its period or after."""
-    (entry,) = identifiers.spelled([f"2026-03{BETWEEN}{one}"], True)
-    assert label_of(entry) == "2026-03" and [client_of(entry)] == identifiers.spelled([one], True)
-    assert identifiers.spelled([entry], True) == [entry] and identifiers.spelled([one], False) == [one]
+    (entry,) = stored_ids([f"2026-03{BETWEEN}{one}"], NFC, True)
+    assert label_of(entry) == "2026-03" and [client_of(entry)] == identifiers.spelled([one], NFC)
+    assert stored_ids([entry], NFC, True) == [entry] and identifiers.spelled([one], identifiers.AS_GIVEN) == [one]
 
 
 def test_nothing_joins_the_mark_between_label_and_client():
@@ -110,7 +122,11 @@ def test_entries_of_calendar_periods(tmp_path):
     population = ingest(file, tmp_path / "p", features=3, **calendar)
     assert counts_of(population) == {f"2026-01/{ACCENTED}": {1: 2}, f"2026-02/{ACCENTED}": {2: 1}}
     again = ingest(file, tmp_path / "p", append=True)
-    assert again.manifest.order == population.manifest.order and again.manifest.needs == ("cohorts", "nfc", "periods")
+    assert again.manifest.order == population.manifest.order and again.manifest.needs == (
+        "cohorts",
+        "stripped-ids",
+        "periods",
+    )
     gone = forget(again, clients=["nobody", APART, ACCENTED])
     assert gone.unknown == 1 and gone.clients == 2
 
@@ -143,22 +159,25 @@ def test_the_writer_takes_a_client_once(tmp_path):
 
 
 def test_a_population_of_before_keeps_its_rule(tmp_path):
-    """Or one of its clients would be two, with two budgets."""
-    population = begun(of_before(tmp_path / "p", [APART]))
-    assert population.manifest.needs == ("cohorts",)
-    more = ingest(parquet_of(tmp_path / "a.parquet", [(APART, 1), (ACCENTED, 1)]), population.path, append=True)
-    assert ids_of(more) == [APART, ACCENTED] and more.manifest.order == ((1, 1), (2, 1)) and not more.manifest.nfc
-    gone = forget(more, clients=[ACCENTED])
-    assert gone.clients == 1 and ids_of(gone.population)[0] == APART
+    """To read, forget and compact. Appends are refused: one of its clients could be two, with two budgets."""
+    population = begun(of_before(tmp_path / "p", [APART, ACCENTED, "a"]))
+    assert population.manifest.needs == ("cohorts",) and population.manifest.id_rule == identifiers.AS_GIVEN
+    file = parquet_of(tmp_path / "a.parquet", [("a", 1)])
+    with pytest.raises(PopulationError, match="check-ids"):
+        ingest(file, population.path, append=True)
+    with pytest.raises(PopulationError, match="1 groups of ids are equal"):
+        check_ids(population)
+    gone = forget(population, clients=[ACCENTED])
+    assert gone.clients == 1 and ids_of(gone.population) == [APART, "", "a"]
     packed = compact(gone.population).population
-    assert ids_of(packed) == [APART] and packed.manifest.needs == ("cohorts",) and packed.verify().problems == ()
+    assert ids_of(packed) == [APART, "a"] and packed.manifest.needs == ("cohorts",) and packed.verify().problems == ()
 
 
 def test_verify_finds_an_id_that_is_not_in_normal_form(tmp_path):
     population = of_before(tmp_path / "p", [ACCENTED, APART])
     assert population.verify().problems == ()
     made = versions.following(population.manifest, Provenance())
-    wrong = Population(population.path, made.model_copy(update={"needs": ("nfc",)}))
+    wrong = Population(population.path, made.model_copy(update={"needs": (NFC,)}))
     (problem,) = wrong.verify().problems
     assert "is not in normal form" in problem and repr(APART) in problem
 
@@ -166,8 +185,8 @@ def test_verify_finds_an_id_that_is_not_in_normal_form(tmp_path):
 def test_a_reader_that_does_not_know_the_rule_refuses(tmp_path, monkeypatch):
     """It would append the other spelling as somebody new."""
     ingest(parquet_of(tmp_path / "a.parquet", [("a", 1)]), tmp_path / "p", features=3)
-    monkeypatch.setattr(manifest, "KNOWN", tuple(name for name in manifest.KNOWN if name != manifest.NFC))
-    with pytest.raises(ManifestError, match=r"needs nfc, .* does not know"):
+    monkeypatch.setattr(manifest, "KNOWN", tuple(name for name in manifest.KNOWN if name != STRIPPED))
+    with pytest.raises(ManifestError, match=r"needs stripped-ids, .* does not know"):
         Population.open(tmp_path / "p")
 
 
@@ -180,3 +199,268 @@ def test_digits_are_text(tmp_path, form):
     assert ids_of(ingest(parquet_of(tmp_path / "b.parquet", [(7, 1)]), tmp_path / "p", append=True)) == ids_of(
         population
     )
+
+
+# --- one person, one id ---------------------------------------------------------------------------------------------
+
+SPELLINGS = ("C 1", " C 1 ", "\u00a0C 1\u2003", "\u3000C 1", "C 1\t")
+UNSEEN_IDS = ("C\u200b1", "C\u200d1", "\ufeffC1", "C\u00ad1", "C\u20281", "C\x1f1", "C\t1", "C\ufe0f1", "C\u03781")
+FAST, SLOW = ("csv", "matrix"), ("jsonl", "parquet", "npz", "npy", "text")
+SOURCES = [*FAST, *(pytest.param(form, marks=pytest.mark.slow) for form in SLOW)]
+
+
+def source(folder, form, ids):
+    """(a source with one row or token for each id, the options to read it)"""
+    folder.mkdir()
+    numbers = list(range(len(ids)))
+    if form == "text":
+        for number, one in enumerate(ids):
+            (folder / one).mkdir(exist_ok=True)
+            (folder / one / f"{number}.txt").write_text("one")
+        return folder, {"client": "folder", "vocabulary": ["one"]}
+    if form == "csv":
+        return write_csv(folder / "a.csv", ["client", "x"], zip(ids, numbers, strict=True)), {}
+    if form == "jsonl":
+        lines = (json.dumps({"client": one, "x": number}) for one, number in zip(ids, numbers, strict=True))
+        (folder / "a.jsonl").write_text("\n".join(lines))
+        return folder / "a.jsonl", {}
+    if form == "parquet":
+        parquet.write_table(pa.table({"client": list(ids), "x": numbers}), folder / "a.parquet")
+        return folder / "a.parquet", {}
+    if form == "matrix":
+        wide = sp.csr_matrix(np.ones((len(ids), 1), int))
+        arrays = {name: getattr(wide, name) for name in ("data", "indices", "indptr", "shape")}
+        np.savez(folder / "a.npz", client=np.array(ids), **arrays)
+        return folder / "a.npz", {"client": "client"}
+    if form == "npy":
+        np.save(folder / "ids.npy", np.array(ids))
+        np.save(folder / "a.npy", np.ones((len(ids), 1)))
+        return folder / "a.npy", {"client": "ids.npy"}
+    np.savez(folder / "a.npz", x=np.ones((len(ids), 1)), client=np.array(ids))
+    return folder / "a.npz", {}
+
+
+@pytest.mark.parametrize("form", SOURCES)
+def test_one_person_is_one_client_whatever_the_blanks(tmp_path, form):
+    where, options = source(tmp_path / "a", form, SPELLINGS)
+    population = begun(ingest(where, tmp_path / "p", **options))
+    assert ids_of(population) == ["C 1"] and population.n_rows == len(SPELLINGS)
+    assert population.manifest.provenance.alike_ids == 0 and describe(population)["alike_ids"] == 0
+    where, options = source(tmp_path / "b", form, ["b\u2002", *reversed(SPELLINGS)])
+    more = ingest(where, tmp_path / "p", append=True, **options)
+    assert ids_of(more) == ["C 1", "b"] and more.manifest.order == ((1, 1), (2, 1))
+    gone = forget(more, clients=["\u2009C 1", "nobody "])
+    assert (gone.clients, gone.unknown) == (1, 1)
+    back = ingest(where, tmp_path / "p", append=True, **options)
+    assert ids_of(back) == ["", "b", "C 1"] and back.manifest.order == ((0, 1), (2, 1), (1, 1)), "the old cohort"
+    assert back.verify().problems == ()
+
+
+@pytest.mark.parametrize("form", SOURCES)
+def test_unseen_characters_are_refused_and_counted(tmp_path, form):
+    where, options = source(tmp_path / "a", form, ["C1", *UNSEEN_IDS])
+    if form == "text":
+        with pytest.raises(IngestError, match="cannot be the id of a client: the client id contains"):
+            ingest(where, tmp_path / "p", **options)
+        return
+    with pytest.raises(IngestError, match=f"has {len(UNSEEN_IDS)} bad rows") as refused:
+        ingest(where, tmp_path / "p", **options)
+    places = str(refused.value).splitlines()[1:-1]
+    assert len(places) == len(UNSEEN_IDS) and all("the client id contains" in place for place in places)
+    assert [re.search(r"(?:line|row) (\d+)", place)[1] for place in places] == [
+        str(number + {"csv": 2, "jsonl": 1}.get(form, 0)) for number in range(1, len(UNSEEN_IDS) + 1)
+    ]
+    assert "U+" not in str(refused.value.without_values)
+    made = ingest(where, tmp_path / "p", tolerance=len(UNSEEN_IDS), **options)
+    assert ids_of(made) == ["C1"] and made.manifest.provenance.bad_rows == len(UNSEEN_IDS)
+
+
+def test_unseen_characters_are_refused_everywhere_else(tmp_path):
+    with PopulationWriter(tmp_path / "p", "rows", 1) as writer:
+        for one in (*UNSEEN_IDS, "C\ud8001", " ", "\u3164"):
+            with pytest.raises(PopulationError, match="the client id"):
+                writer.write([one], (np.array([0, 1]), np.ones((1, 1))))
+            with pytest.raises(PopulationError, match="the client id"):
+                writer.write_large(one, [np.ones((1, 1))])
+        writer.write(["C1", "\ue000"], (np.array([0, 1, 1]), np.ones((1, 1))))
+        population = writer.commit()
+    with pytest.raises(PopulationError, match=r"number 2 of 2.*\(U\+200B\)"):
+        forget(population, clients=["C1", "C\u200b1"])
+    assert Population.open(population.path).version == 1
+    np.savez(tmp_path / "a.npz", x=np.ones((2, 1)), client=np.array([b"C\xff", b"C\xfe"]))
+    with pytest.raises(IngestError, match="has 2 bad rows"):
+        ingest(tmp_path / "a.npz", tmp_path / "q")  # or both would be C and the same replacement character
+    with pytest.raises(PopulationError, match="control character"):
+        checked_groups(["C1", "C\x001"], 2)
+    assert checked_groups(["C1 ", "C1"], 2).tolist() == ["C1", "C1"]
+    assert checked_groups([2, 1], 2).tolist() == [2, 1]
+
+
+ALIKE = ("C 1", "c 1", "\uff23 1", "C\u00a01", "C  1", "B", "b", "D", "e")  # two groups
+
+
+@pytest.mark.parametrize("form", SOURCES)
+def test_ids_that_differ_in_case_or_width_are_counted_and_joined_on_request(tmp_path, form):
+    where, options = source(tmp_path / "a", form, ALIKE)
+    apart = ingest(where, tmp_path / "apart", **options)
+    assert apart.n_clients == len(ALIKE) and apart.manifest.provenance.alike_ids == 2
+    assert describe(apart)["alike_ids"] == 2 and apart.verify().ok
+    population = begun(ingest(where, tmp_path / "p", fold_ids=True, **options))
+    assert {*ids_of(population)} == {"c 1", "b", "d", "e"} and population.n_rows == len(ALIKE)
+    assert population.manifest.id_rule == FOLDED and population.manifest.provenance.alike_ids == 0
+    more = ingest(where, tmp_path / "p", append=True, **options)
+    assert ids_of(more) == ids_of(population) and more.n_rows == 2 * len(ALIKE) and more.verify().ok
+    gone = forget(more, clients=["C\u20041", "E"])
+    assert (gone.clients, gone.unknown) == (2, 0)
+    where, options = source(tmp_path / "b", form, ["  \uff43  1", "f"])
+    back = ingest(where, tmp_path / "p", append=True, **options)
+    founders = describe(back)["cohorts"][0]
+    assert founders["clients"] == 3 and back.manifest.order[-1] == (3, 1), "the old cohort, whatever the spelling"
+    assert compact(back).population.manifest.id_rule == FOLDED
+    with pytest.raises(PopulationError, match="are not folded"):
+        ingest(where, tmp_path / "apart", append=True, fold_ids=True, **options)
+
+
+def test_groups_are_counted_over_all_blocks_and_versions(tmp_path):
+    rows = parquet_of(tmp_path / "a.parquet", [(f"u{number}", 0) for number in range(50)])
+    made = ingest(rows, tmp_path / "p", features=1, clients_per_leaf=4, clients_per_block=4)
+    assert made.manifest.provenance.alike_ids == 0 and b"alike_ids" not in manifest.encode(made.manifest)
+    more = ingest(parquet_of(tmp_path / "b.parquet", [("U7", 0), ("U7 x", 0)]), made.path, append=True)
+    assert more.manifest.provenance.alike_ids == 1
+    assert begun(more).manifest.provenance.alike_ids == 1  # a version with the same ids
+
+
+def test_entries_are_folded_by_their_client(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text("client,when,token\n C1,2026-01-05,1\nc1,2026-01-06,1\nc1,2026-01-13,2\nd,2026-01-13,2\n")
+    calendar = {"period": "week", "time": "when", "first": "2026-W02", "through": "2026-W03"}
+    apart = ingest(file, tmp_path / "apart", features=3, **calendar)
+    assert apart.n_clients == 4 and apart.manifest.provenance.alike_ids == 1 and apart.verify().ok
+    folds = ingest(file, tmp_path / "p", features=3, fold_ids=True, **calendar)
+    assert counts_of(folds) == {"2026-W02/c1": {1: 2}, "2026-W03/c1": {2: 1}, "2026-W03/d": {2: 1}}
+    again = ingest(file, tmp_path / "p", append=True)
+    assert ids_of(again) == ids_of(folds) and again.verify().problems == ()
+    assert forget(again, clients=["C1 "]).clients == 2
+
+
+def test_records_have_no_ids_to_fold(tmp_path):
+    (tmp_path / "a.csv").write_text("x\n1\n2\n")
+    with pytest.raises(IngestError, match="no id to fold"):
+        ingest(tmp_path / "a.csv", tmp_path / "p", unit="record", fold_ids=True)
+    (tmp_path / "A.csv").write_text("x\n3\n")
+    made = ingest([tmp_path / "a.csv", tmp_path / "A.csv"], tmp_path / "p", unit="record")
+    assert made.n_clients == 3 and made.manifest.provenance.alike_ids == 0
+
+
+def test_a_document_stays_in_its_half_whatever_the_blanks(tmp_path):
+    rows = [(f"{blank}c{number}", f"d{number % 7}", 0) for number in range(60) for blank in ("", " ", "\u2003")]
+    parquet.write_table(
+        pa.table(dict(zip(("client", "doc", "token"), zip(*rows, strict=True), strict=True))), tmp_path / "a.parquet"
+    )
+    made = ingest(tmp_path / "a.parquet", tmp_path / "p", features=1, documents="doc")
+    train, heldout = counts_of(made), counts_of(made, heldout=True)
+    assert {(len(train[one]), len(heldout[one])) for one in train} == {(0, 1), (1, 0)} and made.n_clients == 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["{}", "a{}B"])
+def test_the_rule_is_stable_for_every_character(form):
+    """A stored id is stored in the same way again, folded or not; nothing that is refused comes of folding."""
+    codes = [*range(0x40000), *range(0xE0000, 0xE1000), 0xF0000, 0x10FFFF]  # nothing between is assigned
+    texts = [form.format(chr(code)) for code in codes]
+    made, faults = spelled_or_why(texts, STRIPPED)
+    for code, text, fault in zip(codes, texts, faults, strict=True):
+        unseen = unicodedata.category(chr(code)) in HIDDEN or UNSEEN.search(text)
+        assert bool(fault) == bool(unseen or (text in BLANKS)), f"{code:x}"
+    kept = [one for one, fault in zip(made, faults, strict=True) if not fault]
+    assert identifiers.spelled(kept, STRIPPED) == kept and len(kept) > 140_000
+    small = folded(kept)
+    assert folded(small) == small and all(small) and spelled_or_why(small, FOLDED) == (small, [])
+
+
+@settings(max_examples=100, deadline=None)
+@given(one=names, two=names)
+def test_folding_is_a_rule_of_its_own(one, two):
+    stored = identifiers.spelled([one, two], STRIPPED)
+    small = folded(stored)
+    assert folded(small) == small == identifiers.spelled(small, FOLDED) == identifiers.spelled([one, two], FOLDED)
+    assert identifiers.spelled(stored, STRIPPED) == stored
+    own, other = ([identifiers.hashes(texts)] for texts in (stored, small))
+    assert len(identifiers.alike(own, other)) == (stored[0] != stored[1] and small[0] == small[1])
+
+
+# --- populations without a rule -------------------------------------------------------------------------------------
+
+
+def test_ids_of_before_are_checked_once_and_appends_go_on(tmp_path):
+    population = begun(of_before(tmp_path / "p", ["a", "B", " c ", APART]))
+    data = counts_of(population)
+    done = check_ids(population)
+    made = done.population
+    assert done.changed == 2 and not done.forgotten and made.version == population.version + 1
+    assert ids_of(made) == ["a", "B", "c", ACCENTED] and made.manifest.id_rule == STRIPPED
+    assert made.manifest.order == population.manifest.order and made.verify().problems == ()
+    assert [*counts_of(made).values()] == [*data.values()] and counts_of(Population.open(made.path, 2)) == data
+    assert check_ids(made).population is made
+    file = parquet_of(tmp_path / "a.parquet", [("c", 1), (APART, 1), ("b", 1)])
+    more = ingest(file, made.path, append=True)
+    assert ids_of(more) == [*ids_of(made), "b"] and more.manifest.provenance.alike_ids == 1
+    with pytest.raises(PopulationError, match="1 groups of ids are equal once folded, and 0 ids"):
+        check_ids(more, fold_ids=True)
+
+
+def test_a_check_folds_ids_that_stay_apart(tmp_path):
+    population = of_before(tmp_path / "p", ["A", "b", "\uff23"])
+    made = check_ids(population, fold_ids=True).population
+    assert ids_of(made) == ["a", "b", "c"] and made.manifest.id_rule == FOLDED
+    assert check_ids(made).population is made  # it stays folded
+    assert ids_of(ingest(parquet_of(tmp_path / "a.parquet", [("C", 1)]), made.path, append=True)) == ["a", "b", "c"]
+    gone = forget(ingest(parquet_of(tmp_path / "b.parquet", [("A", 1)]), tmp_path / "q", features=3), clients=["A"])
+    with pytest.raises(PopulationError, match="cannot be folded"):
+        check_ids(gone.population, fold_ids=True)
+
+
+def test_ids_in_the_way_are_counted_and_shown_on_request(tmp_path):
+    population = of_before(tmp_path / "p", ["a", " a", "b\u200b", APART, ACCENTED, "fine"])
+    shown: list[str] = []
+    with pytest.raises(PopulationError, match=r"2 groups of ids .* 1 ids are empty or hold") as refused:
+        check_ids(population, show=shown.append)
+    assert sorted(shown) == sorted(
+        ["' a' = 'a'", " = ".join(sorted(map(repr, (APART, ACCENTED)))), "'b\\u200b': " + shown[-1].partition(": ")[2]]
+    )
+    assert "'a'" not in str(refused.value) and Population.open(population.path).version == 1
+    left = forget(population, clients=[" a", "b\u200b", APART]).population
+    made = check_ids(left)
+    assert made.forgotten and ids_of(made.population) == ["a", "", "", "", ACCENTED, "fine"]
+    assert made.population.verify().problems == () and made.population.holes == left.holes
+
+
+def test_documents_keep_the_ids_that_dealt_them(tmp_path):
+    with PopulationWriter(tmp_path / "p", "counts", 3, halves="document") as writer:
+        writer.rule = NFC
+        writer.write([" a"], sp.csr_matrix(np.ones((1, 3), int)))
+        population = writer.commit()
+    with pytest.raises(PopulationError, match="in which half each document"):
+        check_ids(population)
+
+
+@pytest.mark.slow
+def test_the_commands(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text("client,token\nA,1\na,1\n A ,1\n")
+    told = works("population", "ingest", file, tmp_path / "p", "--option", "features=3").out
+    assert "1 groups of client ids differ only in case" in told
+    assert "1 groups of client ids" in works("population", "describe", tmp_path / "p").out
+    told = works("population", "ingest", file, tmp_path / "f", "--option", "features=3", "--fold-ids").out
+    assert "groups of client ids" not in told and ids_of(Population.open(tmp_path / "f")) == ["a"]
+    works("population", "ingest", file, tmp_path / "f", "--append")
+
+
+def test_the_check_of_ids_is_a_command(tmp_path):
+    old = of_before(tmp_path / "old", ["A", " A", "a"])
+    refused = fedcore("population", "check-ids", old.path)
+    assert refused.code == 2 and "1 groups of ids" in refused.err and "' A'" not in refused.out + refused.err
+    assert "' A' = 'A'" in fedcore("population", "check-ids", old.path, "--show").out
+    fine = of_before(tmp_path / "fine", ["A", "a"])
+    checked = works("population", "check-ids", fine.path, "--json").json
+    assert checked["ids"] == STRIPPED and checked["alike_ids"] == 1 and checked["version"] == 2

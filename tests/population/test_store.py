@@ -116,7 +116,7 @@ def test_a_population_without_heldout_says_so(rows_population):
 
 
 def test_unicode_ids(tmp_path):
-    ids = ["Ωmega", "naïve", "日本", "a b\tc"]
+    ids = ["Ωmega", "naïve", "日本", "a b\u00a0c"]
     with PopulationWriter(tmp_path / "p", "counts", 7) as writer:
         writer.write(ids, some_counts(4))
         assert writer.commit().client_ids(0).tolist() == ids

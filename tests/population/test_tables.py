@@ -292,7 +292,7 @@ def test_quotes_that_arrow_and_the_csv_module_read_alike(data, plain):
 
 
 def test_quoted_blocks_are_read_at_once_as_line_by_line(tmp_path, monkeypatch):
-    rows = [('a "b", c', "1.5", "x"), ("plain", '"', ""), ("d\ne", "2", "y")]
+    rows = [('a "b", c', "1.5", "x"), ("plain", '"', ""), ("de", "2", "y\nz")]
     file = write_csv(tmp_path / "a.csv", ["client", "name", "x"], [(who, what, 1) for who, _, what in rows])
     names, types = ["client", "name", "x"], {"client": pa.string(), "x": pa.float64()}
     quoted = csv_blocks.Block(1, b'"a ""b"", c",1.5,1\nplain,"""",2\n')

@@ -1,13 +1,16 @@
 """What other processes do in the tests of the ledger: race, and die at chosen points."""
 
+import json
 import os
 import signal
+import time
+from contextlib import suppress
 from fractions import Fraction
 
 import numpy as np
 from sqlalchemy import event
 
-from fedcore.errors import FedcoreError
+from fedcore.errors import BudgetExceeded, FedcoreError, LeaseLost, RunBusy, RunError
 from fedcore.privacy.ledger import copies
 from fedcore.privacy.ledger.chain_writer import ChainWriter
 from fedcore.privacy.ledger.ledger import open_ledger
@@ -80,6 +83,46 @@ def back_up_and_die(url, dest, step):
     if step == "copied":
         copies.open_copy = lambda path: die() if path.name.endswith(".partial") else open_ledger(f"sqlite:///{path}")
     copies.backup(ledger, dest)
+
+
+def spend_until_refused(url, population, plan, share, seed, seconds, log):
+    """Runs of this plan, one after another, until the budget refuses one and none is open. Open runs of processes that
+    died are taken over at times. A line of the file `log` for each value that this process got back from a publication.
+    """
+    ledger, generator = open_ledger(url), np.random.default_rng(seed)
+    deadline = time.monotonic() + seconds
+    with open(log, "a", buffering=1) as said:
+        while time.monotonic() < deadline:
+            waiting = ledger.balance(population).open_runs
+            run = f"{population}-{seed}-{generator.integers(10**12)}"
+            if waiting and generator.random() < 0.5:
+                run = str(generator.choice(waiting))
+            else:
+                try:
+                    ledger.reserve(population, run, plan, 0, secure=True, share=share)
+                except BudgetExceeded:
+                    said.write("refused\n")
+                    if not waiting:
+                        return
+                    time.sleep(0.01)
+                    continue
+            with suppress(RunBusy, LeaseLost, RunError):  # somebody else has it, or has ended it
+                spend_one(ledger, ledger.acquire(run), plan, generator, said)
+
+
+def spend_one(ledger, lease, plan, generator, said):
+    """All releases of a run that are not published yet, until nothing is left to pay for a lost one."""
+    status = "finished"
+    try:
+        for planned in plan:
+            charge = ledger.charge(lease, planned)
+            value = charge.stored
+            if value is None:
+                value = ledger.publish(lease, charge, generator.integers(1, 10**9, 3))
+            said.write(json.dumps([lease.run_id, planned.name, value.tolist()]) + "\n")
+    except BudgetExceeded:
+        status = "budget exhausted"
+    ledger.finish(lease, status)
 
 
 def publish_at_barrier(url, lease, charge, value, barrier, answers):

@@ -1,15 +1,20 @@
 """The ledger in war: races, processes killed at the worst moment, damaged, edited, deleted and restored databases."""
 
 import hashlib
+import json
 import multiprocessing
 import shutil
 import sqlite3
+import time
+from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedcore.errors import LedgerError, LedgerMissing, LedgerRolledBack, LedgerTampered
+from fedcore.privacy.accounting import rounded_up
 from fedcore.privacy.ledger import database as ledger_database
 from fedcore.privacy.ledger import ledger as ledger_module
 from fedcore.privacy.ledger.chain import ChainHead, link
@@ -67,6 +72,68 @@ def test_two_processes_that_both_charged_publish_one_value(books):
     books.ledger.publish(lease, second, VALUE)
     assert np.array_equal(books.ledger.publish(lease, first, VALUE + 1), VALUE)
     assert books.spent() == (total(release(), release()), 0)
+
+
+def replayed(history, share_of=lambda run: None):
+    """({share: exact rho of every charge, however it ended}, {(run, release): publications}) of the records alone."""
+    spent, published = Counter(), Counter()
+    for row in history:
+        if row["kind"] == "charge":
+            spent[share_of(row["run_id"])] += Fraction(row["rho"])
+        elif row["kind"] == "publish":
+            published[row["run_id"], row["name"]] += 1
+    return spent, published
+
+
+@pytest.mark.parametrize(
+    ("kills", "share"),
+    [
+        *(pytest.param(8, share, marks=pytest.mark.slow) for share in (None, "team")),
+        *(pytest.param(300, share, marks=pytest.mark.heavy) for share in (None, "team")),
+    ],
+)
+def test_eight_processes_at_the_limit_spend_it_exactly_while_they_are_killed(books, tmp_path, kills, share):
+    """They begin where the budget, or a share of it, has room for a few runs more; one after another is killed."""
+    generator, runs = np.random.default_rng(kills), 12 + kills // 4
+    books.ledger.divide(books.population, {"team": Fraction(1, 3)} if share else {})
+    limit = Fraction(books.ledger.balance(books.population).budget.rho_max) * (Fraction(1, 3) if share else 1)
+    scale = (2 * runs * 0.5 / float(limit)) ** 0.5 * (1 + 1e-9)
+    plan = [release(1, scale), release(2, scale)]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.privacy.processes"])
+    log, children, killed = tmp_path / "log", [], 0
+
+    def begin():
+        args = (books.url, books.population, plan, share, len(children), 600.0, str(log))
+        children.append(context.Process(target=processes.spend_until_refused, args=args))
+        children[-1].start()
+
+    for _ in range(8):
+        begin()
+    while killed < kills and any(child.is_alive() for child in children):
+        time.sleep(generator.uniform(0.0, 0.1))
+        alive = [child for child in children if child.is_alive()]
+        if alive:
+            victim = alive[generator.integers(len(alive))]
+            victim.kill()
+            victim.join(60)
+            killed += victim.exitcode == -9
+            begin()
+    for child in children:
+        child.join(600)
+        assert child.exitcode in (0, -9)
+
+    history, balance = books.ledger.history(books.population), books.ledger.verify(books.population)
+    shares = {row["run_id"]: row.get("share") for row in history if row["kind"] == "reserve"}
+    spent, published = replayed(history, shares.get)
+    assert set(spent) == {share} and spent[share] <= limit
+    assert (balance.rho_spent, balance.rho_reserved, balance.open_runs) == (rounded_up(spent[share]), 0, ())
+    assert limit - spent[share] < 2 * Fraction(plan[0].rho), "the last run that fitted was refused"
+    assert set(published.values()) == {1}
+    lines = [line for line in log.read_text().splitlines() if line.endswith("]")]
+    for run, name, value in map(json.loads, lines):
+        assert books.ledger.published(run, name).tolist() == value
+    assert killed and published.keys() >= {(run, name) for run, name, _ in map(json.loads, lines)}
 
 
 # --- death ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse as sp
 from sqlalchemy import event
 
-from fedcore.errors import ConfigError, LedgerError, LedgerRolledBack
+from fedcore.errors import ConfigError, LedgerError, LedgerRolledBack, LedgerTampered
 from fedcore.population import layout
 from fedcore.population.manifest import checksum_of
 from fedcore.population.store import Population
@@ -304,7 +304,7 @@ def test_an_anchor_notices_what_was_put_back_everywhere_else(place, anchor):
     shutil.copy(place / "p" / WITNESS, place / "witness")
     to_end(start(place))
     kept, beside = (json.loads(path.read_bytes()) for path in (recorded(place, anchor), place / "p" / WITNESS))
-    assert beside == {**kept, "anchored": True}
+    assert beside == {**kept, "anchored": str(anchor)}
     put_back(place)
     shutil.copy(place / "witness", place / "p" / WITNESS)
     shutil.rmtree(place / "runs")
@@ -343,6 +343,107 @@ def test_who_works_without_the_anchor_does_not_forget_that_there_is_one(place, a
     recorded(place, anchor).unlink()
     with pytest.raises(LedgerRolledBack, match="the anchor has no record"):
         ledger_of(population(place))
+
+
+def test_the_recorded_place_of_the_anchor_counts_where_the_variable_is_not_set(place, anchor, monkeypatch):
+    """Everything else was put back, and the variable is not set: a second budget was spent this way."""
+    to_end(start(place))
+    settled(place)
+    shutil.copytree(place / "p", place / "q")
+    to_end(start(place, "more"))
+    spent = _opened(place).balance(population(place).id).rho_spent
+    monkeypatch.delenv("FEDCORE_ANCHOR")
+    assert _opened(place).anchor(population(place).id) == str(anchor)
+    to_end(start(place, "third"))  # it goes on, and the anchor sees it
+    assert _opened(place).balance(population(place).id).rho_spent > spent
+    put_back(place)
+    shutil.rmtree(place / "p")
+    shutil.copytree(place / "q", place / "p")
+    shutil.rmtree(place / "runs")
+    with pytest.raises(LedgerRolledBack, match="by the anchor"):
+        start(place, "fourth")
+
+
+def test_a_lost_anchor_is_refused_until_its_owner_acknowledges_it(place, anchor, monkeypatch):
+    to_end(start(place))
+    shutil.rmtree(anchor)
+    for variable in (str(anchor), None):
+        monkeypatch.setenv("FEDCORE_ANCHOR", variable) if variable else monkeypatch.delenv("FEDCORE_ANCHOR")
+        with pytest.raises(LedgerError, match=r"the anchor .* is no folder.* unset FEDCORE_ANCHOR, .*accept-loss"):
+            start(place, "s")
+    assert accept_loss(population(place), _opened(place), "its disk died", place / "runs") == []
+    loss, moved = _opened(place).history(population(place).id)[-2:]
+    assert (loss["kind"], loss["seen"], moved["kind"], moved["place"]) == ("accept loss", [], "anchor", None)
+    assert "anchored" not in json.loads((place / "p" / WITNESS).read_text())
+    to_end(start(place, "s"))
+    monkeypatch.setenv("FEDCORE_ANCHOR", str(place / "runs"))  # a new one is used as for the first time
+    to_end(start(place, "t"))
+    assert _opened(place).anchor(population(place).id) == str(place / "runs")
+    assert _opened(place).verify(population(place).id).loss["reason"] == "its disk died"
+
+
+def test_another_place_of_the_anchor_is_recorded_before_it_counts(place, anchor, monkeypatch):
+    to_end(start(place))
+    settled(place)
+    shutil.copytree(place / "p", place / "q")
+    (place / "new").mkdir()
+    monkeypatch.setenv("FEDCORE_ANCHOR", str(place / "new"))
+    with pytest.raises(LedgerRolledBack, match=r"has recorded the anchor .* at .*anchor.*accept-loss"):
+        start(place, "s")
+    assert accept_loss(population(place), _opened(place), "moved to another host", place / "runs") == []
+    moved = _opened(place).history(population(place).id)[-1]
+    assert (moved["kind"], moved["place"], moved["reason"]) == ("anchor", str(place / "new"), "moved to another host")
+    assert _opened(place).verify(population(place).id).loss is None, "nothing is lost"
+    to_end(start(place, "s"))
+    put_back(place)  # to before the move: the old place refuses it
+    for name in ("p", "runs"):
+        shutil.rmtree(place / name)
+    shutil.copytree(place / "q", place / "p")
+    monkeypatch.delenv("FEDCORE_ANCHOR")
+    with pytest.raises(LedgerRolledBack, match="by the anchor"):
+        start(place, "t")
+
+
+def test_a_witness_that_only_states_that_there_is_an_anchor_needs_the_variable(place, anchor, monkeypatch):
+    """As earlier versions wrote it, and none recorded the place."""
+    head = _opened(place).head(population(place).id).to_json()
+    (place / "p" / WITNESS).write_text(json.dumps({**head, "anchored": True}))
+    with pytest.raises(LedgerRolledBack, match="the anchor has no record"):
+        start(place)
+    monkeypatch.delenv("FEDCORE_ANCHOR")
+    with pytest.raises(LedgerRolledBack, match="FEDCORE_ANCHOR is not set"):
+        start(place)
+    accept_loss(population(place), _opened(place), "nobody knows where it was", place / "runs")
+    start(place).close()
+
+
+def test_a_process_that_dies_at_the_first_use_of_an_anchor_leaves_no_loss(place, anchor, monkeypatch):
+    write, calls = files.write_whole, []
+
+    def dying(path, content, **options):
+        if len(calls) == dies_before and anchor in path.parents:
+            raise KeyboardInterrupt
+        calls.append(path)
+        write(path, content, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_whole", dying)
+        for number in (0, 1):
+            dies_before = number
+            calls.clear()
+            with pytest.raises(KeyboardInterrupt):
+                remember_head(population(place), _opened(place))
+            ledger_of(population(place))
+    to_end(start(place))
+
+
+def test_an_edited_place_of_the_anchor_is_noticed(place, anchor):
+    to_end(start(place))
+    with sqlite3.connect(place / "ledger.sqlite") as connection:
+        connection.execute("UPDATE fedcore_records SET payload = replace(payload, '/anchor', '/nowhere')")
+    connection.close()
+    with pytest.raises(LedgerTampered, match="does not match its hash"):
+        start(place, "s")
 
 
 def test_an_anchor_that_cannot_be_reached_stops_a_start_before_anything_is_charged(place, anchor):

@@ -15,7 +15,16 @@ from fedcore.methods.dictionaries.state import DictionariesState
 from fedcore.population.blocks import ClientBlock, Kind
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.fitted import FittedDictionary
-from fedcore.rounds.method import ClientOutputs, Memory, Message, PrivateMethod, PublicFacts, RoundInfo, Worth
+from fedcore.rounds.method import (
+    INCOMPLETE_ROWS,
+    ClientOutputs,
+    Memory,
+    Message,
+    PrivateMethod,
+    PublicFacts,
+    RoundInfo,
+    Worth,
+)
 from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
@@ -78,6 +87,10 @@ class Dictionaries(PrivateMethod[DictionariesConfig, DictionariesState]):
     def worth(self, public: PublicFacts) -> Worth | None:
         """By the noise in an atom's step. Raises ConfigError as `plan` does."""
         return private_plan.worth(self.config, public) if self.private else None
+
+    def left_out(self, columns: Features) -> str:
+        """Private runs leave rows out; others end with an error."""
+        return INCOMPLETE_ROWS if self.private else ""
 
     def likely_warm_start(self, public: PublicFacts) -> dict[str, np.ndarray] | None:
         return private_plan.likely_warm_start(self.config, public) if self.private else None

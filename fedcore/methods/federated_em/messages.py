@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from fedcore.methods.mixture_models.contract import Theta
 from fedcore.methods.mixture_models.hidden_cells import HiddenCells
 from fedcore.methods.mixture_models.validation import Split
+from fedcore.rounds.messages import POSITIVE
 
 BITS_PER_NUMBER = 64  # of what is not compressed
 HEADER_BITS = 64  # the number of the round
@@ -175,8 +176,8 @@ class ReleaseMessage:
     s: np.ndarray
     scaling: Scaling
     part_scales: np.ndarray
-    clip: float
-    bound: float
+    clip: float = field(metadata=POSITIVE)
+    bound: float = field(metadata=POSITIVE)
 
 
 Message = (

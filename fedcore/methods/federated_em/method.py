@@ -29,7 +29,7 @@ from fedcore.methods.federated_em.state import FederatedEMState
 from fedcore.population.blocks import ClientBlock, Kind, RowsBlock
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.fitted import FittedMixture
-from fedcore.rounds.method import ClientOutputs, Memory, Message, PrivateMethod, PublicFacts, RoundInfo
+from fedcore.rounds.method import INCOMPLETE_ROWS, ClientOutputs, Memory, Message, PrivateMethod, PublicFacts, RoundInfo
 from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
@@ -89,6 +89,11 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
     def plan(self, public: PublicFacts) -> Sequence[PlannedRelease]:
         """Raises ConfigError if a private run has no budget, no nominal number of clients or no warm start."""
         return private.plan(self.config, public) if self.private else []
+
+    def left_out(self, columns: Features) -> str:
+        """Private runs leave rows out, unless their model is of missing entries; others read them, or end with an
+        error."""
+        return INCOMPLETE_ROWS if self.private and not models.factory_of(self.config).missing else ""
 
     def budget_sketch(self, public: PublicFacts, plan: Sequence[PlannedRelease]) -> dict[str, Any]:
         """Rounds, and the noise that is left in the statistics of this run of a series."""

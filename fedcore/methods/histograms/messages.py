@@ -13,6 +13,10 @@ from typing import Literal
 
 import numpy as np
 
+from fedcore.rounds.messages import POSITIVE, between
+
+MOST_STEPS = 1000  # of a mixture; the limit of the setting
+
 
 def all_tokens() -> np.ndarray:
     """The empty `kept`, which stands for the whole vocabulary."""
@@ -38,7 +42,7 @@ class ReleaseMessage:
     cells: int
     log_centres: np.ndarray
     whitening: np.ndarray
-    clip: float
+    clip: float = field(metadata=POSITIVE)
     kind: Literal["sums", "votes", "moment"] = "sums"
     kept: np.ndarray = field(default_factory=all_tokens)
     half_weight: float = 0.0
@@ -60,7 +64,7 @@ class WeightsMessage:
     rows: np.ndarray
     log_centres: np.ndarray
     mixture_prior: float
-    mixture_steps: int
+    mixture_steps: int = field(metadata=between(0, MOST_STEPS))
 
 
 @dataclass(frozen=True, slots=True)

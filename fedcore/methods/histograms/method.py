@@ -19,6 +19,7 @@ from fedcore.methods.histograms.round_metrics import METRICS
 from fedcore.methods.histograms.state import HistogramsState
 from fedcore.population.blocks import ClientBlock, CountsBlock, Kind
 from fedcore.privacy.plan import PlannedRelease
+from fedcore.rounds.messages import refuse_unless
 from fedcore.rounds.method import ClientOutputs, Memory, Message, PrivateMethod, PublicFacts, RoundInfo, Worth
 from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
@@ -157,6 +158,14 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
         self, message: Message, block: ClientBlock, memory: Memory | None
     ) -> tuple[Statistics, Memory | None]:
         return self._algorithm.client_update(message, _counts(block)), None
+
+    def check_message(self, message: Message, features: int) -> None:
+        """Also unless arrays fit each other and the vocabulary: sparse products do not check their places."""
+        super().check_message(message, features)
+        if isinstance(message, ReleaseMessage):
+            tokens = len(message.kept) + 1 if len(message.kept) else features
+            refuse_unless(message.log_centres.shape == (tokens, message.cells), "cells")
+            refuse_unless(message.whitening.shape == (tokens,), "whitening")
 
     def reads_heldout(self, message: Message) -> bool:
         """For the release of weights, and for all others where a client's halves are one whole."""

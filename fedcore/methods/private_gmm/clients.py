@@ -38,11 +38,35 @@ from fedcore.methods.private_gmm.plan import PLACE_CELLS, PLACE_ENDS, PassKind
 from fedcore.methods.private_gmm.sensitivities import DIAGONAL
 from fedcore.methods.private_gmm.tree import node_of
 from fedcore.population.blocks import RowsBlock
+from fedcore.rounds.messages import refuse_unless
 from fedcore.rounds.statistics import IntegerSum, Statistics
 
 PLACE_STEPS = 2**14  # from the middle between two components to either
 FURTHEST_PLACE = 1.5  # of the cells of an edge, in the same unit; what lies beyond is in one of two ends
 PLACE_WIDTH = 2 * FURTHEST_PLACE * PLACE_STEPS / PLACE_CELLS
+
+
+def check_weight(message: Message, boxes: int, candidates: int) -> None:
+    """Raises SensitivityError if a row could be in two slots, or if what it adds in all histograms or boxes together
+    could exceed what noise was planned for: `boxes` and `candidates` of them, with a weight of ONE each."""
+    refuse_unless(_distinct(message.nodes), "nodes")
+    used, planned = 1, 1
+    if isinstance(message, OffsetsMessage):
+        refuse_unless(_distinct(np.column_stack([message.slot, message.box])), "box")
+        used, planned = len(np.unique(message.box[:, :2], axis=0)), boxes
+    elif isinstance(message, ProfilesMessage):
+        used, planned = _most_alike(message.slot), candidates
+    elif isinstance(message, ValleysMessage):
+        used = _most_alike(message.pairs)
+    refuse_unless(used * int(message.weight) ** 2 <= planned * ONE**2, "weight")
+
+
+def _distinct(values: np.ndarray) -> bool:
+    return len(np.unique(values, axis=0)) == len(values)
+
+
+def _most_alike(values: np.ndarray) -> int:
+    return int(np.unique(values, return_counts=True)[1].max(initial=1))
 
 
 def client_update(message: Message, block: RowsBlock) -> Statistics:

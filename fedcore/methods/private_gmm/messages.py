@@ -5,15 +5,16 @@ Slots number the nodes of a pass: slot s of a release is about nodes[s].
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedcore.methods.mixture_models.whole_rows import WholeMap
 from fedcore.methods.private_gmm.config import Covariance
 from fedcore.methods.private_gmm.integer_rows import ONE
-from fedcore.methods.private_gmm.plan import PassKind
-from fedcore.methods.private_gmm.tree import Tree
+from fedcore.methods.private_gmm.plan import ESTIMATION, PassKind
+from fedcore.methods.private_gmm.tree import MOST_LEVELS, Tree
+from fedcore.rounds.messages import POSITIVE, between
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +34,10 @@ class Message:
     shapes: tuple[tuple[int, ...], ...]
     by_client: bool
     tree: Tree
-    level: int
+    level: int = field(metadata=between(ESTIMATION, MOST_LEVELS))
     nodes: np.ndarray
     centre: np.ndarray
-    radius: np.ndarray
+    radius: np.ndarray = field(metadata=POSITIVE)
     basis: np.ndarray
     edges: np.ndarray
     covariance: Covariance = "full"
@@ -62,7 +63,7 @@ class OffsetsMessage(Message):
     slot: np.ndarray
     box: np.ndarray
     middle: np.ndarray
-    reach: np.ndarray
+    reach: np.ndarray = field(metadata=POSITIVE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

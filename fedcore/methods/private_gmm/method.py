@@ -13,7 +13,7 @@ from fedcore.methods.private_gmm.feasibility import worth
 from fedcore.methods.private_gmm.likely import likely_rows
 from fedcore.methods.private_gmm.passes import context_of
 from fedcore.methods.private_gmm.personal import personalise
-from fedcore.methods.private_gmm.plan import plan
+from fedcore.methods.private_gmm.plan import SHIFTS, plan, sizes_of
 from fedcore.methods.private_gmm.result import PrivateMixture, mixture_of, result_of
 from fedcore.methods.private_gmm.round_metrics import METRICS
 from fedcore.methods.private_gmm.scores import score_block, score_table
@@ -23,7 +23,16 @@ from fedcore.population.blocks import ClientBlock, Kind, RowsBlock
 from fedcore.population.columns import Bounds
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.fitted import FittedMixture
-from fedcore.rounds.method import ClientOutputs, Memory, Message, PrivateMethod, PublicFacts, RoundInfo, Worth
+from fedcore.rounds.method import (
+    INCOMPLETE_ROWS,
+    ClientOutputs,
+    Memory,
+    Message,
+    PrivateMethod,
+    PublicFacts,
+    RoundInfo,
+    Worth,
+)
 from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
@@ -65,6 +74,9 @@ class PrivateGMM(PrivateMethod[PrivateGMMConfig, PrivateGMMState]):
         """By the noise of the plan; see `fedcore.methods.private_gmm.feasibility`."""
         return worth(self.config, public)
 
+    def left_out(self, columns: Features) -> str:
+        return INCOMPLETE_ROWS
+
     def settings_of_bounds(self, bounds: Bounds) -> Mapping[str, Any]:
         """The radius of the ball about the origin that holds every row within the bounds."""
         if self.config.radius is not None or not bounds.everywhere:
@@ -85,6 +97,11 @@ class PrivateGMM(PrivateMethod[PrivateGMMConfig, PrivateGMMState]):
         self, message: Message, block: ClientBlock, memory: Memory | None
     ) -> tuple[Statistics, Memory | None]:
         return clients.client_update(message, _rows(block)), None
+
+    def check_message(self, message: Message, features: int) -> None:
+        """Also if a row could count in more histograms than the plan has noise for."""
+        super().check_message(message, features)
+        clients.check_weight(message, SHIFTS * self.config.widths, sizes_of(self.config, features).candidates)
 
     def server_update(self, state: PrivateGMMState, result: Mapping[str, Any]) -> tuple[PrivateGMMState, RoundInfo]:
         return server.server_update(self.config, state, result)

@@ -16,16 +16,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 
 from fedcore.methods.private_gmm.integer_rows import ONE, clipped, projected, squared_distances
 from fedcore.methods.private_gmm.projection import basis_through, whole_space
+from fedcore.rounds.messages import between
 
 VORONOI, BALL, REST = 0, 1, 2  # kind
 OPEN, SPLIT, CLOSED = 0, 1, 2  # status: may be split, is split, will not be split
+MOST_LEVELS = 4  # below the root; the limit of the setting depth
 GAP = 1.3  # c: a ball of radius r is empty up to c r
 
 
@@ -43,7 +45,7 @@ class Tree:
     radius: np.ndarray
     basis: np.ndarray
     parent: np.ndarray
-    level: np.ndarray
+    level: np.ndarray = field(metadata=between(0, MOST_LEVELS))
     kind: np.ndarray
     status: np.ndarray
     ball: np.ndarray

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedcore.methods.mixture_models.whole_rows import WholeMap
 from fedcore.methods.private_mixture.layout import Layout
 from fedcore.methods.private_mixture.plan import Kind
+from fedcore.rounds.messages import POSITIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Message:
     by_client: bool
     layout: Layout
     centre: np.ndarray
-    scale: np.ndarray
+    scale: np.ndarray = field(metadata=POSITIVE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,7 @@ class MappedMessage(Message):
     """map: from standardised rows to the coordinates of the round. clip: in them, in steps."""
 
     map: WholeMap
-    clip: float
+    clip: float = field(metadata=POSITIVE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ class ComponentsMessage(MappedMessage):
     maps: tuple[WholeMap, ...]
     constants: np.ndarray
     answers: np.ndarray | None
-    bound: float
+    bound: float = field(metadata=POSITIVE)
     own: bool
     node: np.ndarray
     edges: np.ndarray

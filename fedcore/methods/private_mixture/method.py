@@ -15,7 +15,7 @@ from fedcore.methods.private_mixture.fitted import fitted_model_of
 from fedcore.methods.private_mixture.layout import declared_categories, layout_of, numbered
 from fedcore.methods.private_mixture.personal import personalise
 from fedcore.methods.private_mixture.plan import plan
-from fedcore.methods.private_mixture.result import PrivateMixtureModel, model_of, outcome_of, result_of
+from fedcore.methods.private_mixture.result import PrivateMixtureModel, incomplete_rows, model_of, outcome_of, result_of
 from fedcore.methods.private_mixture.round_metrics import METRICS
 from fedcore.methods.private_mixture.scores import score_block, score_table
 from fedcore.methods.private_mixture.state import MixedState, PrivateMixtureState
@@ -78,6 +78,10 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
         """By the noise of the plan; see `fedcore.methods.private_mixture.feasibility`."""
         return worth(self.config, public)
 
+    def left_out(self, columns: Features) -> str:
+        """Rows with a missing number."""
+        return incomplete_rows(layout_of(self.config, columns.count), columns)
+
     def init(self, public: PublicFacts) -> PrivateMixtureState:
         """Raises ConfigError for what `plan` refuses."""
         return server.init(self.config, public)
@@ -103,8 +107,8 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
         return model_of(self.config, state)
 
     def outcome(self, state: PrivateMixtureState) -> str:
-        """How many components and groups there are."""
-        return outcome_of(state)
+        """How many components and groups there are, and what was left out: columns, rows."""
+        return outcome_of(self.config, state)
 
     def result(self, state: PrivateMixtureState, features: Features) -> Result:
         """Weights, groups, means, standard deviations and correlations of the components, and the tested valleys."""

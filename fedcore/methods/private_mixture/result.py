@@ -19,6 +19,8 @@ from fedcore.methods.private_mixture.server import BROAD, context_of, stored_col
 from fedcore.methods.private_mixture.state import NORMAL, RUNNING, MixedState, PrivateMixtureState
 from fedcore.rounds.results import Column, Features, Result, Table, heaviest, of_columns
 
+SHOWN = 2.0  # standard errors: a smaller share of rows left out is not mentioned in the outcome
+NAMED = 8  # columns, in a sentence
 TILE = 2**11  # rows with steps at once, each of which is read as several
 FURTHEST = 1e100  # scales of a column; its square is finite
 NO_ERRORS = (
@@ -155,13 +157,45 @@ def model_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> Privat
     )
 
 
-def outcome_of(state: PrivateMixtureState) -> str:
+def outcome_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> str:
     """What a finished run has found, in one line; empty before."""
     if state.outcome == RUNNING:
         return ""
     left_out = int((~state.told).sum())
     said = f"; {left_out} of {state.features} columns say nothing: noise drowned their scale" if left_out else ""
+    share, error = rows_left_out(config, state)
+    if share >= SHOWN * error:
+        said += (
+            f"; about {100 * share:.1f} ± {100 * error:.1f} % of the rows are left out: they miss a number, or there "
+            f"are fewer than the declared {state.declared:,} {state.unit}s"
+        )
     return _found(state) + said
+
+
+def incomplete_rows(layout: Layout, columns: Features) -> str:
+    """Which rows a run leaves out, in sentences."""
+    where = "any column of numbers is left out"
+    if columns.names is not None:
+        names = [columns.name(i) for i in layout.numeric]
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        where = f"any of these columns is left out: {', '.join(names[:NAMED])}{more}"
+    answers = " A missing category only gives no answer." if layout.categories else ""
+    return f"A row with a missing number in {where}.{answers}"
+
+
+def rows_left_out(config: PrivateMixtureConfig, state: PrivateMixtureState) -> tuple[float, float]:
+    """The share of the rows of the declared units that no release counts, and its standard error by noise. For clients
+    it is the mean over clients of the share of a client's own rows. Both follow from released counts."""
+    # A run of a series counts rows by component; also the cells of components that were dropped have noise.
+    name, cells = (f"em_p_{config.rounds - 1}", config.components + 1) if state.warm else ("count", 1)
+    noise = _noise(config, state, name) * math.sqrt(cells)
+    return 1.0 - state.count / state.declared, noise / state.declared
+
+
+def _noise(config: PrivateMixtureConfig, state: PrivateMixtureState, name: str) -> float:
+    """Standard deviation of the noise of a cell of this release, in units."""
+    names = [item.name for phase in context_of(config, state).design.phases for item in phase.releases]
+    return float(state.noise[names.index(name)]) / ONE
 
 
 def _found(state: PrivateMixtureState) -> str:
@@ -173,8 +207,8 @@ def _found(state: PrivateMixtureState) -> str:
 
 
 def result_of(config: PrivateMixtureConfig, state: PrivateMixtureState, features: Features) -> Result:
-    """Weights, groups, means, standard deviations and correlations of the components, the heaviest first, and the
-    tested edges; empty before the run has finished.
+    """Weights, groups, means, standard deviations and correlations of the components, the heaviest first, the tested
+    edges, and the share of rows left out; empty before the run has finished.
 
     Component 0 is row 0 of the state's arrays, and label 0 of the clients' outputs; groups likewise. Shares, means and
     standard deviations have standard errors where `errors_of` gives some.
@@ -218,6 +252,7 @@ def result_of(config: PrivateMixtureConfig, state: PrivateMixtureState, features
         tables.append(_answers(stored, model, order))
     if len(state.p):
         tables.append(_valleys(config, state))
+    tables.append(_left_out(config, state))
     return Result(tuple(tables), (positions(features, means, deviations, of_means, order),))
 
 
@@ -286,8 +321,7 @@ def _spread(shown: np.ndarray) -> np.ndarray:
 
 def _valleys(config: PrivateMixtureConfig, state: PrivateMixtureState) -> Table:
     """The tested edges. The units beside an edge are a sum over noised cells."""
-    names = [item.name for phase in context_of(config, state).design.phases for item in phase.releases]
-    noise = float(state.noise[names.index("valleys")]) / ONE * math.sqrt(PLACE_CELLS + PLACE_ENDS)
+    noise = _noise(config, state, "valleys") * math.sqrt(PLACE_CELLS + PLACE_ENDS)
     return Table(
         "valleys",
         "Valleys between neighbouring components",
@@ -298,6 +332,22 @@ def _valleys(config: PrivateMixtureConfig, state: PrivateMixtureState) -> Table:
             Column("p", state.p.tolist()),
         ),
         "p: how often noise and chance alone would show such a valley where there is a single peak.",
+    )
+
+
+def _left_out(config: PrivateMixtureConfig, state: PrivateMixtureState) -> Table:
+    share, error = rows_left_out(config, state)
+    whole = "" if state.unit == "record" else " A client counts by the share of its rows that are complete."
+    return Table(
+        "rows_left_out",
+        "Rows left out",
+        (
+            Column(f"declared {state.unit}s", [state.declared]),
+            Column("complete, by the released count", [state.count], "", [error * state.declared]),
+            Column("left out", [share], "%", [error]),
+        ),
+        f"A row with a missing number is left out.{whole} The share left out compares the released count with the "
+        f"declared number of {state.unit}s. If that number is too high, so is the share.",
     )
 
 

@@ -26,6 +26,7 @@ from fedcore.population.periods import label_at
 from fedcore.population.store import Population
 from fedcore.storage.files import is_url
 from fedcore.training.budget import ledger_name, ledger_of
+from fedcore.training.shared_ids import register
 
 LEFT_OUT = 2**62  # bad rows that are let pass
 
@@ -131,7 +132,7 @@ def append(
         earlier = () if population is None else _names(population, pipeline.name, when)
         return Appended(population, files, new=earlier, aside=asides, done_before=bool(earlier))
     if made.manifest.ledger is not None:
-        ledger_of(made, to_show=True).register(made.id)
+        register(made, ledger_of(made, to_show=True))
     cohort = len(made.manifest.cohorts) or None
     return Appended(made, files, made.version, _names(made, pipeline.name, when), bad_rows, cohort, aside=asides)
 
@@ -160,7 +161,7 @@ def _before(population: Population, pipeline: str, when: str) -> Appended:
     names = _names(population, pipeline, when)
     versions = [one.version for one in population.manifest.deliveries if (one.pipeline, one.at) == (pipeline, when)]
     if population.manifest.ledger is not None:  # of a process that died in between
-        ledger_of(population, to_show=True).register(population.id)
+        register(population, ledger_of(population, to_show=True))
     return Appended(population, Sorted(), max(versions, default=None), names, done_before=True)
 
 

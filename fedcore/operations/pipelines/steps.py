@@ -31,7 +31,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedcore.operations.schedule import NAME, Scheduled
+from fedcore.operations.schedule import MOST_SECONDS, NAME, Scheduled
 
 When = Literal["always", "if_new_files", "if_promoted"]
 
@@ -55,7 +55,10 @@ class Ingest(_Step):
         None, ge=1, le=256, description="processes that read a large table in parts, on a server; by default one"
     )
     newcomers: int | None = Field(
-        None, ge=0, description="clients that are declared, in public, to come with each append that opens a cohort"
+        None,
+        ge=0,
+        le=10**15,
+        description="clients that are declared, in public, to come with each append that opens a cohort",
     )
     changed: Literal["refuse", "append"] = Field(
         "refuse", description="a file of a known name and other content: set it aside, or append it as a new one"
@@ -64,7 +67,7 @@ class Ingest(_Step):
         "refuse", description="a file with a bad row: set it aside, or append the others"
     )
     quiet_seconds: float = Field(
-        60.0, ge=0, description="a file that was written to so lately is left for the next run"
+        60.0, ge=0, le=MOST_SECONDS, description="a file that was written to so lately is left for the next run"
     )
 
     @property
@@ -86,7 +89,9 @@ class Forget(_Step):
     """Forget clients by age: everybody of the cohorts (or calendar periods) of longer ago."""
 
     do: Literal["forget"] = "forget"
-    after_days: int = Field(ge=1, description="days after which a cohort, or a period that has ended, is forgotten")
+    after_days: int = Field(
+        ge=1, le=36_600, description="days after which a cohort, or a period that has ended, is forgotten"
+    )
 
 
 class _OfDeployment(_Step):

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from fedcore.errors import IngestError
+from fedcore.errors import IngestError, PopulationError
 from fedcore.population import identifiers
 from fedcore.population.checks import LARGEST_COUNT, Rows, rows_of
 from fedcore.population.cohorts import Order
 from fedcore.population.columns import ColumnEntry
-from fedcore.population.ingest.batches import Account, MatrixBatch, Source, matrix_batches
+from fedcore.population.ingest.batches import Account, MatrixBatch, Source, matrix_batches, named_ids
 from fedcore.population.ingest.dealing import Dealing, Sharing, deal
 from fedcore.population.ingest.documents import refuse_other_halves
 from fedcore.population.ingest.indices import KnownClients, Newcomers
@@ -39,6 +39,8 @@ def completed(options: Options, parent: Population) -> Options:
     """The options, with what the population already fixes filled in."""
     made = parent.manifest
     changes: dict[str, Any] = {}
+    if made.id_rule == identifiers.FOLDED:
+        changes["fold_ids"] = True
     if options.kind is None:
         changes["kind"] = made.kind
     if options.features is None and made.kind != "words":
@@ -54,6 +56,22 @@ def completed(options: Options, parent: Population) -> Options:
     if made.columns:
         changes["readings"] = readings_again(made.columns)
     return replace(options, **changes)
+
+
+def refuse_unchecked(parent: Population, fold_ids: bool) -> None:
+    """Raises PopulationError if the population has no rule that keeps one person's ids together, or not this one."""
+    rule = parent.manifest.id_rule
+    if rule not in identifiers.CHECKED:
+        raise PopulationError(
+            f"An earlier fedcore made {parent.path}. Nothing checked whether two of its client ids are one person, who "
+            "would then have two budgets.",
+            f"Run `fedcore population check-ids {parent.path}` once, and append again.",
+        )
+    if fold_ids and rule != identifiers.FOLDED:
+        raise PopulationError(
+            f"The client ids of {parent.path} are not folded, and an append cannot change that.",
+            f"Run `fedcore population check-ids {parent.path} --fold-ids` first, or append without --fold-ids.",
+        )
 
 
 def refuse_mismatch(
@@ -196,7 +214,7 @@ def _index_keyed(
     sharing: Sharing | None,
 ) -> None:
     """Sorts the source by client id, finds the known clients, and spills all by client index."""
-    dealing = Dealing(source, spill.layout, folder / "id", memory // SPILL_SHARE, parent.manifest.nfc)
+    dealing = Dealing(source, spill.layout, folder / "id", memory // SPILL_SHARE)
     by_id = deal(dealing, account, sharing)
     known = KnownClients(parent, folder / "known", memory // SPILL_SHARE)
     for clients in by_id.clients():
@@ -212,7 +230,7 @@ def _index_keyed(
 def _index_matrix(spill: Spill, parent: Population, source: Source, account: Account, newcomers: Newcomers) -> None:
     """A matrix without ids: every row is a new client. Its ids ("file:row") must not be known."""
     known: set[str] = set()
-    files = {f"{name}:" for name in identifiers.spelled(source.names, parent.manifest.nfc)}
+    files = {*named_ids([f"{name}:" for name in source.names], parent.manifest.id_rule)}
     for number in range(len(parent.blocks)):
         for one in parent.client_ids(number).tolist():
             name, _, row = one.rpartition(":")
@@ -220,7 +238,7 @@ def _index_matrix(spill: Spill, parent: Population, source: Source, account: Acc
                 known.add(name)
     if known:
         raise _known_rows(parent, sorted(known))
-    for batch in matrix_batches(source, account, parent.manifest.nfc):
+    for batch in matrix_batches(source, account, parent.manifest.id_rule):
         _spill_by_index(spill, newcomers.index(batch.ids), batch)
     account.settle()
 

@@ -13,10 +13,9 @@ import numpy as np
 import scipy.sparse as sp
 
 from fedcore.errors import IngestError
-from fedcore.population import identifiers
 from fedcore.population.blocks import Kind
 from fedcore.population.checks import LARGEST_COUNT, Rows
-from fedcore.population.ingest.plain_names import PlainNames
+from fedcore.population.identifiers import Rule, spelled_or_why
 from fedcore.storage.files import impossible, not_regular, shortened
 
 SHOWN_TOKENS = 5  # unknown tokens that an error message quotes
@@ -33,6 +32,10 @@ class Account:
     vocabulary: what it is called in an error. known: entries whose token is in it; unknown: the first tokens that are
     not. examples: bad rows and what they hold; places: where these are. clipped: values that were outside of the bounds
     of their columns
+
+    Of the records that are read each is in one of `stored`, `bad` and `skipped` (it holds nothing that is kept: a token
+    that is not in the vocabulary, a count of 0, a frame between those that are read); `fedcore.population.ingest.
+    second_count` compares the sum. handed_on: rows, or tokens of counts, that are to be written
     """
 
     tolerance: int = 0
@@ -41,6 +44,9 @@ class Account:
     dropped_tokens: int = 0
     clipped: int = 0
     known: int = 0
+    stored: int = 0
+    skipped: int = 0
+    handed_on: int = 0
     unknown: list[str] = field(default_factory=list)
     examples: list[str] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
@@ -102,6 +108,9 @@ class Account:
         self.bad += later.bad
         self.clipped += later.clipped
         self.known += later.known
+        self.stored += later.stored
+        self.skipped += later.skipped
+        self.handed_on += later.handed_on
         self.drop(later.unknown, later.dropped_tokens)
         self.examples = (self.examples + later.examples)[:SHOWN]
         self.places = (self.places + later.places)[:SHOWN]
@@ -144,7 +153,7 @@ class Account:
 class Batch:
     """Rows of clients in the order of the source.
 
-    ids:    the clients of this batch, each once; codes: (n,) position in ids of each row
+    ids:    the clients of this batch, as the population spells them; codes: (n,) position in ids of each row
     counts: tokens (n,) int32 and amounts (n,) int64 > 0;  rows: x (n, D) of the population's dtype;  words: x (n,) of
             `fedcore.population.words.RECORD`
     A client in `ids` without any row is an empty client.
@@ -192,18 +201,43 @@ class Source(Protocol):
         """What the source holds, in its order; bad rows go to the account. Raises IngestError."""
 
 
-def keyed_batches(batches: Iterable[Batch], account: Account, nfc: bool) -> Iterator[Batch]:
-    """What a keyed source holds. nfc: how the population spells ids, of which several may then be equal."""
+def keyed_batches(batches: Iterable[Batch], account: Account) -> Iterator[Batch]:
+    """What a keyed source holds, in which it has spelled the ids: of a batch several may then be equal."""
     for batch in batches:
         account.known += 0 if batch.tokens is None else len(batch.tokens)
-        plain = isinstance(batch.ids, PlainNames)
-        yield batch if plain else replace(batch, ids=identifiers.spelled(batch.ids, nfc))
+        account.handed_on += _size(batch.x if batch.amounts is None else batch.amounts)
+        yield batch
 
 
-def matrix_batches(source: Source, account: Account, nfc: bool) -> Iterator[MatrixBatch]:
-    """The batches of a source that is not keyed. nfc: how the population spells ids"""
+def matrix_batches(source: Source, account: Account, rule: Rule) -> Iterator[MatrixBatch]:
+    """The batches of a source that is not keyed, whose ids are made of names of files. rule: of the population's ids.
+    Raises IngestError.
+    """
     for batch in cast(Iterator[MatrixBatch], source.batches(account)):
-        yield replace(batch, ids=identifiers.spelled(batch.ids, nfc))
+        account.handed_on += sum(_size(part) for part in (batch.train, batch.heldout) if part is not None)
+        yield replace(batch, ids=named_ids(batch.ids, rule))
+
+
+def named_ids(names: Sequence[str], rule: Rule) -> list[str]:
+    """Ids of clients that names of files make, as the rule stores them. Raises IngestError for one that it refuses."""
+    made, faults = spelled_or_why(names, rule)
+    for name, fault in zip(names, faults, strict=False):
+        if fault:
+            raise IngestError(
+                f"{name!r} cannot be the id of a client: {fault}.",
+                "Rename the file or folder.",
+                without_values=f"The name of a file or folder cannot be the id of a client: {fault}.",
+            )
+    return made
+
+
+def _size(held: np.ndarray | sp.csr_matrix | Rows | None) -> int:
+    """Rows, or tokens of counts."""
+    if isinstance(held, tuple):
+        return len(held[1])
+    if isinstance(held, np.ndarray) and (held.dtype.names or held.ndim == 2):
+        return int(held["count"].sum()) if held.dtype.names else len(held)
+    return 0 if held is None else int(held.sum())
 
 
 def unique_ids(ids: Iterable[str]) -> tuple[list[str], np.ndarray]:
@@ -211,15 +245,6 @@ def unique_ids(ids: Iterable[str]) -> tuple[list[str], np.ndarray]:
     seen: dict[str, int] = {}
     codes = np.fromiter((seen.setdefault(one, len(seen)) for one in ids), np.int64)
     return list(seen), codes
-
-
-def unusable(one: str | None) -> str:
-    """Why this cannot be a client id; empty if it can."""
-    if not one:
-        return "the client id is empty"
-    if "\0" in one:
-        return "the client id contains a NUL character"
-    return ""
 
 
 def listed(names: Iterable[str]) -> str:
@@ -291,14 +316,14 @@ def read_vocabulary(vocabulary: str | Path | Iterable[str]) -> tuple[str, ...]:
         where = f"The vocabulary {vocabulary}"
         refuse_odd(Path(vocabulary))
         try:
-            tokens = Path(vocabulary).read_text("utf-8-sig").splitlines()
+            tokens = Path(vocabulary).read_text("utf-8-sig").removesuffix("\n").split("\n")
         except UnicodeDecodeError as error:
             raise IngestError(f"{where} is not UTF-8 text.", "Save it as UTF-8, one token a line.") from error
         except OSError as error:
             raise IngestError(f"{where} cannot be read: {error.strerror}.", "Check the path.") from error
     else:
         tokens = [str(token) for token in vocabulary]
-    if not tokens:
+    if tokens in ([], [""]):
         raise IngestError(f"{where} is empty.", "Write one token a line.")
     seen: set[str] = set()
     for number, token in enumerate(tokens, 1):

@@ -1,14 +1,19 @@
-"""CSV files cut into blocks of whole records, so that a file of any size is read in bounded memory.
+"""Files of lines cut into blocks of whole records, so that a file of any size is read in bounded memory.
 
-A block of which every line is a record, with no quotation mark but around whole fields, is parsed by Arrow; anything
-that Arrow does not take without complaint is parsed again record by record, which tells exactly which line is bad and
-why.
+A record ends at a line feed, a carriage return and a line feed, or a lone carriage return, outside quotation marks. A
+quotation mark opens at the start of a field and nowhere else; inside, two of them mean one. `_Scan` is the only place
+that applies this rule. It is the rule of Python's csv module, which parses the records.
+
+Arrow parses a block faster, where it provably reads the same: every line is a record, none is blank, no carriage return
+is alone, and all quotation marks enclose whole fields. All other blocks are parsed record by record, which finds the
+line of a fault.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +24,11 @@ from fedcore.errors import IngestError
 from fedcore.population.ingest.parts import Span
 
 MISSING = ("", "NA", "NaN", "nan", "null")  # of a number
-LINE_BREAK, QUOTE = ord("\n"), ord('"')
-LONGEST_RECORD = 64 << 20  # bytes; a longer one is taken for a lost quotation mark
-csv.field_size_limit(LONGEST_RECORD)  # as Arrow, which has none
+LINE_FEED, RETURN, QUOTE = b'\n\r"'
+MARK = b"\xef\xbb\xbf"  # byte order mark of UTF-8
+HEAD = 1 << 16  # bytes that nearly every header fits in
+LONGEST_RECORD = 1 << 20  # bytes, its line end included; a longer one is taken for a lost quotation mark
+csv.field_size_limit(2**31 - 1)  # as Arrow, which has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,97 +41,181 @@ class Block:
 
     @property
     def lines(self) -> int:
-        return _breaks(self.data) + (not self.data.endswith(b"\n"))
+        return breaks(self.data) + (not self.data.endswith((b"\n", b"\r")))
 
 
-def blocks(file: Path, size: int, quotes: bool = True, span: Span | None = None) -> Iterator[Block]:
-    """The file, or a span of it, in blocks of about `size` bytes that end with a line; if there are quotes, not with a
-    quoted line break. Raises IngestError.
+class _Scan:
+    """Finds where records end, in pieces of a file that follow each other; looks at each byte once.
+
+    delimiter: between fields; None: no quotation mark means anything, and every line is a record
     """
-    line, rest = 1, b""
+
+    def __init__(self, delimiter: str | None):
+        self.delimiter = (delimiter or "").encode()
+        self.quotes = delimiter is not None
+        self.inside = False  # quotation marks
+        self.closed = False  # by the last byte
+        self.before = b"\n" * max(len(self.delimiter), 1)  # the bytes that precede the piece
+        self.size = len(self.before)
+        self.opens = np.zeros(256, bool)  # by the byte before; of a longer delimiter `_turns` looks at all bytes
+        self.opens[[LINE_FEED, RETURN, QUOTE, *(self.delimiter if len(self.delimiter) == 1 else b"")]] = True
+
+    def all_ends(self, piece: bytes) -> np.ndarray:
+        """Places in the piece before which a record ends. 0: it ended with the piece before, whose last byte was a
+        carriage return
+        """
+        held, turns, inside = self._take(piece)
+        return self._ends(held, turns, inside, 0)
+
+    def last_end(self, piece: bytes) -> int | None:
+        """The last one of `all_ends`."""
+        held, turns, inside = self._take(piece)
+        width = 1 << 10  # enough for nearly all
+        while True:
+            ends = self._ends(held, turns, inside, max(len(piece) - width, 0))
+            if len(ends) or width >= len(piece):
+                return int(ends[-1]) if len(ends) else None
+            width <<= 4
+
+    def _take(self, piece: bytes) -> tuple[np.ndarray, np.ndarray, bool]:
+        """(bytes before the piece and its own; places of quotation marks that open or close; whether it starts inside
+        of them)
+        """
+        data, inside = self.before + piece, self.inside
+        held, turns = np.frombuffer(data, np.uint8), np.zeros(0, np.int64)
+        if self.quotes and b'"' in piece:
+            turns = self._turns(held)
+            self.inside ^= bool(len(turns) % 2)
+            self.closed = not self.inside and bool(len(turns)) and bool(turns[-1] == len(data) - 1)
+        else:
+            self.closed = False
+        self.before = data[-self.size :]
+        return held, turns, inside
+
+    def _turns(self, held: np.ndarray) -> np.ndarray:
+        marks = np.flatnonzero(held == QUOTE)
+        marks = marks[np.searchsorted(marks, self.size) :]
+        opening = marks[int(self.inside) :: 2]  # if all of them turn
+        first = held[opening[:1] - 1] != QUOTE  # else it is one of two that are one, if the piece before closed
+        if (first.all() or opening[0] > self.size or self.closed) and self.opens[held[opening - 1]].all():
+            return marks
+        opens = held[marks - 1][:, None] == np.frombuffer(b"\n\r", np.uint8)
+        after = [held[marks - 1 - back] == byte for back, byte in enumerate(reversed(self.delimiter))]
+        opens = opens.any(axis=1) | np.logical_and.reduce(after)
+        turns, inside, last = [], self.inside, self.size - 1 if self.closed else -1
+        for mark, opens_here in zip(marks.tolist(), opens.tolist(), strict=True):
+            if inside or opens_here or mark == last + 1:
+                turns.append(mark)
+                inside, last = not inside, mark
+        return np.array(turns, np.int64)
+
+    def _ends(self, held: np.ndarray, turns: np.ndarray, inside: bool, first: int) -> np.ndarray:
+        """Those from a place on. The last carriage return of all ends a record only if something follows it."""
+        first += self.size - 1
+        window = held[first:]
+        places = np.flatnonzero((window[:-1] == RETURN) & (window[1:] != LINE_FEED))
+        feeds = np.flatnonzero(window[1:] == LINE_FEED) + 1
+        places = (np.sort(np.concatenate([places, feeds])) if len(places) else feeds) + first
+        if len(turns) or inside:
+            places = places[(np.searchsorted(turns, places) + inside) % 2 == 0]
+        return places + 1 - self.size
+
+
+def ends_of(data: bytes, delimiter: str | None) -> np.ndarray:
+    """(R,) where each record of whole ones ends, blank lines too."""
+    ends = _Scan(delimiter).all_ends(data)
+    return ends if len(ends) and ends[-1] == len(data) or not data else np.append(ends, len(data))
+
+
+def blocks(
+    file: Path, size: int, delimiter: str | None, span: Span | None = None, longest: int = LONGEST_RECORD
+) -> Iterator[Block]:
+    """The file, or a span of it, in blocks of about `size` bytes that end with a record. delimiter: between fields;
+    None: quotation marks mean nothing. Raises IngestError, also for a record of more than `longest` bytes.
+    """
+    line = 1
     try:
         with open(file, "rb") as handle:
             if span is not None:
                 line = span.line
                 handle.seek(span.start)
-            elif handle.read(3) != b"\xef\xbb\xbf":  # UTF-8 byte order mark
+            elif handle.read(len(MARK)) != MARK:
                 handle.seek(0)
             start = handle.tell()
-            while True:
-                piece = handle.read(size if span is None else min(size, span.stop - handle.tell()))
-                rest += piece
-                cut = len(rest) if not piece else _last_record_end(rest, quotes)
-                if cut:
-                    block = Block(line, rest[:cut], start)
+            scan, held, length = _Scan(delimiter), [b""], 0
+            while piece := handle.read(size if span is None else min(size, span.stop - handle.tell())):
+                cut = scan.last_end(piece)
+                if cut is not None:
+                    block = Block(line, b"".join([*held, piece[:cut]]), start)
+                    _refuse_long(file, block, delimiter, longest)
                     yield block
-                    line, start, rest = line + _breaks(block.data), start + cut, rest[cut:]
-                if not piece:
-                    return
-                if len(rest) > LONGEST_RECORD + size:
-                    raise IngestError(f"{file}, line {line}: the record does not end.", "Look for a lost quote.")
+                    line, start, held, length = line + breaks(block.data), start + len(block.data), [], -cut
+                held.append(piece[cut:])
+                length += len(piece)
+                if length > longest:
+                    raise _too_long(file, line, longest)
+            if length:
+                yield Block(line, b"".join(held), start)
     except OSError as error:
         raise IngestError(f"{file} cannot be read: {error.strerror}.", "Check the path and its permissions.") from error
 
 
-def _count(data: bytes, sign: int, stop: int) -> int:
-    """How often it comes before `stop`; without the interpreter's lock, which `bytes.count` holds, and faster."""
-    return int(np.count_nonzero(np.frombuffer(data, np.uint8, stop) == sign))
+def _refuse_long(file: Path, block: Block, delimiter: str | None, longest: int) -> None:
+    if len(block.data) <= longest:
+        return
+    ends = ends_of(block.data, delimiter)
+    long = np.flatnonzero(np.diff(ends, prepend=0) > longest)
+    if len(long):
+        before = block.data[: ends[long[0] - 1] if long[0] else 0]
+        raise _too_long(file, block.line + breaks(before), longest)
 
 
-def _breaks(data: bytes) -> int:
-    return _count(data, LINE_BREAK, len(data))
+def _too_long(file: Path, line: int, longest: int) -> IngestError:
+    return IngestError(
+        f"{file}, line {line}: the record that starts here has more than {longest:,} bytes.",
+        "Look for a quotation mark that nothing closes, or allow longer records: --option longest_record=BYTES.",
+    )
 
 
-def _has_lone_return(data: bytes) -> bool:
-    """Whether there is one that no line break follows: a record may end there, or not."""
+def breaks(data: bytes) -> int:
+    """How many lines end, in quotation marks or not. NumPy counts without the interpreter's lock, and faster."""
+    return int(np.count_nonzero(np.frombuffer(data, np.uint8) == LINE_FEED)) + lone_returns(data)
+
+
+def lone_returns(data: bytes) -> int:
+    """How many carriage returns have no line feed after them."""
     if b"\r" not in data:
-        return False
-    held = np.frombuffer(data + b"\n", np.uint8)
-    return bool((held[np.flatnonzero(held == ord("\r")) + 1] != LINE_BREAK).any())
+        return 0
+    held = np.frombuffer(data, np.uint8)
+    pairs = (held[:-1] == RETURN) & (held[1:] == LINE_FEED)
+    return int(np.count_nonzero(held == RETURN)) - int(np.count_nonzero(pairs))
 
 
 def _has_blank_line(data: bytes) -> bool:
+    """Of data without a lone carriage return."""
     if data.startswith((b"\n", b"\r\n")):
         return True
     held = np.frombuffer(data, np.uint8)
-    breaks = np.flatnonzero(held == LINE_BREAK)
-    apart = np.diff(breaks)
-    return bool((apart == 1).any() or (held[breaks[1:][apart == 2] - 1] == ord("\r")).any())
+    feeds = np.flatnonzero(held == LINE_FEED)
+    apart = np.diff(feeds)
+    return bool((apart == 1).any() or (held[feeds[1:][apart == 2] - 1] == RETURN).any())
 
 
-def _last_record_end(data: bytes, quoted: bool) -> int:
-    """Position after the last line break, if quoted outside quotation marks; 0 if there is none."""
-    quotes = quoted and b'"' in data
-    end = len(data)
-    while True:
-        end = data.rfind(b"\n", 0, end)
-        if end < 0:
-            return 0
-        if not quotes or _count(data, QUOTE, end) % 2 == 0:
-            return end + 1
+def _is_blank(data: bytes) -> bool:
+    return not data.strip(b"\r\n")
 
 
-def without_header(blocks: Iterator[Block]) -> Iterator[Block]:
+def without_header(blocks: Iterator[Block], delimiter: str) -> Iterator[Block]:
     """The blocks without the first record that is not an empty line."""
     for block in blocks:
-        end = 0
-        while end < len(block.data):
-            start, end = end, _first_record_end(block.data, end)
-            if block.data[start:end].strip(b"\r\n"):
+        start = 0
+        for end in ends_of(block.data, delimiter).tolist():
+            if not _is_blank(block.data[start:end]):
                 if end < len(block.data):
-                    yield Block(block.line + block.data.count(b"\n", 0, end), block.data[end:], block.start + end)
+                    yield Block(block.line + breaks(block.data[:end]), block.data[end:], block.start + end)
                 yield from blocks
                 return
-
-
-def _first_record_end(data: bytes, start: int) -> int:
-    end = start
-    while True:
-        end = data.find(b"\n", end) + 1
-        if not end:
-            return len(data)
-        if data.count(b'"', start, end) % 2 == 0:
-            return end
+            start = end
 
 
 def spans(blocks: Iterator[Block], records: Callable[[Block], int] | None) -> Iterator[Span]:
@@ -135,14 +226,12 @@ def spans(blocks: Iterator[Block], records: Callable[[Block], int] | None) -> It
         first += 0 if records is None else records(block)
 
 
-def count_records(file: Path, block: Block, delimiter: str) -> int:
-    """How many `records` there are. Raises IngestError."""
-    odd = _has_blank_line(block.data) or _has_lone_return(block.data)
-    if odd or (b'"' in block.data and not _plainly_quoted(block.data, delimiter)):
-        return sum(1 for _ in records(file, block, delimiter))
-    held = np.frombuffer(block.data, np.uint8)
-    inside = np.searchsorted(np.flatnonzero(held == QUOTE), np.flatnonzero(held == LINE_BREAK)) % 2
-    return block.lines - int(inside.sum())
+def count_records(block: Block, delimiter: str | None) -> int:
+    """How many records there are; an empty line is none."""
+    ends = ends_of(block.data, delimiter)
+    short = np.flatnonzero(np.diff(ends, prepend=0) <= 2)  # a line end has two bytes at most
+    blank = sum(_is_blank(block.data[ends[at - 1] if at else 0 : ends[at]]) for at in short.tolist())
+    return len(ends) - blank
 
 
 def records(file: Path, block: Block, delimiter: str) -> Iterator[tuple[int, list[str]]]:
@@ -150,7 +239,7 @@ def records(file: Path, block: Block, delimiter: str) -> Iterator[tuple[int, lis
     try:
         text = block.data.decode("utf-8")
     except UnicodeDecodeError as error:
-        line = block.line + block.data.count(b"\n", 0, error.start)
+        line = block.line + breaks(block.data[: error.start])
         raise IngestError(f"{file}, line {line}: not UTF-8 text.", "Save the file as UTF-8.") from error
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     before = 0
@@ -163,14 +252,22 @@ def records(file: Path, block: Block, delimiter: str) -> Iterator[tuple[int, lis
         raise IngestError(f"{file}, line {block.line + before}: {error}.", "Look for a stray quote.") from error
 
 
-def header(file: Path, delimiter: str) -> list[str]:
-    """The names in the first record. Raises IngestError if the file is empty or a name comes twice."""
-    for block in blocks(file, 1 << 16):
+def first_record(file: Path, delimiter: str, longest: int = LONGEST_RECORD) -> list[str]:
+    """Its fields; none if the file is empty. Raises IngestError."""
+    for block in blocks(file, HEAD, delimiter, longest=longest):
         for _, fields in records(file, block, delimiter):
-            if len(set(fields)) != len(fields):
-                raise IngestError(f"{file} names a column twice in its header.", "Give every column its own name.")
             return fields
-    raise IngestError(f"{file} is empty.", "Give a file with a header line and rows.")
+    return []
+
+
+def header(file: Path, delimiter: str, longest: int = LONGEST_RECORD) -> list[str]:
+    """The names in the first record. Raises IngestError if the file is empty or a name comes twice."""
+    fields = first_record(file, delimiter, longest)
+    if not fields:
+        raise IngestError(f"{file} is empty.", "Give a file with a header line and rows.")
+    if len(set(fields)) != len(fields):
+        raise IngestError(f"{file} names a column twice in its header.", "Give every column its own name.")
+    return fields
 
 
 def number(text: str, missing: Collection[str] = MISSING, decimal: str = ".") -> float:
@@ -182,6 +279,8 @@ def number(text: str, missing: Collection[str] = MISSING, decimal: str = ".") ->
         return np.nan
     if "_" in text or (decimal != "." and "." in text):
         raise ValueError(text)
+    if re.fullmatch(r"[+-]?nan\(\w*\)", text, re.ASCII | re.IGNORECASE):  # as C prints it, and as Arrow reads it
+        return np.nan
     return float(text.replace(decimal, "."))
 
 
@@ -201,6 +300,14 @@ def _plainly_quoted(data: bytes, delimiter: str) -> bool:
     return bool(before.all() and after.all())
 
 
+def is_text(data: bytes) -> bool:
+    """Whether it is UTF-8."""
+    try:
+        return data.isascii() or bool(data.decode("utf-8"))
+    except UnicodeDecodeError:
+        return False
+
+
 def parse_quickly(
     block: Block, names: list[str], types: dict, delimiter: str, missing: Collection[str] = MISSING, decimal: str = "."
 ):
@@ -209,9 +316,15 @@ def parse_quickly(
     import pyarrow.csv as arrow_csv
 
     quoted = b'"' in block.data
-    if len(delimiter.encode()) > 1 or _has_blank_line(block.data) or _has_lone_return(block.data):
+    if len(delimiter.encode()) > 1 or lone_returns(block.data) or _has_blank_line(block.data):
+        return None
+    if not is_text(block.data):  # Arrow does not look at the last line of columns that are not wanted
+        return None
+    if block.data.startswith(MARK):  # which Arrow drops, as if the file began here
         return None
     if quoted and not _plainly_quoted(block.data, delimiter):
+        return None
+    if pa.int64() in types.values() and (b"0x" in block.data or b"0X" in block.data):  # Arrow reads such numbers
         return None
     try:
         table = arrow_csv.read_csv(

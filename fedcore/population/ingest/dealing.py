@@ -48,14 +48,13 @@ Sharing = Callable[[], AbstractContextManager[tuple[Backend, int]]]
 @dataclass(frozen=True)
 class Dealing:
     """How records are dealt out. source: keyed; folder: for the files of the records, which is there; memory: of a
-    spill, in each process; nfc: how ids are spelled; calendar: if entries are sorted by period first
+    spill, in each process; calendar: if entries are sorted by period first
     """
 
     source: Source
     layout: Layout
     folder: Path
     memory: int
-    nfc: bool
     calendar: Calendar | None = None
 
     def spill(self, folder: Path) -> Spill:
@@ -69,7 +68,7 @@ class Dealing:
         """part: of a table; None: all that the source holds"""
         source = self.source
         batches = source.batches(account, part) if isinstance(source, TableSource) else source.batches(account)
-        for batch in keyed_batches(cast(Iterator[Batch], batches), account, self.nfc):
+        for batch in keyed_batches(cast(Iterator[Batch], batches), account):
             spill_batch(spill, batch, known)
 
 

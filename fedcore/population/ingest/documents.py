@@ -32,10 +32,10 @@ LENGTH = 8  # bytes that say how long the id of the client is
 
 
 def second_half(pairs: Iterable[tuple[str, str]]) -> np.ndarray:
-    """(n,) bool: which documents belong to the second half. pairs: the client's id and the document's, of each, however
-    they are spelled (`fedcore.population.identifiers.spelled`).
+    """(n,) bool: which documents belong to the second half. pairs: of each the client's id, as it is stored, and the
+    document's. Both are brought to normal form C.
     """
-    spelled = (identifiers.spelled(pair, nfc=True) for pair in pairs)
+    spelled = (identifiers.spelled(pair, identifiers.NFC) for pair in pairs)
     return np.fromiter((_bit(client.encode(), document.encode()) for client, document in spelled), bool)
 
 

@@ -27,12 +27,13 @@ from fedcore.population.ingest.batches import Account, matrix_batches
 from fedcore.population.ingest.dealing import Dealing, Sharing, deal
 from fedcore.population.ingest.documents import halves_of
 from fedcore.population.ingest.readings import Bound
+from fedcore.population.ingest.second_count import SecondCount
 from fedcore.population.ingest.sources import Format, Options, Where, WhoseRows
 from fedcore.population.ingest.sources_frames import FrameSource
 from fedcore.population.ingest.sources_table import TableSource
 from fedcore.population.ingest.sources_text import Tokeniser
 from fedcore.population.ingest.spill import Layout, write_clients
-from fedcore.population.manifest import Halves, Provenance
+from fedcore.population.manifest import Halves, Provenance, total_of
 from fedcore.population.periods import PeriodUnit
 from fedcore.population.sizing import CLIENTS_PER_LEAF
 from fedcore.population.store import Population
@@ -41,10 +42,11 @@ from fedcore.storage import files
 
 MEMORY = 512 << 20
 LEAST_MEMORY = 16 << 20
+LARGEST_RECORD = 1 << 30  # bytes; the places in a text of 2 GiB do not fit into Arrow's 32 bits
 # Options that are facts of the manifest, or paths.
 IN_THE_MANIFEST = (
     *("vocabulary", "heldout", "halves", "time", "calendar", "bounds", "units", "dates", "categories", "booleans"),
-    *("readings", "unit", "image"),
+    *("readings", "unit", "image", "fold_ids"),
 )
 # Shares of `memory`: what a batch, the spill's buffer and an array that is being written may hold. Sorting a full
 # buffer takes several times its size, which is why the shares are small.
@@ -88,12 +90,15 @@ def ingest(
     image: str | None = None,
     frames_per_client: int | None = None,
     frame_stride: int | None = None,
+    fold_ids: bool = False,
+    longest_record: int | None = None,
     append: bool = False,
     memory: int = MEMORY,
     tolerance: int = 0,
     clients_per_leaf: int | None = None,
     clients_per_block: int | None = None,
     nominal_clients: int | None = None,
+    nominal_rows: int | None = None,
     public_for_evaluation: str | None = None,
     ledger: dict[str, str] | None = None,
     delivered: Callable[[], Delivered] | None = None,
@@ -147,11 +152,16 @@ def ingest(
         are bad ones. A version made by appending may go on with the calendar (through); late rows go to their own
         period.
 
+    fold_ids: store client ids folded, so that ids that differ only in case, width or the blanks inside them are one
+        client (`fedcore.population.identifiers.folded`). What is appended later is folded too. Otherwise such ids are
+        different clients, whose number of groups is in the manifest (`alike_ids`)
+    longest_record: bytes of a record of csv or jsonl, 1 MiB by default. A longer one is an error, because a quotation
+        mark that is not closed makes one record of many. Memory grows with it
     dtype: of dense rows; by default what holds the source's values exactly
     memory: bytes that the ingest may hold beside the interpreter, at any size of the input
     tolerance: bad rows that are left out rather than fail the ingest
-    nominal_clients, public_for_evaluation, ledger: see `PopulationWriter`; clients_per_leaf: 1024 by default, of frames
-        as many as fill a block;
+    nominal_clients, nominal_rows, public_for_evaluation, ledger: see `PopulationWriter`;
+        clients_per_leaf: 1024 by default, of frames as many as fill a block;
         clients_per_block: by default as suits this machine (`fedcore.population.sizing`)
     delivered: called once everything is read and written, just before the version appears: which files of a pipeline
         these are. What it raises is passed on, and nothing is then visible
@@ -174,6 +184,10 @@ def ingest(
         raise IngestError(f"The memory limit of {memory} bytes is too small.", f"Allow at least {LEAST_MEMORY} bytes.")
     if tolerance < 0:
         raise IngestError("The tolerance is a number of bad rows.", "Use 0 or more.")
+    if longest_record is not None and not 0 < longest_record <= LARGEST_RECORD:
+        raise IngestError(
+            f"A record cannot be allowed {longest_record} bytes.", f"Use a number from 1 to {LARGEST_RECORD}."
+        )
     path = layout.writable(dest)
     options = Options(
         format,
@@ -206,14 +220,22 @@ def ingest(
         image=image,
         frames_per_client=frames_per_client,
         frame_stride=frame_stride,
+        fold_ids=fold_ids,
+        longest_record=longest_record,
     )
     parent = Population.open(path) if append else None
     if parent is not None:
+        appending.refuse_unchecked(parent, fold_ids)
         options = appending.completed(options, parent)
     dealt = calendars.declared(parent, period, options.time, zone, first, through, nominal_clients)
     options = replace(options, calendar=dealt.calendar)
     opened = sources.source_of(source, options, memory // BATCH_SHARE, progress, path / layout.SPILL / "query")
     entries, records = (opened.entries, opened.records) if isinstance(opened, TableSource) else ((), False)
+    if fold_ids and (records or not opened.keyed):
+        raise IngestError(
+            f"The source {source} names no clients, so there is no id to fold.",
+            "Leave fold_ids out, or name the clients.",
+        )
     dealt_by = halves_of(documents, halves, sources.brings_heldout(opened, options))
     pictures = sources.image_of(opened, options)
     usual_leaf = opened.clients_per_leaf if isinstance(opened, FrameSource) else CLIENTS_PER_LEAF
@@ -228,6 +250,7 @@ def ingest(
             clients_per_block=clients_per_block,
             vocabulary=opened.vocabulary,
             nominal_clients=nominal_clients,
+            nominal_rows=nominal_rows,
             public_for_evaluation=public_for_evaluation,
             ledger=ledger,
             period=dealt.period,
@@ -236,6 +259,7 @@ def ingest(
             columns=entries,
             records=records,
             image=pictures,
+            fold_ids=fold_ids,
             stream_bytes=memory // STREAM_SHARE,
         )
     else:
@@ -251,22 +275,26 @@ def ingest(
             changes["clients_per_block"] = clients_per_block
         if nominal_clients is not None:
             changes["nominal_clients"] = nominal_clients
+        if nominal_rows is not None:
+            changes["nominal_rows"] = nominal_rows
         writer = PopulationWriter.extending(parent, **changes)
     with writer, layout.named_os_errors(path), _spill_folder(path) as folder:
-        newcomers = None
+        newcomers, second = None, SecondCount(opened)
         if parent is not None:
             newcomers = appending.append(writer, parent, opened, account, folder, memory, dealt.calendar, sharing)
         elif opened.keyed:
             held = Layout(opened.kind, opened.features, opened.dtype)
-            dealing = Dealing(opened, held, folder, memory // SPILL_SHARE, writer.nfc, dealt.calendar)
+            dealing = Dealing(opened, held, folder, memory // SPILL_SHARE, dealt.calendar)
             for clients in deal(dealing, account, sharing).clients():
                 write_clients(writer, clients)
         else:
-            for batch in matrix_batches(opened, account, writer.nfc):
+            for batch in matrix_batches(opened, account, writer.rule):
                 writer.write(batch.ids, batch.train, batch.heldout)
             account.settle()
         if writer.clients == 0:
             raise IngestError(f"The source {source} holds no client.", "Give at least one good row.")
+        before = 0 if parent is None else total_of(parent.blocks)
+        records = second.settle(account, writer.written() - before)
         return writer.commit(
             Provenance(
                 sources=opened.names,
@@ -274,6 +302,9 @@ def ingest(
                 dropped_tokens=account.dropped_tokens,
                 bad_rows=account.bad,
                 clipped=account.clipped,
+                records=records,
+                stored=account.stored,
+                skipped=account.skipped,
             ),
             newcomers,
             None if delivered is None else delivered(),
@@ -326,6 +357,7 @@ def describe(population: Population) -> dict[str, JsonValue]:
         "dtype": made.dtype,
         "clients": made.n_clients,
         "nominal_clients": made.nominal_clients,
+        **({} if made.nominal_rows is None else {"nominal_rows": made.nominal_rows}),
         "forgotten": sum(stop - first for first, stop in population.holes),
         "period": None if made.period is None else made.period.model_dump(),
         "cohorts": _cohorts(population) if made.cohorts else None,
@@ -342,8 +374,13 @@ def describe(population: Population) -> dict[str, JsonValue]:
         "public_for_evaluation": made.public_reason if made.public_for_evaluation else None,
         "sources": list(made.provenance.sources),
         "dropped_tokens": made.provenance.dropped_tokens,
+        "records_counted": made.provenance.records,
+        "records_stored": made.provenance.stored,
+        "records_skipped": made.provenance.skipped,
         "bad_rows": made.provenance.bad_rows,
         "clipped_values": made.provenance.clipped if made.columns else None,
+        "alike_ids": made.provenance.alike_ids,
+        "ids": made.id_rule,
         "columns": [_column(column) for column in made.columns] or None,
         "unit": "record" if made.records else None,
         "image": None if made.image is None else f"{made.image[0]} x {made.image[1]}",

@@ -9,10 +9,12 @@ import numpy as np
 
 from fedcore.population import identifiers
 
+FIRST, LAST = ord(" "), ord("~")  # of printable ASCII
+
 
 class PlainNames(Sequence[str]):
-    """Ids that a client can have, in ASCII, which every population spells in one way. letters: (B,) uint8, of one id
-    after the other; bounds: (C + 1,) int64, of each in them
+    """Ids that a client can have, in printable ASCII without blanks at the ends: they are stored as they are,
+    unless they are folded. letters: (B,) uint8, of one id after the other; bounds: (C + 1,) int64, of each in them
     """
 
     def __init__(self, letters: np.ndarray, bounds: np.ndarray):
@@ -38,6 +40,11 @@ class PlainNames(Sequence[str]):
         first = places[0] if len(places) else 0
         return [text[bounds[place - first] : bounds[place - first + 1]] for place in places]
 
+    def folded(self) -> PlainNames | None:
+        """The same ids folded, of which several may be equal. None where two blanks in a row have to become one."""
+        text = self.letters.tobytes().lower()
+        return None if b"  " in text else PlainNames(np.frombuffer(text, np.uint8), self.bounds)
+
 
 def plain_names(texts) -> PlainNames | None:
     """Those of an Arrow array of strings, if all are plain; texts: without nulls"""
@@ -46,9 +53,13 @@ def plain_names(texts) -> PlainNames | None:
     if data is None or not len(texts) or (np.diff(bounds) == 0).any():
         return None
     letters = np.frombuffer(data, np.uint8)[bounds[0] : bounds[-1]]
-    if not letters.all() or (letters > 127).any():
+    if (letters - np.uint8(FIRST) > LAST - FIRST).any():  # those below the first are far above the last then
         return None
-    return PlainNames(letters, bounds - bounds[0])
+    bounds -= bounds[0]
+    blank = letters == FIRST
+    if blank.any() and (blank[bounds[:-1]] | blank[bounds[1:] - 1]).any():
+        return None
+    return PlainNames(letters, bounds)
 
 
 def encoded(ids: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

@@ -46,10 +46,14 @@ class Reading(_Group):
     heldout_prefix: str | None = Field(None, description="of the held-out one")
     delimiter: str | None = Field(None, min_length=1, max_length=1, description="between columns of CSV")
     decimal: str | None = Field(None, min_length=1, max_length=1, description="before decimal places in CSV")
+    longest_record: int | None = Field(
+        None, ge=1, description="bytes of a record of CSV or JSON lines; 1 MiB by default"
+    )
     na: tuple[str, ...] = Field((), description="what stands for nothing beside NA, NaN, nan and null")
     image: str | None = Field(None, description="HEIGHTxWIDTH of rows that are pictures")
     frames_per_client: int | None = Field(None, ge=1, description="consecutive frames that are a client; 8 by default")
     frame_stride: int | None = Field(None, ge=1, description="every so-many-th frame is read; 1 by default")
+    fold_ids: bool = Field(False, description="ids that differ only in case, width or inner blanks are one client")
 
 
 class TableColumns(_Group):
@@ -86,6 +90,9 @@ class Declarations(_Group):
     """What the owner says in public of the whole population."""
 
     nominal_clients: int | None = Field(None, ge=1, description="size to plan private runs with")
+    nominal_rows: int | None = Field(
+        None, ge=1, description="rows of a client (different tokens, of counts) to plan private runs with"
+    )
     public_for_evaluation: str | None = Field(None, description="the reason why anybody may evaluate on these data")
 
 

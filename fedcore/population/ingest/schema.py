@@ -215,11 +215,16 @@ def sketch(source: Where, form: Format | None = None, out: str | None = None) ->
 
 
 def _separator(source: Where) -> str:
-    """What the header of a CSV file has most of."""
+    """What splits the header of a CSV file into most names."""
     path = sources.files_of(source)[0]
-    block = next(csv_blocks.blocks(path, 1 << 16), None)
-    head = b"" if block is None else block.data.lstrip(b"\r\n").split(b"\n", 1)[0]
-    return max(SEPARATORS, key=lambda one: head.count(one.encode()))
+
+    def names(separator: str) -> int:
+        try:
+            return len(csv_blocks.first_record(path, separator))
+        except IngestError:  # a name in quotation marks that something else follows
+            return 0
+
+    return max(SEPARATORS, key=names)
 
 
 def _held(file: TableFile) -> dict[str, list[str]]:
@@ -228,7 +233,8 @@ def _held(file: TableFile) -> dict[str, list[str]]:
         return {**_held(file.file), **{name: [value or ""] for name, value in file.partition.items()}}
     rows: Iterator[Sequence[str]]
     if isinstance(file, CsvFile):
-        block = next(csv_blocks.without_header(csv_blocks.blocks(file.path, HEAD_BYTES)), None)
+        blocks = csv_blocks.blocks(file.path, HEAD_BYTES, file.delimiter)
+        block = next(csv_blocks.without_header(blocks, file.delimiter), None)
         records = iter(()) if block is None else csv_blocks.records(file.path, block, file.delimiter)
         rows = (fields for _, fields in records if len(fields) == len(file.names))
     elif isinstance(file, JsonFile):

@@ -12,7 +12,9 @@ from typing import Literal
 from fedcore.errors import IngestError
 from fedcore.population.blocks import Kind
 from fedcore.population.columns import image_fault
+from fedcore.population.identifiers import FOLDED, STRIPPED, Rule
 from fedcore.population.ingest.batches import Source, read_vocabulary, refuse_odd
+from fedcore.population.ingest.csv_blocks import LONGEST_RECORD
 from fedcore.population.ingest.readings import Bound, Reading, Said, missing_texts
 from fedcore.population.ingest.sources_array import DenseSource, MatrixSource, array_names
 from fedcore.population.ingest.sources_frames import FRAMES_PER_CLIENT, IMAGES, VIDEOS, FrameSource
@@ -80,6 +82,13 @@ class Options:
     image: str | None = None
     frames_per_client: int | None = None
     frame_stride: int | None = None
+    longest_record: int | None = None
+    fold_ids: bool = False
+
+    @property
+    def rule(self) -> Rule:
+        """How the ids of the clients are stored."""
+        return FOLDED if self.fold_ids else STRIPPED
 
     @property
     def said(self) -> Said:
@@ -134,10 +143,10 @@ OF_TABLES = (
     *("image", *OF_COLUMNS),
 )
 OPTIONS: dict[str, tuple[str, ...]] = {
-    "csv": (*OF_TABLES, "delimiter", "decimal"),
+    "csv": (*OF_TABLES, "delimiter", "decimal", "longest_record"),
     "parquet": OF_TABLES,
     "arrow": OF_TABLES,
-    "jsonl": OF_TABLES,
+    "jsonl": (*OF_TABLES, "longest_record"),
     "sql": OF_TABLES,
     "npz": ("client", "array", "features", "vocabulary", "heldout", "dtype", "image", "prefix", "heldout_prefix"),
     "npy": ("client", "features", "vocabulary", "heldout", "dtype", "image"),
@@ -145,7 +154,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "frames": ("features", "array", "dtype", "frames_per_client", "frame_stride"),
 }
 OF_DENSE, OF_SPARSE = ("array", "heldout", "dtype", "image"), ("prefix", "heldout_prefix")  # NPZ holds one or the other
-ANYWHERE = ("format", "kind", "halves", "time", "calendar", "readings")  # the last three are looked at elsewhere
+ANYWHERE = ("format", "kind", "halves", "time", "calendar", "readings", "fold_ids")  # last four: looked at elsewhere
 
 
 def _refuse_other_options(form: str, options: Options, takes: Sequence[str] = (), what: str = "") -> None:
@@ -234,7 +243,7 @@ def _text(where: Where, options: Options, vocabulary: tuple[str, ...] | None, pr
         raise IngestError("Text is read from one folder.", "Name one folder.")
     heldout = None if options.heldout is None else Path(options.heldout)
     client, documents = options.client or "file", options.documents
-    return TextSource(Path(where), vocabulary, options.tokeniser, client, heldout, documents, progress)
+    return TextSource(Path(where), vocabulary, options.tokeniser, client, heldout, documents, progress, options.rule)
 
 
 def table_files(where: Where, form: Format, options: Options, spill: Path | None = None) -> list[TableFile]:
@@ -259,10 +268,11 @@ def _table_file(path: Path, form: Format, options: Options, missing: frozenset[s
         return ParquetFile(path)
     if form == "arrow":
         return ArrowFile(path)
+    longest = options.longest_record or LONGEST_RECORD
     if form == "jsonl":
-        return JsonFile(path, missing)
+        return JsonFile(path, missing, longest)
     delimiter = options.delimiter or ("\t" if path.suffix == ".tsv" else ",")
-    return CsvFile(path, delimiter, missing, options.decimal or ".")
+    return CsvFile(path, delimiter, missing, options.decimal or ".", longest)
 
 
 def _query(where: Where) -> Path | str:
@@ -313,6 +323,7 @@ def _table(
         calendar=options.calendar,
         memory=memory,
         progress=progress,
+        rule=options.rule,
     )
 
 
@@ -329,10 +340,10 @@ def _arrays(
         takes = [name for name in OPTIONS[form] if name not in other_kind or (name == "heldout" and matrix)]
         _refuse_other_options(form, options, takes, f"{'sparse matrices' if matrix else 'dense rows'} in npz")
     if not matrix:
-        client = options.client or "client"
+        client, kind = options.client or "client", options.kind or "rows"
         if form == "npy" and options.client is None:
             raise IngestError("Rows in an NPY file need client ids in another.", "Name that file (client=ids.npy).")
-        return DenseSource(files, client, array, options.kind or "rows", heldout, options.dtype, memory, progress)
+        return DenseSource(files, client, array, kind, heldout, options.dtype, memory, progress, options.rule)
     if options.kind == "rows":
         raise IngestError(f"{files[0]} holds sparse counts, not dense rows.", "Leave the kind out.")
     if heldout:
@@ -345,7 +356,7 @@ def _arrays(
         if prefix == "train" and heldout_prefix is None and "test_indptr" in known:
             heldout_prefix = "test"
     other = None if heldout_prefix is None else _start_of_names(heldout_prefix)
-    return MatrixSource(files, _start_of_names(prefix), other, options.client, memory, progress)
+    return MatrixSource(files, _start_of_names(prefix), other, options.client, memory, progress, options.rule)
 
 
 def brings_heldout(source: Source, options: Options) -> bool:

@@ -18,6 +18,7 @@ import scipy.sparse as sp
 
 from fedcore.errors import IngestError
 from fedcore.population.blocks import Kind
+from fedcore.population.identifiers import STRIPPED, Rule, spelled_or_why
 from fedcore.population.ingest.batches import (
     Account,
     Batch,
@@ -26,7 +27,6 @@ from fedcore.population.ingest.batches import (
     count_fault,
     refuse_odd,
     unique_ids,
-    unusable,
 )
 from fedcore.storage.npz import BROKEN, npy_header
 
@@ -135,6 +135,7 @@ class DenseSource:
     wanted_dtype: str | None = None
     memory: int = 64 << 20
     progress: Callable[[int, int], None] | None = None
+    rule: Rule = STRIPPED
     features: int = 0
     dtype: str | None = None
     keyed: bool = True
@@ -202,10 +203,11 @@ class DenseSource:
             return f"{name}, row {first + row}"
 
         x = x.reshape(len(x), -1)
-        texts = [one.decode("utf-8", "replace") if isinstance(one, bytes) else str(one) for one in ids.tolist()]
+        given = [one.decode("utf-8", "surrogateescape") if isinstance(one, bytes) else str(one) for one in ids.tolist()]
         good = np.ones(len(x), bool)
-        for row, text in enumerate(texts):
-            if fault := unusable(text):
+        texts, faults = spelled_or_why(given, self.rule)
+        for row, fault in enumerate(faults):
+            if fault:
                 account.reject(where(row), fault)
                 good[row] = False
         if self.kind == "counts":
@@ -218,6 +220,7 @@ class DenseSource:
             rows = np.flatnonzero(np.isinf(x).any(axis=1) & good)
             account.reject_all(rows, where, lambda row: f"column {int(np.isinf(x[row]).argmax())} is infinite")
         good[rows] = False
+        account.stored += int(good.sum())
         x = x[good]
         unique, codes = unique_ids(text for text, fine in zip(texts, good.tolist(), strict=True) if fine)
         if self.kind == "rows":
@@ -289,6 +292,7 @@ class MatrixSource:
     client: str | None = None
     memory: int = 64 << 20
     progress: Callable[[int, int], None] | None = None
+    rule: Rule = STRIPPED
     features: int = 0
     kind: Kind = "counts"
     dtype: None = None
@@ -340,11 +344,12 @@ class MatrixSource:
                 rows = min(step, matrix.rows - first)
                 good = np.ones(rows, bool)
                 parts = [self._part(account, file.name, first, rows, one, good) for one in (matrix, other) if one]
-                names = ids(first, rows)
-                for row, name in enumerate(names):
-                    if good[row] and (fault := unusable(name)):
+                names, faults = spelled_or_why(ids(first, rows), self.rule)
+                for row, fault in enumerate(faults):
+                    if good[row] and fault:
                         account.reject(f"{file.name}, row {first + row}", fault)
                         good[row] = False
+                account.stored += int(good.sum())
                 yield from self._batches(
                     [n for n, fine in zip(names, good, strict=True) if fine], [p[good] for p in parts]
                 )

@@ -85,7 +85,7 @@ class FrameSource:
         """A client at a time."""
         for number, (name, files) in enumerate(self.sequences):
             held: list[np.ndarray] = []
-            first = 0
+            first, before = 0, account.stored
             for at, frame in self._frames(name, files):
                 if frame.shape != self.shape:
                     raise IngestError(
@@ -94,7 +94,9 @@ class FrameSource:
                         "All frames of a population have one size: scale them, or ingest them apart.",
                     )
                 if at % self.frame_stride:
+                    account.skipped += 1
                     continue
+                account.stored += 1
                 first = first if held else at
                 held.append(frame)
                 if len(held) == self.frames_per_client:
@@ -102,6 +104,8 @@ class FrameSource:
                     held = []
             if held:
                 yield _client(name, first, held)
+            if files[0].suffix.lower() in IMAGES:  # of which only those that are wanted are read
+                account.skipped += len(files) - (account.stored - before)
             if self.progress is not None:
                 self.progress(number + 1, len(self.sequences))
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import numpy as np
 
 from fedcore.errors import IngestError
 from fedcore.population.blocks import Kind
 from fedcore.population.columns import ColumnEntry, bounds_of
-from fedcore.population.ingest.batches import SHOWN_TOKENS, Account, Batch, bad_counts, count_fault, unusable
+from fedcore.population.identifiers import FOLDED, STRIPPED, Rule, spelled_or_why
+from fedcore.population.ingest.batches import SHOWN_TOKENS, Account, Batch, bad_counts, count_fault, named_ids
 from fedcore.population.ingest.documents import no_document, second_half
 from fedcore.population.ingest.parts import Part, Portion
 from fedcore.population.ingest.plain_names import chosen, plain_names
@@ -57,6 +59,7 @@ class TableSource:
     calendar: Calendar | None = None
     memory: int = 64 << 20
     progress: Callable[[int, int], None] | None = None
+    rule: Rule = STRIPPED
     keyed: bool = True
     dtype: str | None = None
     names: tuple[str, ...] = field(init=False)
@@ -214,6 +217,7 @@ class TableSource:
             names, codes = self._entries(account, names, codes, piece, good)
         if self.kind == "rows":
             x = self._rows(account, columns, piece, good)
+            account.stored += int(good.sum())
             for half, mine in self._parts(heldout, second, good):
                 unique, owners = self._renamed(names, codes[mine])
                 yield Batch(half, unique, owners, x=x if mine.all() else x[mine])
@@ -221,6 +225,8 @@ class TableSource:
         tokens, amounts = self._counts(account, columns, piece, good)
         if self.kind == "words":
             some = amounts > 0
+            account.stored += int((good & some).sum())
+            account.skipped += int((good & ~some).sum())
             for half, mine in self._parts(heldout, second, good):
                 unique, owners = self._renamed(names, codes[mine])
                 kept, mine = some[mine], mine & some
@@ -230,6 +236,8 @@ class TableSource:
         shown = [] if account.knows_strangers else columns[0].take(strangers).unique()[:SHOWN_TOKENS].to_pylist()
         account.drop(shown, int(amounts[strangers].sum()))
         known = (tokens >= 0) & (amounts > 0)
+        account.stored += int((good & known).sum())
+        account.skipped += int((good & ~known).sum())
         for half, mine in self._parts(heldout, second, good):
             unique, owners = self._renamed(names, codes[mine])
             kept, mine = known[mine], mine & known
@@ -288,15 +296,18 @@ class TableSource:
     ) -> tuple[Sequence[str], np.ndarray]:
         """(ids of clients, (n,) int64, position of each row's); clears `good` for rows of none."""
         if self.client is None:
-            return [f"{file.name}:{number}" for number in piece.records.tolist()], np.arange(len(good))
-        clients = piece.columns[0]
+            (name,) = named_ids([f"{file.name}:"], self.rule)
+            return [f"{name}{number}" for number in piece.records.tolist()], np.arange(len(good))
+        clients, missing = piece.columns[0], "the client id is missing"
         coded = clients.dictionary_encode()
         plain = None if clients.null_count else plain_names(coded.dictionary)
         if plain is not None and not any(one in self.na for one in (plain if self.na else ())):
-            return plain, coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        names = coded.dictionary.to_pylist()
-        faults = [unusable(name) or ("the client id is missing" if name in self.na else "") for name in names]
-        faults.append("the client id is missing")
+            if (stored := plain.folded() if self.rule == FOLDED else plain) is not None:
+                return stored, coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        given = coded.dictionary.to_pylist()
+        names, faults = spelled_or_why(given, self.rule)
+        absent = [missing if one in self.na or one.strip() in self.na else "" for one in given] + [missing]
+        faults = [fault or other for fault, other in zip_longest(faults, absent, fillvalue="")]
         codes = coded.indices.fill_null(len(names)).to_numpy(zero_copy_only=False).astype(np.int64)
         good &= ~np.array([bool(fault) for fault in faults])[codes]
         _reject(account, piece, np.flatnonzero(~good), lambda row: faults[codes[row]])

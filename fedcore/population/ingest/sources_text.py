@@ -17,7 +17,8 @@ import numpy as np
 
 from fedcore.errors import IngestError
 from fedcore.population.blocks import Kind
-from fedcore.population.ingest.batches import Account, Batch, refuse_odd
+from fedcore.population.identifiers import STRIPPED, Rule
+from fedcore.population.ingest.batches import Account, Batch, named_ids, refuse_odd
 from fedcore.population.ingest.documents import second_half
 from fedcore.population.words import OTHER, WORD, as_word, records_of
 
@@ -164,6 +165,7 @@ class TextSource:
     heldout: Path | None = None
     documents: str | None = None
     progress: Callable[[int, int], None] | None = None
+    rule: Rule = STRIPPED
 
     dtype: None = None
     keyed: bool = True
@@ -211,6 +213,7 @@ class TextSource:
             halves.append(_Collector(True, words))
         for number, (heldout, folder, file) in enumerate(files):
             name = self._client_of(file.relative_to(folder))
+            account.stored += 1
             for second, text in self._parts(name, heldout, folder, file):
                 collected = halves[second]
                 collected.client(name)
@@ -234,17 +237,16 @@ class TextSource:
                 yield from by_half(name, sections(handle))
             return
         if self.documents == "file":
-            inside = file.relative_to(folder).relative_to(name).as_posix()
+            inside = Path(*file.relative_to(folder).parts[1:]).as_posix()
             heldout = bool(second_half([(name, inside)])[0])
         for text in pieces(file):
             yield heldout, text
 
     def _client_of(self, relative: Path) -> str:
-        if self.client == "file":
-            return relative.as_posix()
-        if len(relative.parts) < 2:
+        if self.client == "folder" and len(relative.parts) < 2:
             raise IngestError(
                 f"{relative} lies beside the clients' folders in {self.folder}.",
                 "Move it into a folder, or use client='file'.",
             )
-        return relative.parts[0]
+        name = relative.as_posix() if self.client == "file" else relative.parts[0]
+        return named_ids([name], self.rule)[0]

@@ -87,18 +87,21 @@ def check_columns(file: TableFile, where: object, wanted: Sequence[str], told: b
 
 @dataclass
 class CsvFile:
-    """With a header line. missing: texts of missing numbers; decimal: the sign before decimal places"""
+    """With a header line. missing: texts of missing numbers; decimal: the sign before decimal places; longest: bytes of
+    a record
+    """
 
     path: Path
     delimiter: str
     missing: frozenset[str] = frozenset(csv_blocks.MISSING)
     decimal: str = "."
+    longest: int = csv_blocks.LONGEST_RECORD
     name: str = ""
     names: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.name = self.name or self.path.name
-        self.names = csv_blocks.header(self.path, self.delimiter)
+        self.names = csv_blocks.header(self.path, self.delimiter, self.longest)
         if len(self.names) == 1:
             for other in (";", "\t", "|", ","):
                 if other in self.names[0] and other != self.delimiter:
@@ -109,8 +112,9 @@ class CsvFile:
                     )
 
     def spans(self, size: int, numbered: bool) -> list[Span]:
-        blocks = csv_blocks.without_header(csv_blocks.blocks(self.path, min(size, SCANNED)))
-        count = partial(csv_blocks.count_records, self.path, delimiter=self.delimiter) if numbered else None
+        blocks = csv_blocks.blocks(self.path, min(size, SCANNED), self.delimiter, longest=self.longest)
+        blocks = csv_blocks.without_header(blocks, self.delimiter)
+        count = partial(csv_blocks.count_records, delimiter=self.delimiter) if numbered else None
         return joined(csv_blocks.spans(blocks, count), size)
 
     def pieces(
@@ -127,9 +131,9 @@ class CsvFile:
                 block, self.names, types, self.delimiter, sorted(self.missing), self.decimal
             )
 
-        blocks = csv_blocks.blocks(self.path, size // pieces_held(), span=span)
+        blocks = csv_blocks.blocks(self.path, max(size // pieces_held(), 1), self.delimiter, span, self.longest)
         if span is None:
-            blocks = csv_blocks.without_header(blocks)
+            blocks = csv_blocks.without_header(blocks, self.delimiter)
         for block, table in made_ahead(blocks, parsed, helping=True):
             if table is None:
                 records, piece = self._slowly(block, wanted, first, account)
@@ -204,7 +208,9 @@ class _Kept:
         if kind == "number":
             return csv_blocks.number(one, self.missing, self.decimal) if isinstance(one, str) else float(one)
         if kind != "whole":
-            return one if isinstance(one, str) else json.dumps(one)
+            text = one if isinstance(one, str) else json.dumps(one)
+            text.encode()  # raises UnicodeEncodeError, a ValueError, for half of a surrogate pair
+            return text
         if isinstance(one, float) or "_" in str(one) or not -(2**63) <= int(one) < 2**63:
             raise ValueError(one)
         return int(one)
@@ -241,10 +247,13 @@ def arrow_type(kind: As):
 
 @dataclass
 class JsonFile:
-    """An object a line. names: the keys of the first 1,000 lines; a key that a line lacks is missing there."""
+    """An object a line. names: the keys of the first 1,000 lines; a key that a line lacks is missing there. longest:
+    bytes of a line
+    """
 
     path: Path
     missing: frozenset[str] = frozenset(csv_blocks.MISSING)
+    longest: int = csv_blocks.LONGEST_RECORD
     name: str = ""
     names: list[str] = field(default_factory=list)
 
@@ -261,8 +270,8 @@ class JsonFile:
 
     def head(self) -> Iterator[dict[str, Any]]:
         """The objects of the first 1,000 lines."""
-        block = next(csv_blocks.blocks(self.path, HEAD_BYTES, quotes=False), None)
-        for line in [] if block is None else block.data.split(b"\n")[:HEAD]:
+        block = next(csv_blocks.blocks(self.path, HEAD_BYTES, None, longest=self.longest), None)
+        for line in [] if block is None else block.data.splitlines()[:HEAD]:
             try:
                 value = json.loads(line) if line.strip() else None
             except (ValueError, RecursionError):
@@ -271,7 +280,7 @@ class JsonFile:
                 yield value
 
     def spans(self, size: int, numbered: bool) -> list[Span]:
-        blocks = csv_blocks.blocks(self.path, min(size, SCANNED), quotes=False)
+        blocks = csv_blocks.blocks(self.path, min(size, SCANNED), None, longest=self.longest)
         return joined(csv_blocks.spans(blocks, _objects if numbered else None), size)
 
     def pieces(
@@ -285,9 +294,9 @@ class JsonFile:
         schema = pa.schema({**types, **dict.fromkeys(whole, pa.int64())})
         parse = arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
         first = 0 if span is None else span.first
-        for block in csv_blocks.blocks(self.path, size, quotes=False, span=span):
+        for block in csv_blocks.blocks(self.path, size, None, span, self.longest):
             table = None
-            if b"\n\n" not in block.data and not block.data.startswith(b"\n"):
+            if _an_object_a_line(block.data) and csv_blocks.is_text(block.data):
                 read = arrow_json.ReadOptions(use_threads=False, block_size=max(len(block.data), 1))
                 try:
                     table = arrow_json.read_json(pa.BufferReader(block.data), read, parse)
@@ -309,12 +318,12 @@ class JsonFile:
         self, block: csv_blocks.Block, wanted: Mapping[str, As], first: int, account: Account
     ) -> tuple[int, Piece]:
         kept, records = _Kept(wanted, self.path.name, self.missing, "."), 0
-        for line, raw in enumerate(block.data.split(b"\n"), block.line):
+        for line, raw in enumerate(block.data.splitlines(), block.line):
             if not raw.strip():
                 continue
             number, records = first + records, records + 1
             try:
-                value = json.loads(raw)
+                value = json.loads(raw.decode("utf-8"))  # of bytes, it takes halves of surrogate pairs
             except UnicodeDecodeError as error:
                 raise IngestError(f"{self.path}, line {line}: not UTF-8 text.", "Save the file as UTF-8.") from error
             except (ValueError, RecursionError):
@@ -326,9 +335,23 @@ class JsonFile:
         return records, kept.piece()
 
 
+def _an_object_a_line(data: bytes) -> bool:
+    """Whether every line break is between a brace that closes and one that opens. JSON allows these side by side only
+    between two objects, so that as many objects as lines are one on each.
+    """
+    if csv_blocks.lone_returns(data):
+        return False
+    held = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(held == ord("\n"))
+    before, after = held[ends - 1], held[ends[ends + 1 < len(held)] + 1]
+    if b"\r" in data:
+        before = np.where(before == ord("\r"), held[ends - 2], before)
+    return data.startswith(b"{") and bool((before == ord("}")).all() and (after == ord("{")).all())
+
+
 def _objects(block: csv_blocks.Block) -> int:
     """How many lines are not blank."""
-    return sum(1 for line in block.data.split(b"\n") if line.strip())
+    return sum(1 for line in block.data.splitlines() if line.strip())
 
 
 # --- partitions -------------------------------------------------------------------------------------------------------

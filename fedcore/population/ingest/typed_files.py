@@ -91,6 +91,8 @@ class _Typed(ABC):
         held = column.type
         text = pa.types.is_string(held) or pa.types.is_large_string(held)
         whole = pa.types.is_integer(held)
+        if text:
+            column.validate(full=True)  # raises ArrowInvalid for bytes that are not UTF-8
         if kind == "stamp":
             if is_stamp(held):
                 return column
@@ -170,6 +172,7 @@ class ArrowFile(_Typed):
         self.path, self.name = path, path.name
         with self._opened() as (reader, _):
             self.schema = reader.schema
+            self.is_stream = not hasattr(reader, "num_record_batches")
         self.names = self.schema.names
 
     @contextmanager
@@ -203,7 +206,7 @@ class ArrowFile(_Typed):
         """A stream is not known before it is read, and is one span."""
         first, whole = 0, os.stat(self.path).st_size
         with self._opened(columns=[0]) as (reader, batches):
-            if not hasattr(reader, "num_record_batches"):
+            if self.is_stream:
                 yield Span(0, 1, whole)
                 return
             for number, batch in enumerate(batches):

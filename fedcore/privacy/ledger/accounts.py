@@ -9,16 +9,24 @@ from typing import Any, get_args
 
 from sqlalchemy import Connection, Engine, Row, select
 
-from fedcore.errors import BudgetExists, BudgetMissing, ConfigError, LedgerError, LedgerMissing, LedgerRolledBack
+from fedcore.errors import (
+    BudgetExists,
+    BudgetMissing,
+    ConfigError,
+    LedgerError,
+    LedgerMissing,
+    LedgerRolledBack,
+    LedgerTampered,
+)
 from fedcore.privacy.accounting import Currency, make_budget
 from fedcore.privacy.ledger import database as db
 from fedcore.privacy.ledger import tables
-from fedcore.privacy.ledger.chain import BY_COHORT, GENESIS, Account, Balance, ChainHead, link
+from fedcore.privacy.ledger.chain import BY_COHORT, GENESIS, Account, Balance, ChainHead, Record, link
 from fedcore.privacy.ledger.chain_writer import ChainWriter, insert_record
 from fedcore.privacy.ledger.migration import migrate, refuse_unknown_schema
-from fedcore.privacy.ledger.queries import compare_tables, read_chain, recent_chain
+from fedcore.privacy.ledger.queries import CHAIN, compare_tables, read_chain, recent_chain
 from fedcore.privacy.ledger.recounting import RECOUNT, record_of, recounted_budget
-from fedcore.privacy.ledger.replay import COHORTS, LOSS, PERIODS, replay
+from fedcore.privacy.ledger.replay import ANCHOR, COHORTS, LOSS, PERIODS, replay
 from fedcore.privacy.ledger.rows import RESTORE, decoded_object, find, find_all, refuse_newer
 from fedcore.privacy.periods import PeriodTerms
 from fedcore.privacy.plan import CLIENT_PERIOD, Relation, Unit
@@ -351,6 +359,29 @@ class Accounts:
         with self._writing(population_id) as writer:
             self._recent(writer.connection, writer.account)
             writer.append(LOSS, None, {"reason": said, "seen": lost})
+
+    def anchor(self, population_id: str) -> str | None:
+        """The place of the population's anchor, as its newest record states it; None without an anchor."""
+        c = tables.records.c
+        mine = (c.population_id == population_id) & (c.kind == ANCHOR)
+        with self._transaction(write=False) as connection:
+            rows = find(connection, tables.records, mine, columns=CHAIN, order=c.seq.desc(), limit=1)
+        if not rows:
+            return None
+        record, where = Record(*rows[0]), f"record {rows[0].seq} of population {population_id!r}"
+        if record.hash != record.expected_hash(self.id, population_id):  # it may be older than the newest checkpoint
+            raise LedgerTampered(f"{where} in ledger {self.id}: its content does not match its hash.", RESTORE)
+        place: str | None = decoded_object(record.payload, where)["place"]
+        return place
+
+    def set_anchor(self, population_id: str, place: str | None, reason: str | None = None) -> None:
+        """Record the place of the anchor. place: None if the population has no anchor from now on. reason: why it
+        changes. Raises ConfigError for an empty reason.
+        """
+        why = {} if reason is None else {"reason": checked_reason(reason)}
+        with self._writing(population_id) as writer:
+            self._recent(writer.connection, writer.account)
+            writer.append(ANCHOR, None, {"place": place, **why})
 
     def verify(self, population_id: str) -> Balance:
         """Recompute every hash and the whole balance from the chain, and compare checkpoints, tables and published

@@ -181,6 +181,7 @@ class Account:
     runs:          all runs; after a checkpoint those that were open then or came later
     ended:         sums of all runs that ended, those before the checkpoint too
     public_schema: every reason that was given, the newest last
+    shared_ids:    every declaration about ids that are also in other populations; after a checkpoint those since
     losses:        every accepted loss, the newest last; after a checkpoint the newest before it and those since
     checkpoint:    number of the newest checkpoint among the records; 0 if there is none
     founders:      version whose clients are the first cohort, and checksum of its manifest; None: one account for all
@@ -204,6 +205,7 @@ class Account:
     tokens: tuple[str, ...] = ()
     periods: PeriodTerms | None = None
     shares: Shares = field(default_factory=dict)
+    shared_ids: list[str] = field(default_factory=list)
 
     @property
     def mode(self) -> str | None:

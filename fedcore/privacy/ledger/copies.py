@@ -109,6 +109,8 @@ def _alone(file: Path) -> None:
 def _copy_rows(source: Connection, target: Connection, schema: int) -> None:
     """All rows of all tables; schema: of the source. The target has the newest."""
     for table in tables.metadata.sorted_tables:
+        if table is tables.sketches and not inspect(source).has_table(table.name):
+            continue
         found = source.execute(select(*tables.columns_of(table, schema)).select_from(table))
         for some in found.mappings().partitions(PIECE):
             rows = [dict(row) for row in some]

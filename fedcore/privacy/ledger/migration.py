@@ -1,5 +1,5 @@
-"""From schema 1 of the ledger to schema 2: columns with defaults and an index, in one transaction. No record is
-touched, so that the heads which populations and runs remember stay valid.
+"""From schema 1 of the ledger to schema 2: columns with defaults, an index and a table, in one transaction. No record
+is touched, so that the heads which populations and runs remember stay valid.
 
 A SQLite file is copied beside itself first, and migrated before its first write. The tables of a server belong to
 somebody who decides when: `fedcore budget migrate`.
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sqlalchemy import Dialect, Engine, select
-from sqlalchemy.schema import CreateColumn, CreateIndex
+from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 
 from fedcore.errors import LedgerError, LedgerMissing
 from fedcore.privacy.ledger import database as db
@@ -34,6 +34,7 @@ def migrate(engine: Engine, where: str) -> int:
                 raise LedgerMissing(f"{where!r} holds no ledger.", "Restore it from a backup.")
             refuse_unknown_schema(schema, where)
             if schema == tables.SCHEMA:
+                tables.sketches.create(connection, checkfirst=True)  # the one table that such a ledger may lack
                 return int(schema)
             if (file := db.file_of(engine)) is not None:
                 copy_beside(file, schema)  # with the write lock held: what is copied is what is migrated
@@ -64,6 +65,7 @@ def statements(dialect: Dialect) -> Iterator[str]:
     for column in tables.ADDED:
         yield f"ALTER TABLE {column.table.name} ADD COLUMN {CreateColumn(column).compile(dialect=dialect)}"
     yield str(CreateIndex(tables.open_runs).compile(dialect=dialect))
+    yield str(CreateTable(tables.sketches, if_not_exists=True).compile(dialect=dialect))
 
 
 def copy_beside(file: Path, schema: int) -> None:

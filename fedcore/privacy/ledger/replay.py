@@ -39,7 +39,7 @@ from fedcore.privacy.plan import CLIENT_PERIOD, DISCRETE, LAWS, ROUNDED, Law
 from fedcore.storage.ranges import Ranges
 
 CHECKPOINT, LOSS, COHORTS, FORGET = "checkpoint", "accept loss", "cohorts", "forget"
-PERIODS = "periods"
+PERIODS, ANCHOR, SHARED_IDS = "periods", "anchor", "shared ids"
 NEEDS = ("cohorts", PERIODS, SHARES)  # features that records name and this version knows
 STOP = "Restore the ledger from a backup and find out what was done to it; nothing more is released until then."
 BROKEN = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, ConfigError)
@@ -110,10 +110,19 @@ def _public_schema(account: Account, run_id: str, payload: dict[str, Any]) -> No
     account.public_schema.append(str(payload["reason"]))
 
 
+def _shared_ids(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+    account.shared_ids.append(str(payload["reason"]))
+
+
 def _accept_loss(account: Account, run_id: str, payload: dict[str, Any]) -> None:
     account.losses.append(
         {"seq": account.seq + 1, "at": payload["at"], "reason": str(payload["reason"]), "seen": list(payload["seen"])}
     )
+
+
+def _anchor(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+    if not isinstance(payload["place"], str | None):
+        raise ValueError("an anchor that is at no place")  # where it is changes no balance
 
 
 def _cohorts(account: Account, run_id: str, payload: dict[str, Any]) -> None:
@@ -311,7 +320,9 @@ APPLY: dict[str, Callable[[Account, str, dict[str, Any]], None]] = {
     RECOUNT: _recount,
     DIVIDE: _divide,
     "public schema": _public_schema,
+    SHARED_IDS: _shared_ids,
     LOSS: _accept_loss,
+    ANCHOR: _anchor,
     COHORTS: _cohorts,
     FORGET: _forget,
     CHECKPOINT: _checkpoint,

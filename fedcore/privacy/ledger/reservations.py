@@ -23,8 +23,8 @@ from fedcore.privacy.ledger.cohort_accounts import ONE_COPY
 from fedcore.privacy.ledger.queries import refusal
 from fedcore.privacy.ledger.replay import CHECKPOINT
 from fedcore.privacy.ledger.rows import find
-from fedcore.privacy.ledger.share_accounts import ShareAccounts
 from fedcore.privacy.ledger.shares import SHARES, check_named, part_of
+from fedcore.privacy.ledger.sketch_accounts import SketchAccounts
 from fedcore.privacy.ledger.sums import EVERYBODY
 from fedcore.privacy.periods import periods_in
 from fedcore.privacy.plan import ROUNDED, PlannedRelease, Relation, Unit
@@ -33,7 +33,7 @@ from fedcore.privacy.rounded_gaussian import LARGEST_SCALE
 CHECKPOINT_AFTER = 256  # records
 
 
-class Reservations(ShareAccounts):
+class Reservations(SketchAccounts):
     """Accounts, and the plans that runs reserve in them."""
 
     def reserve(
@@ -57,9 +57,9 @@ class Reservations(ShareAccounts):
         secure: whether the noise protects people. bound: digests of what the run reads and is, kept in the record:
         {"manifest", "version", "run"}. cohorts: who takes part and pays, where the budget is kept by cohort; every one
         of them must be able to. share: of a divided budget, that pays; None: what is undivided, and all of a budget
-        that is not divided. Raises BudgetMissing, BudgetExceeded with the numbers, PrivacyError for another unit or
-        relation, for test noise on a ledger for people, for more calendar periods than the budget's window, for another
-        plan under the same run id, or for cohorts without accounts for them and the other way round,
+        that is not divided. Raises BudgetMissing, SharedIds, BudgetExceeded with the numbers, PrivacyError for another
+        unit or relation, for test noise on a ledger for people, for more calendar periods than the budget's window, for
+        another plan under the same run id, or for cohorts without accounts for them and the other way round,
         PopulationBranched for a cohort that is known under another token, ConfigError for a plan that is malformed,
         whose noise cannot be drawn, or costs more than its price.
         """
@@ -100,6 +100,7 @@ class Reservations(ShareAccounts):
                 raise PrivacyError(f"run {run_id!r} has reserved another plan.", "Give the new run a new name.")
             account = self._recent(writer.connection, writer.account)
             budget = account.required_budget()
+            self._refuse_undeclared(writer.connection, population_id)
             self._check_unit_and_relation(account, run_id, unit, relation)
             self._check_cohorts(account, run_id, cohorts)
             _check_periods(account, run_id, plan, cohorts)

@@ -1,6 +1,7 @@
 """The tables of a ledger, and the schema that they are of.
 
-Schema 2 added columns with defaults and an index.
+Schema 2 added columns with defaults, an index and a table. The table came later than the rest: a ledger of schema 2 may
+lack it, and gets it with its first sketch.
 """
 
 from __future__ import annotations
@@ -133,6 +134,25 @@ published = Table(
     Column("shape", Text, nullable=False),
     Column("data", Bytes, nullable=False),  # int64, little-endian, C order
     Column("sha256", String(64), nullable=False),
+)
+
+# Not in the chain, since they depend on data: noisy sketches of ids and keyed digests of blocks, by which populations
+# of the same people are found. The operator's commands write them, and runs do not.
+sketches = Table(
+    "fedcore_id_sketches",
+    metadata,
+    Column("population_id", ForeignKey(accounts.c.population_id), primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("key", String(16), nullable=False),  # name of the key
+    Column("version", Integer, nullable=False),  # of the population that it describes, and checksum of its manifest
+    Column("manifest", String(64), nullable=False),
+    Column("clients", Integer, nullable=False),  # the first so many of that version are in the sketch
+    Column("ids", Integer, nullable=False),
+    Column("parts", Integer, nullable=False),
+    Column("cells", Bytes, nullable=False),
+    Column("blocks", Bytes, nullable=False),
+    Column("undeclared", Text, nullable=False),  # populations that share people with this one: JSON lists
+    Column("declared", Text, nullable=False),
 )
 
 ADDED: tuple[Column[Any], ...] = (  # by schema 2

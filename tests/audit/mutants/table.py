@@ -733,7 +733,7 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "halves: dealt by the name as it is spelled",
         DEAL,
-        "spelled = (identifiers.spelled(pair, nfc=True) for pair in pairs)",
+        "spelled = (identifiers.spelled(pair, identifiers.NFC) for pair in pairs)",
         "spelled = pairs",
         f"{OF_DEAL}::test_a_document_lies_in_one_half_however_its_client_is_spelled",
     ),
@@ -1654,23 +1654,37 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "witness: what the anchor saw does not count",
         WITNESS,
-        '(_anchored(population), " by the anchor")',
-        '(None, " by the anchor")',
+        '(lambda _: _anchored(population, ledger), " by the anchor")',
+        '(lambda _: None, " by the anchor")',
         f"{OF_WITNESSES}::test_an_anchor_notices_what_was_put_back_everywhere_else",
     ),
     _mutant(
         "witness: an anchor that lost its record is a new one",
         WITNESS,
-        "        if not _says_anchored(population):  # the first time\n",
+        "        if not known:  # the first time\n",
         "        if True:\n",
         f"{OF_WITNESSES}::test_an_empty_folder_in_place_of_the_anchor_is_not_the_first_time",
     ),
     _mutant(
         "witness: a run without the anchor forgets that there is one",
         WITNESS,
-        "if anchor is not None or _says_anchored(population) else",
-        "if anchor is not None else",
-        f"{OF_WITNESSES}::test_who_works_without_the_anchor_does_not_forget_that_there_is_one",
+        "    return recorded or named\n",
+        "    return named\n",
+        f"{OF_WITNESSES}::test_the_recorded_place_of_the_anchor_counts_where_the_variable_is_not_set",
+    ),
+    _mutant(
+        "witness: the variable may name another anchor than the recorded one",
+        WITNESS,
+        "if recorded is not None and named not in (None, recorded):",
+        "if False:",
+        f"{OF_WITNESSES}::test_another_place_of_the_anchor_is_recorded_before_it_counts",
+    ),
+    _mutant(
+        "witness: an anchor that cannot be read is no loss",
+        WITNESS,
+        "            missing = True\n",
+        "",
+        f"{OF_WITNESSES}::test_a_lost_anchor_is_refused_until_its_owner_acknowledges_it",
     ),
     _mutant(
         "witness: a loss that was accepted once is accepted for ever",
@@ -2725,8 +2739,8 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "cohorts: another spelling of a name is somebody new",
         "fedcore/population/identifiers.py",
-        'unicodedata.normalize("NFC", text) for text in texts',
-        "text for text in texts",
+        'unicodedata.normalize("NFC", text).strip(BLANKS) for text in made',
+        "text for text in made",
         "tests/population/test_spelling.py::test_another_spelling_is_the_same_client",
     ),
     _mutant(

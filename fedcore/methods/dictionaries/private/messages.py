@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+
+from fedcore.rounds.messages import POSITIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,7 @@ class MomentsMessage:
     """Asks for second moments. clip: their Frobenius norm."""
 
     release: str
-    clip: float
+    clip: float = field(metadata=POSITIVE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,8 @@ class PrivateSumsMessage:
     release: str
     atoms: np.ndarray
     sparsity: int
-    scale: float
-    clip: float
+    scale: float = field(metadata=POSITIVE)
+    clip: float = field(metadata=POSITIVE)
 
 
 PrivateMessage = ScaleMessage | MomentsMessage | PrivateSumsMessage

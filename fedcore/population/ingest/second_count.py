@@ -1,0 +1,405 @@
+"""The second count: an ingest counts the records of its files again, by code that the ingest itself does not use.
+
+Before the ingest reads, each file is read once for a digest and for the number of its records: the bytes of CSV and
+JSON lines are scanned, Parquet, Arrow and NumPy files state their own numbers. After the ingest has read, the files are
+compared with what they were, the records that were stored, invalid or skipped must add up to the second count, and what
+was stored must be in the blocks. A sample of the parts of each table is read again by other readers (`other_readers`).
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Iterable, Iterator
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from fedcore.errors import IngestError
+from fedcore.population.ingest.batches import Account, Batch, Source, keyed_batches
+from fedcore.population.ingest.other_readers import BYTE_ORDER_MARK, Limited, other_reader, sums_of
+from fedcore.population.ingest.parts import Part, Portion, Span
+from fedcore.population.ingest.reading_ahead import nothing_ahead
+from fedcore.population.ingest.sources_array import DenseSource, MatrixSource
+from fedcore.population.ingest.sources_frames import ARRAYS, VIDEOS, FrameSource
+from fedcore.population.ingest.sources_table import TableSource
+from fedcore.population.ingest.sources_text import TextSource
+from fedcore.population.ingest.table_files import CsvFile, JsonFile, Partitioned, TableFile
+from fedcore.population.ingest.typed_files import ArrowFile, ParquetFile
+from fedcore.storage.digests import Hasher
+
+ONE, LAST = np.uint64(1), np.uint64(63)
+LF, CR, QUOTE, SPACE = b'\n\r" '
+PIECE = 1 << 18  # bytes that are scanned at once
+LEAST_SAMPLE, MOST_SAMPLE, OF_THE_FILE = 1 << 14, 1 << 16, 1200  # bytes of a part of the sample; 1/1200 of the file
+MOST_ROWS = 1 << 9  # of a part of the sample in other files
+FAULT = "This is a fault in fedcore, and nothing was stored: report it, with the lines of the file that show it."
+
+
+def _packed(flags: np.ndarray) -> np.ndarray:
+    """(n,) bool as bits of (n / 64,) uint64, the first one lowest."""
+    bits = np.packbits(flags, bitorder="little")
+    if len(bits) % 8:
+        bits = np.concatenate([bits, np.zeros(-len(bits) % 8, np.uint8)])
+    return bits.view("<u8")
+
+
+def _parities(bits: np.ndarray, odd: bool) -> np.ndarray:
+    """Of each bit whether there are odd numbers of ones up to it, if there were before (Langdale and Lemire, Parsing
+    Gigabytes of JSON per Second, VLDB Journal 2019, section 3.1.1).
+    """
+    made = bits.copy()
+    for shift in (1, 2, 4, 8, 16, 32):
+        made ^= made << np.uint64(shift)
+    odds = np.bitwise_xor.accumulate(np.concatenate([[np.uint64(odd)], made[:-1] >> LAST]))
+    return made ^ (np.uint64(0) - odds)
+
+
+class CsvScanner:
+    """Records of CSV: runs of bytes between line ends (LF, CR LF or a lone CR) that no quotes enclose. Empty lines are
+    none. A quotation mark opens a quoted field only at the start of a field. delimiter: between fields
+    """
+
+    def __init__(self, delimiter: str):
+        self.records = 0
+        self._delimiter = delimiter.encode()
+        self._quoted = self._inside = False  # inside of quotes; inside of a record
+        self._before = b"\n"  # the last bytes of the piece before
+
+    def scan(self, piece: bytes) -> np.ndarray:
+        """Counts the records of the next piece, which must not end with a quotation mark if more follows. Returns (n,)
+        bool: which bytes end a line, outside of quotes.
+        """
+        held = np.frombuffer(piece, np.uint8)
+        ends = held == LF
+        if b"\r" in piece:
+            ends |= held == CR
+        if self._quoted or b'"' in piece:
+            self._leave_out_quoted(piece, held, ends)
+        self.records += int(np.count_nonzero(ends[:-1] > ends[1:])) + int(not self._inside and not ends[0])
+        self._inside = not ends[-1]
+        self._before = (self._before + piece[-4:])[-4:]
+        return ends
+
+    def _leave_out_quoted(self, piece: bytes, held: np.ndarray, ends: np.ndarray) -> None:
+        """Clears `ends` inside of quotes."""
+        marks, next_to = held == QUOTE, ends.copy()
+        next_to |= marks
+        next_to |= held == self._delimiter[0]
+        packed, may = _packed(marks), _packed(next_to)
+        inside = _parities(packed, self._quoted)  # from an opening mark up to the one before the closing one
+        before = may << ONE
+        before[1:] |= may[:-1] >> LAST
+        before[0] |= np.uint64(self._before.endswith((b"\n", b"\r", b'"', self._delimiter)))
+        after = may >> ONE
+        after[:-1] |= may[1:] << LAST
+        after[-1] |= ONE << np.uint64((len(held) - 1) % 64)  # a mark there is the last byte of the file
+        before ^= after
+        before &= inside
+        before ^= after  # where a mark may be: after one of these if it opens, and before one if it closes
+        if len(self._delimiter) > 1 or (packed & ~before).any():
+            self._one_by_one(piece, ends)
+            return
+        if (inside & _packed(ends)).any():
+            ends &= np.unpackbits(inside.view(np.uint8), count=len(ends), bitorder="little") == 0
+        self._quoted ^= bool(np.count_nonzero(marks) % 2)
+
+    def _one_by_one(self, piece: bytes, ends: np.ndarray) -> None:
+        """The same where a quotation mark is inside of a field that is not quoted."""
+        before, at, start = self._before, 0, 0
+        while (at := piece.find(b'"', at)) >= 0:
+            if not self._quoted:
+                left = (before + piece[:at])[-4:] if at < 4 else piece[at - 4 : at]
+                if left.endswith((b"\n", b"\r", self._delimiter)):
+                    self._quoted, start = True, at
+                at += 1
+            elif piece[at + 1 : at + 2] == b'"':
+                at += 2
+            else:
+                self._quoted, at = False, at + 1
+                ends[start:at] = False
+        if self._quoted:
+            ends[start:] = False
+
+
+class LineScanner:
+    """Records of JSON lines: lines, which LF, CR LF or a lone CR ends, that are not blank."""
+
+    def __init__(self) -> None:
+        self.records = 0
+        self._blank = True  # whether the line holds nothing yet
+
+    def scan(self, piece: bytes) -> np.ndarray:
+        """As `CsvScanner.scan`."""
+        held = np.frombuffer(piece, np.uint8)
+        ends = held == LF
+        if b"\r" in piece:
+            ends |= held == CR
+        places = np.flatnonzero(ends[:-1])
+        next_to = held[places + 1]
+        begun = next_to[(next_to != LF) & (next_to != CR)]
+        first = self._blank and not ends[0]
+        if (first and held[0] <= SPACE) or (begun <= SPACE).any():
+            for number, line in enumerate(piece.replace(b"\r", b"\n").split(b"\n")):
+                self._blank |= number > 0
+                if self._blank and line.strip():
+                    self.records, self._blank = self.records + 1, False
+        else:
+            self.records += len(begun) + int(first)
+            self._blank = bool(ends[-1]) or (self._blank and not first and not len(begun))
+        return ends
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a file was. records: None where they are not counted; sample: parts of it for other readers"""
+
+    size: int
+    modified: int
+    digest: bytes
+    records: int | None = None
+    sample: tuple[Span, ...] = ()
+
+    @property
+    def state(self) -> tuple[int, int, bytes]:
+        return self.size, self.modified, self.digest
+
+
+def look(path: Path, file: TableFile | None = None) -> Seen:
+    """Reads a file once. file: of CSV or JSON lines, whose records are counted. Raises IngestError."""
+    scanner = _scanner_of(file)
+    header = int(isinstance(file, CsvFile))
+    hasher, sample = Hasher(), list[Span]()
+    try:
+        with open(path, "rb", buffering=0) as handle:
+            before = os.fstat(handle.fileno())
+            pieces, start, rest = -(-before.st_size // PIECE), 0, b""
+            for number, data in enumerate(iter(lambda: handle.read(PIECE), b"")):
+                hasher.update(data)
+                if scanner is None:
+                    continue
+                piece = rest + data
+                if start == 0 and piece.startswith(BYTE_ORDER_MARK):
+                    start, piece = len(BYTE_ORDER_MARK), piece[len(BYTE_ORDER_MARK) :]
+                cut = len(piece)
+                if start + cut < before.st_size:
+                    cut -= cut % 64
+                    while cut and piece[cut - 1] == QUOTE:  # what follows says whether it closes a field
+                        cut -= 64
+                piece, rest = piece[:cut], piece[cut:]
+                if not piece:
+                    continue
+                ends = scanner.scan(piece)
+                if number in (0, pieces // 2, pieces - 1):
+                    sample += _sampled(piece, ends, start, before.st_size, -1 if number else header)
+                start += len(piece)
+    except OSError as error:
+        raise IngestError(f"{path} cannot be read: {error.strerror}.", "Check the path and its permissions.") from error
+    records = None if scanner is None else max(scanner.records - header, 0)
+    return Seen(before.st_size, before.st_mtime_ns, hasher.digest(), records, tuple(sample))
+
+
+def _scanner_of(file: TableFile | None) -> CsvScanner | LineScanner | None:
+    if isinstance(file, CsvFile):
+        return CsvScanner(file.delimiter)
+    return LineScanner() if isinstance(file, JsonFile) else None
+
+
+def _sampled(piece: bytes, ends: np.ndarray, start: int, size: int, before: int) -> list[Span]:
+    """Some whole records at the beginning of a piece, if there are any. ends: of lines; start: of the piece in the file
+    of this size; before: records of the header, if it is the first piece; else -1
+    """
+    most = min(max(size // OF_THE_FILE, LEAST_SAMPLE), MOST_SAMPLE)
+    places, low = np.flatnonzero(ends[:most]), 0
+    if before:
+        places = places[places > int(np.argmin(ends))] if before > 0 else places
+        if not len(places):
+            return []
+        low = _after(piece, int(places[0]))
+    stop = _after(piece, int(places[-1])) if len(places) else 0
+    stop = len(piece) if len(piece) <= most and start + len(piece) == size else stop
+    return [Span(start + low, start + stop, stop - low)] if stop > low else []
+
+
+def _after(piece: bytes, end: int) -> int:
+    """Where the line after this end of a line begins."""
+    return end + (2 if piece[end : end + 2] == b"\r\n" else 1)
+
+
+def _stated(file: Path, array: str | None) -> int:
+    """Entries of a stored array along its first axis, as its header states them."""
+    if array is None:
+        return int(np.load(file, mmap_mode="r").shape[0])
+    with zipfile.ZipFile(file) as archive, archive.open(f"{array}.npy") as stored:
+        version = np.lib.format.read_magic(stored)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        return int(read(stored)[0][0])
+
+
+def _of_matrix(file: Path, prefix: str) -> int:
+    with np.load(file, allow_pickle=False) as arrays:
+        return int(arrays[f"{prefix}shape"][0])
+
+
+def _of_typed(file: ParquetFile | ArrowFile) -> int:
+    """As the file's own metadata state it."""
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    if isinstance(file, ParquetFile):
+        return int(parquet.read_metadata(file.path).num_rows)
+    with pa.OSFile(os.fspath(file.path)) as opened:
+        whole = opened.read(6) == b"ARROW1"
+        opened.seek(0)
+        if not whole:
+            return sum(batch.num_rows for batch in pa.ipc.open_stream(opened))
+        reader = pa.ipc.open_file(opened, options=pa.ipc.IpcReadOptions(included_fields=[0]))
+        return sum(reader.get_batch(number).num_rows for number in range(reader.num_record_batches))
+
+
+class SecondCount:
+    """The files of a source before it is read, and what is compared once it was. Raises IngestError if a file cannot be
+    read.
+    """
+
+    def __init__(self, source: Source):
+        self.source = source
+        self.seen = {path: look(path, file) for path, file in _files_of(source)}
+
+    @property
+    def records(self) -> int | None:
+        """How many there are; None where nothing but reading all of it tells: the rows of a query, frames of videos."""
+        source = self.source
+        found: Iterable[int | None]
+        if isinstance(source, TableSource):
+            found = (self._of_table(file) for file in (*source.files, *source.heldout))
+        elif isinstance(source, MatrixSource):
+            found = (_of_matrix(file, source.prefix) for file in source.files)
+        elif isinstance(source, DenseSource):
+            files = (*source.files, *source.heldout)
+            found = (_stated(file, None if file.suffix == ".npy" else source.array) for file in files)
+        elif isinstance(source, FrameSource):
+            found = (_of_frames(file, source.array) for file in source.files)
+        else:
+            found = (1 for _ in self.seen)
+        total = 0
+        for records in found:
+            if records is None:
+                return None
+            total += records
+        return total
+
+    def _of_table(self, file: TableFile) -> int | None:
+        held = file.file if isinstance(file, Partitioned) else file
+        if isinstance(held, (ParquetFile, ArrowFile)):
+            return _of_typed(held)
+        return self.seen[held.path].records if isinstance(held, (CsvFile, JsonFile)) else None
+
+    def settle(self, account: Account, written: int) -> int | None:
+        """Compares, once everything is read and written; returns the second count. written: rows, or tokens of counts,
+        that the blocks have more than before.
+
+        Raises IngestError if a file was changed meanwhile, if the two counts differ, if the blocks hold another number
+        of rows than was read, or if other readers read the sample differently.
+        """
+        for path, before in self.seen.items():
+            if look(path).state != before.state:
+                raise IngestError(
+                    f"{path} was changed while it was read.", "Ingest it again when it is complete; nothing was stored."
+                )
+        records = self.records
+        read = account.stored + account.bad + account.skipped
+        if records is not None and records != read:
+            raise IngestError(
+                f"{', '.join(self.source.names[:5])}: the files have {records} records, and {read} were read: "
+                f"{account.stored} stored, {account.bad} invalid, {account.skipped} skipped.",
+                FAULT,
+            )
+        if written != account.handed_on:
+            what = "rows" if self.source.kind == "rows" else "tokens"
+            raise IngestError(
+                f"{', '.join(self.source.names[:5])}: {account.handed_on} {what} were read, and {written} are in the "
+                "blocks.",
+                FAULT,
+            )
+        if isinstance(self.source, TableSource):
+            for part in self._sample():
+                _compare(self.source, part)
+        return records
+
+    def _sample(self) -> Iterator[Part]:
+        """Parts of each file by a fixed rule: of CSV and JSON lines some records at the beginning, in the middle and at
+        the end; of other files, where reading a few records costs more, the first ones of the part in the middle.
+        """
+        assert isinstance(self.source, TableSource)
+        for number, file in enumerate((*self.source.files, *self.source.heldout)):
+            held = file.file if isinstance(file, Partitioned) else file
+            spans = self.seen[held.path].sample if isinstance(held, (CsvFile, JsonFile)) else held.spans(1, False)
+            if not isinstance(held, (CsvFile, JsonFile)):
+                spans = spans[len(spans) // 2 :][:1]
+            yield from ((Portion(number, span),) for span in spans)
+
+
+def _files_of(source: Source) -> Iterator[tuple[Path, TableFile | None]]:
+    """Every file that the source reads. The second is for those whose records are counted as their bytes are read."""
+    if isinstance(source, TableSource):
+        for file in (*source.files, *source.heldout):
+            held = file.file if isinstance(file, Partitioned) else file
+            if isinstance(held, (CsvFile, JsonFile, ParquetFile, ArrowFile)):
+                yield held.path, held
+    elif isinstance(source, TextSource):
+        for folder in (source.folder, *([] if source.heldout is None else [source.heldout])):
+            for where, folders, names in os.walk(folder):
+                folders[:] = [name for name in folders if not name.startswith(".")]
+                yield from ((Path(where) / name, None) for name in names if not name.startswith("."))
+    elif isinstance(source, (DenseSource, MatrixSource, FrameSource)):
+        others = source.heldout if isinstance(source, DenseSource) else ()
+        for path in (*source.files, *others):
+            yield path, None
+            if isinstance(source, DenseSource) and path.suffix == ".npy":
+                yield path.parent / source.client, None
+
+
+def _of_frames(file: Path, array: str | None) -> int | None:
+    suffix = file.suffix.lower()
+    if suffix in VIDEOS:
+        return None
+    if suffix not in ARRAYS:
+        return 1
+    return _stated(file, None if suffix == ".npy" else array or "frames")
+
+
+def _limited(file: TableFile) -> TableFile:
+    held = file.file if isinstance(file, Partitioned) else file
+    return file if isinstance(held, (CsvFile, JsonFile)) else Limited(file, MOST_ROWS)
+
+
+def _compare(source: TableSource, part: Part) -> None:
+    """Raises IngestError if another reader reads something else there."""
+    usual, other = copy(source), copy(source)
+    usual.progress = other.progress = None
+    usual.memory = other.memory = 24 * MOST_SAMPLE
+    usual.files, usual.heldout = ([_limited(file) for file in held] for held in (source.files, source.heldout))
+    other.files, other.heldout = ([other_reader(file) for file in held] for held in (usual.files, usual.heldout))
+    with nothing_ahead():
+        if _sums(usual, part) == _sums(other, part):
+            return
+    file = [*source.files, *source.heldout][part[0].file]
+    raise IngestError(f"{file.name}: another reader finds other clients or values in a part of it.", FAULT)
+
+
+def _sums(source: TableSource, part: Part) -> tuple[int, dict[str, tuple[int, int]]] | None:
+    """(bad records, (rows or tokens, sum) of each client); None if the reader does not take it."""
+    account, found = Account(), dict[str, tuple[int, int]]()
+    try:
+        for batch in keyed_batches(cast(Iterator[Batch], source.batches(account, part)), account):
+            ids = batch.ids[: len(batch.ids)]  # at once: those of PlainNames are slow one by one
+            for one, rows, total in zip(ids, *(each.tolist() for each in sums_of(batch)), strict=True):
+                before = found.get(one, (0, 0))
+                found[one] = (before[0] + rows, (before[1] + total) % 2**64)
+    except IngestError:
+        return None
+    return account.bad, found

@@ -1,0 +1,253 @@
+"""What a ledger keeps to find people who are in several of its populations: noisy sketches and keyed digests of blocks.
+
+They depend on data, so they are no part of the chain, and their key is a file that no copy of a ledger or population
+has. The chain has what the budget owner declares. The argument is docs/privacy/shared-ids.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import Connection, inspect, update
+
+from fedcore.errors import LedgerError, LedgerTampered, SharedIds
+from fedcore.privacy.id_sketch import Sketch
+from fedcore.privacy.ledger import database as db
+from fedcore.privacy.ledger import tables
+from fedcore.privacy.ledger.accounts import checked_reason
+from fedcore.privacy.ledger.replay import SHARED_IDS
+from fedcore.privacy.ledger.rows import RESTORE, decoded_list, find
+from fedcore.privacy.ledger.share_accounts import ShareAccounts
+from fedcore.storage.files import flush
+
+KEY_BYTES, DIGEST_BYTES = 32, 16
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSketch:
+    """A row. name: of the population's folder; key: name of the key; version, manifest: the version that it describes;
+    clients: the first so many of that version are in the sketch; sketch: None where ids name no people, or their data
+    are public; blocks: keyed digests of all versions so far
+    """
+
+    population_id: str
+    name: str
+    key: str
+    version: int
+    manifest: str
+    clients: int
+    sketch: Sketch | None
+    blocks: frozenset[bytes]
+    declared: frozenset[str] = frozenset()
+
+
+class SketchAccounts(ShareAccounts):
+    """Accounts, and the sketches by which people who are in several of them are found."""
+
+    # --- the key ------------------------------------------------------------------------------------------------
+
+    @property
+    def sketch_key_file(self) -> Path:
+        """Beside the file of a SQLite ledger; of a server's ledger in the user's data folder."""
+        if (file := db.file_of(self._engine)) is not None:
+            return file.with_name(f"{file.name}.ids.key")
+        from platformdirs import user_data_path
+
+        return user_data_path("fedcore") / f"ledger-{self.id}.ids.key"
+
+    def sketch_key(self, *, make: bool = False) -> bytes | None:
+        """The key of the sketches; None if there is none. make: then make one. Raises LedgerError if it cannot be read
+        or made.
+        """
+        path = self.sketch_key_file
+        try:
+            if make and not path.exists():
+                _make_key(path)
+            key = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise LedgerError(
+                f"the key {str(path)!r} of the ledger's sketches cannot be used: {error.strerror}.",
+                "Give this user permission.",
+            ) from None
+        if len(key) != KEY_BYTES:
+            raise LedgerError(
+                f"the key {str(path)!r} of the ledger's sketches is damaged.", "Restore it, or remove it."
+            )
+        return key
+
+    # --- sketches -----------------------------------------------------------------------------------------------
+
+    def sketched(self) -> list[str]:
+        """The ids of all populations with a sketch."""
+        with self._transaction(write=False) as connection:
+            if not _has_table(connection):
+                return []
+            c = tables.sketches.c.population_id
+            return [row.population_id for row in find(connection, tables.sketches, columns=(c.name,), order=c)]
+
+    def with_budget(self) -> set[str]:
+        """The ids of all populations with a budget."""
+        with self._transaction(write=False) as connection:
+            c = tables.accounts.c
+            rows = find(connection, tables.accounts, c.rho_max.is_not(None), columns=("population_id",))
+        return {row.population_id for row in rows}
+
+    def kept_sketch(self, population_id: str) -> KeptSketch | None:
+        """What is kept of a population; None if nothing is. Raises LedgerTampered."""
+        with self._transaction(write=False) as connection:
+            return _kept(connection, population_id)
+
+    def keep_sketch(self, kept: KeptSketch, before: KeptSketch | None) -> bool:
+        """Replace what is kept of a population, unless that is not `before` any more: then False, and nothing happens.
+
+        Raises LedgerError if this user of a server may not add the table.
+        """
+        sketch = kept.sketch
+        row = {
+            "name": kept.name,
+            "key": kept.key,
+            "version": kept.version,
+            "manifest": kept.manifest,
+            "clients": kept.clients,
+            "ids": 0 if sketch is None else sketch.ids,
+            "parts": 0 if sketch is None else sketch.parts,
+            "cells": b"" if sketch is None else sketch.to_bytes(),
+            "blocks": b"".join(sorted(kept.blocks)),
+        }
+        try:
+            with self._writing(kept.population_id) as writer:
+                tables.sketches.create(writer.connection, checkfirst=True)
+                there = _kept(writer.connection, kept.population_id)
+                if _state(there) != _state(before):
+                    return False
+                if there is None:
+                    lists = {"undeclared": "[]", "declared": "[]"}
+                    new = {"population_id": kept.population_id, **row, **lists}
+                    writer.connection.execute(tables.sketches.insert().values(new))
+                else:
+                    _set(writer.connection, kept.population_id, **row)
+        except db.NotAllowed:
+            raise LedgerError(
+                f"the ledger {self.url!r} has no table of sketches, and this user may not add it.",
+                "The owner of its tables runs, once: fedcore budget migrate",
+            ) from None
+        return True
+
+    # --- declarations -------------------------------------------------------------------------------------------
+
+    def note_shared(self, population_id: str, others: Collection[str]) -> list[str]:
+        """Keep which populations share people with this one; returns those that neither owner has declared yet. Until
+        the owner of this one does, no run on it is reserved.
+        """
+        with self._writing(population_id) as writer:
+            kept = {one: _kept(writer.connection, one) for one in (population_id, *others)}
+            own = kept[population_id]
+            known = frozenset[str]() if own is None else own.declared
+            open = [
+                one for one in others if one not in known and population_id not in getattr(kept[one], "declared", ())
+            ]
+            _set(writer.connection, population_id, undeclared=json.dumps(sorted(open)))
+        return open
+
+    def declare_shared_ids(self, population_id: str, reason: str) -> None:
+        """Record what the budget owner says of ids that are also in other populations; statements quote it.
+
+        Raises BudgetMissing, ConfigError for an empty reason.
+        """
+        said = checked_reason(reason)
+        with self._writing(population_id) as writer:
+            self._recent(writer.connection, writer.account).required_budget()
+            kept = _kept(writer.connection, population_id)
+            if kept is not None:
+                declared = sorted(kept.declared | {*_undeclared(writer.connection, population_id)})
+                _set(writer.connection, population_id, undeclared="[]", declared=json.dumps(declared))
+            writer.append(SHARED_IDS, None, {"reason": said})
+
+    def _refuse_undeclared(self, connection: Connection, population_id: str) -> None:
+        """Raises SharedIds if the ledger says that a declaration is missing."""
+        if _undeclared(connection, population_id):
+            raise SharedIds(
+                f"many ids of population {population_id!r} are also in another population with a budget, and the "
+                "budget owner has not declared why. Nothing was released.",
+                "See how many, then declare why: fedcore budget shared-ids POPULATION [REASON]",
+            )
+
+
+def _has_table(connection: Connection) -> bool:
+    return bool(inspect(connection).has_table(tables.sketches.name))
+
+
+def _set(connection: Connection, population_id: str, **values: object) -> None:
+    mine = tables.sketches.c.population_id == population_id
+    connection.execute(update(tables.sketches).where(mine).values(**values))
+
+
+def _state(kept: KeptSketch | None) -> tuple[object, ...] | None:
+    return None if kept is None else (kept.key, kept.version, kept.manifest, kept.clients)
+
+
+def _undeclared(connection: Connection, population_id: str) -> list[str]:
+    if not _has_table(connection):
+        return []
+    mine = tables.sketches.c.population_id == population_id
+    rows = find(connection, tables.sketches, mine, columns=("undeclared",))
+    return _ids(rows[0].undeclared) if rows else []
+
+
+def _ids(text: str) -> list[str]:
+    ids = decoded_list(text, "a list of populations")
+    if not all(isinstance(one, str) for one in ids):
+        raise LedgerTampered("a list of populations in the ledger holds something else.", RESTORE)
+    return ids
+
+
+def _kept(connection: Connection, population_id: str) -> KeptSketch | None:
+    if not _has_table(connection):
+        return None
+    rows = find(connection, tables.sketches, tables.sketches.c.population_id == population_id)
+    if not rows:
+        return None
+    row = rows[0]
+    try:
+        sketch = Sketch.of_bytes(row.cells, row.ids, row.parts) if row.cells else None
+    except ValueError as error:
+        raise LedgerTampered(
+            f"the sketch of population {population_id!r} in the ledger is damaged ({error}).", RESTORE
+        ) from None
+    blocks = frozenset(row.blocks[at : at + DIGEST_BYTES] for at in range(0, len(row.blocks), DIGEST_BYTES))
+    return KeptSketch(
+        population_id,
+        row.name,
+        row.key,
+        row.version,
+        row.manifest,
+        row.clients,
+        sketch,
+        blocks,
+        frozenset(_ids(row.declared)),
+    )
+
+
+def _make_key(path: Path) -> None:
+    """A new key, whole or absent, that only this user may read. Of two processes the first one makes it."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(os.urandom(KEY_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileExistsError):
+            os.link(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    flush(path.parent)
