@@ -44,7 +44,8 @@ def test_results_have_names_and_units_without_the_population(tmp_path, monkeypat
 
 def private(file, population, *bounds):
     works("population", "ingest", file, population, "--nominal-clients", "20", *bounds)
-    works("budget", "set", population, "--epsilon", "1", "--delta", "1e-6", "--public-schema", "a form")
+    budget = ("--epsilon", "1", "--delta", "1e-6", "--public-schema", "a form", "--shared-ids", "the same table")
+    works("budget", "set", population, *budget)
 
 
 def test_a_radius_follows_from_bounds_and_is_recorded(tmp_path, monkeypatch):

@@ -34,7 +34,7 @@ def verify(
     from fedcore.storage import files
 
     if not is_run(files.place(place)):
-        return population_verify(place, version, as_json)
+        return population_verify(place, version, as_json=as_json)
     with bar(f"verify {place}", as_json) as progress:
         report = verify_run(place, ledger, progress)
     say({"ok": report.ok, **asdict(report)}, as_json)
