@@ -26,16 +26,20 @@ SKETCHED = Declared(
     "ledger.sqlite: fedcore_id_sketches", None, "the noisy sketch of ids in the ledger, which shared-ids.md argues for"
 )
 
+PROGRESS = r"(\{'completed': \d+, 'total': \d+\}\n?)+"  # one line for each block
 # In what `population ingest` and `describe` say of a population. Stored sizes follow from how well data pack.
 DESCRIBED = (
     Declared(
-        "stdout", r'"?\b(heldout_)?(clients|tokens|rows|entries|blocks|clipped_values|alike_ids)"?:? +\d+', COUNTS
+        "stdout",
+        r'"?\b((heldout_)?(clients|tokens|rows|entries|blocks|clipped_values|alike_ids)|records_\w+)"?:? +\d+',
+        COUNTS,
     ),
     Declared("stdout", r'"?\bbytes"?:? +\d+', SIZES),
 )
 STORED = (
     Declared("stdout", r'"?\bbytes(_copied|_present)?"?:? +\d+', SIZES),
-    Declared("stdout", r'"?\bblocks(_copied|_present)?"?:? +\d+', COUNTS),
+    Declared("stdout", r'"?\b(blocks(_copied|_present)?|kept)"?:? +\d+', COUNTS),
+    Declared("progress", PROGRESS, COUNTS),
 )
 
 
@@ -158,7 +162,7 @@ COMMANDS: dict[str, Command] = {
             Declared("made/*", None, RAW),
             Declared("made_of_rows/*", None, RAW),
             SKETCHED,
-            Declared("progress", r"'(completed|total)': \d+", "rows read so far: " + COUNTS),
+            Declared("progress", PROGRESS, "rows read so far: " + COUNTS),
             Declared("stderr", r"\d+%", "rows read so far: " + COUNTS),
         ),
         "reads private files and writes them as a population; names and modes of its files are compared",
@@ -201,7 +205,7 @@ COMMANDS: dict[str, Command] = {
             *files_of("encoded/blocks/*", "listed/blocks/*"),
             Declared("encoded/*", None, RAW),
             Declared("listed/*", None, RAW),
-            Declared("progress", r"'(completed|total)': \d+", COUNTS),
+            Declared("progress", PROGRESS, COUNTS),
         ),
         "writes private data where it is told to",
         exits=(0, 0, 0, 2),
@@ -373,7 +377,7 @@ COMMANDS: dict[str, Command] = {
             *files_of("own/*/c/*"),
             Declared("own*", None, RAW),
             Declared("stdout", r"\bclients +\d+", COUNTS),
-            Declared("progress", r"'(completed|total)': \d+", COUNTS),
+            Declared("progress", PROGRESS, COUNTS),
         ),
         "writes each client's own output where it is told to",
     ),
