@@ -109,9 +109,9 @@ def accept_loss(population: Population, ledger: Ledger, reason: str, runs: str |
     new = named or old
     missing = missing or (said is True and new is None)
     looks: list[tuple[str | None, Callable[[], ChainHead | None]]] = [(None, lambda: _witness(population))]
-    for where in dict.fromkeys(where for where in (old, new) if where is not None):
-        known = where == old or said is True
-        looks.append((where, partial(_anchored_at, where, population, known=known)))
+    for anchor in dict.fromkeys(one for one in (old, new) if one is not None):
+        known = anchor == old or said is True
+        looks.append((anchor, partial(_anchored_at, anchor, population, known=known)))
     for where, look in looks:
         try:
             head = look()

@@ -351,10 +351,10 @@ def _meant(case: Case, record: list[Any]) -> tuple[str, Any, int]:
     if client is None or isinstance(client, (list, dict)):
         raise ValueError
     client = client if isinstance(client, str) else json.dumps(client)
-    if not client or "\0" in client:
+    [client], faults = identifiers.spelled_or_why([client], identifiers.STRIPPED)
+    if any(faults):
         raise ValueError
     client.encode()
-    [client] = identifiers.spelled([client], True)
     if case.options["kind"] == "rows":
         return client, tuple(_number(one) for one in rest), 1
     token, count = rest
@@ -366,6 +366,8 @@ def _meant(case: Case, record: list[Any]) -> tuple[str, Any, int]:
         if token is None or isinstance(token, (list, dict)):
             raise ValueError
         place = token if isinstance(token, str) else json.dumps(token)
+        if not place:
+            raise ValueError
         place.encode()
     amount = _number(count)
     if amount is None or amount < 0 or amount != int(amount) or amount > 2**53:
@@ -411,7 +413,7 @@ def by_fedcore(source: Any, split: list | None) -> Read:
     """split: the parts, one after the other; None: the source as a whole"""
     account, found = Account(), dict[str, Any]()
     for part in [None] if split is None else split:
-        for batch in keyed_batches(source.batches(account, part), account, True):
+        for batch in keyed_batches(source.batches(account, part), account):
             ids = [*batch.ids]
             for one in ids:
                 found.setdefault(one, Counter())
@@ -500,10 +502,10 @@ def _count_again(case: Case) -> None:
     """The second count and the sample of an ingest. Raises Differs."""
     source, account = source_of(case.path, Options(**case.options), SPARE), Account()
     second = SecondCount(source)
-    for _ in keyed_batches(source.batches(account), account, True):
+    for _ in keyed_batches(source.batches(account), account):
         pass
     try:
-        second.settle(account, account.handed_on, True)
+        second.settle(account, account.handed_on)
     except IngestError as error:
         raise Differs(error.message) from None
 

@@ -1,6 +1,8 @@
 """The fault table of ingestion: every unusable source is a named error that says what, where, and what to do."""
 
+import json
 import os
+import warnings
 
 import numpy as np
 import pytest
@@ -223,7 +225,7 @@ def parquet_file(file, **columns):
     [
         ({"client": ["a", None], "token": [0, 1], "count": [1, 1]}, "row 1: the client id is missing"),
         ({"client": ["a", ""], "token": [0, 1], "count": [1, 1]}, "row 1: the client id is empty"),
-        ({"client": ["a", "b"], "token": [0, None], "count": [1, 1]}, "row 1: the token is missing"),
+        ({"client": ["a", "b"], "token": [0, None], "count": [1, 1]}, "row 1: the token is missing or empty"),
         ({"client": ["a", "b"], "token": [0, 9], "count": [1, 1]}, "row 1: unknown feature id 9"),
         ({"client": ["a", "b"], "token": [0, 1], "count": [1, None]}, "row 1: the count is nan"),
         ({"client": ["a", "b"], "token": [0, 1], "count": [1.0, 0.5]}, "row 1: the count 0.5 is not"),
@@ -248,6 +250,27 @@ def test_bad_parquet_rows(tmp_path, columns, what):
 def test_wrong_parquet_types(tmp_path, columns, what):
     file = parquet_file(tmp_path / "a.parquet", **columns)
     refused(what, file, tmp_path / "p", features=3, kind="counts")
+
+
+@pytest.mark.parametrize("kind", ["counts", "words"])
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("token, count, what", [("", 2, "the token is missing or empty"), ("y", 1e300, "above 2")])
+def test_an_empty_token_and_a_huge_count_are_bad_rows(tmp_path, form, kind, token, count, what):
+    columns = {"client": ["a", "a", "b"], "token": ["x", token, "y"], "count": [1.0, count, 3.0]}
+    file = tmp_path / f"a.{form}"
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    if form == "parquet":
+        parquet_file(file, **columns)
+    elif form == "jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        write_csv(file, [*columns], zip(*columns.values(), strict=True))
+    options = {"kind": kind} | ({"vocabulary": ["x", "y"]} if kind == "counts" else {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        refused(rf"(?s)1 bad row:.*{what}", file, tmp_path / "p", **options)
+        made = ingest(file, tmp_path / "p", tolerance=1, **options)
+    assert (made.n_rows, made.manifest.provenance.bad_rows, made.manifest.provenance.dropped_tokens) == (4, 1, 0)
 
 
 def test_damaged_parquet(tmp_path):

@@ -91,14 +91,15 @@ def compare(
             for ids, rows, sums in _of_block(population, number):
                 ours.add(*forgotten.without(ids, rows, sums))
             _tell(progress, len(opened) + number + 1, steps)
-        compared, rows, faults = 0, 0, [set[bytes](), set[bytes](), set[bytes]()]
+        compared, total, faults = 0, 0, [set[bytes](), set[bytes](), set[bytes]()]
         for number in range(FILES):
             one, other = theirs.of(number), ours.of(number)
-            compared, rows = compared + len(one), rows + int(one["rows"].sum())
+            compared, total = compared + len(one), total + int(one["rows"].sum())
             for found, keys in zip(faults, _differences(one, other), strict=True):
                 found.update(keys)
         examples = tuple(_named(population, opened, set().union(*faults)))
-        return Compared(compared, rows, *map(len, faults), len(forgotten.seen), bad, examples)
+        missing, added, different = map(len, faults)
+        return Compared(compared, total, missing, added, different, len(forgotten.seen), bad, examples)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -294,7 +294,7 @@ def ingest(
         if writer.clients == 0:
             raise IngestError(f"The source {source} holds no client.", "Give at least one good row.")
         before = 0 if parent is None else total_of(parent.blocks)
-        records = second.settle(account, writer.written() - before)
+        counted = second.settle(account, writer.written() - before)
         return writer.commit(
             Provenance(
                 sources=opened.names,
@@ -302,7 +302,7 @@ def ingest(
                 dropped_tokens=account.dropped_tokens,
                 bad_rows=account.bad,
                 clipped=account.clipped,
-                records=records,
+                records=counted,
                 stored=account.stored,
                 skipped=account.skipped,
             ),

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from itertools import islice
-from typing import cast
+from typing import BinaryIO, cast
 
 import numpy as np
 import scipy.sparse as sp
@@ -117,7 +117,7 @@ class _Texts(_Other):
         """The wanted fields of every record; None of a bad one."""
         try:
             with open(self.file.path, "rb") as opened:
-                handle: io.BufferedIOBase = opened
+                handle: BinaryIO = opened
                 if span is not None:
                     opened.seek(span.start)
                     handle = io.BytesIO(opened.read(span.stop - span.start))
@@ -138,7 +138,7 @@ class _Texts(_Other):
             ) from error
 
     @staticmethod
-    def _objects(lines: io.BufferedIOBase, wanted: list[str]) -> Iterator[Sequence | None]:
+    def _objects(lines: BinaryIO, wanted: list[str]) -> Iterator[Sequence | None]:
         for number, data in enumerate(lines):
             for line in (data.removeprefix(BYTE_ORDER_MARK) if number == 0 else data).splitlines():
                 if line.strip():

@@ -347,9 +347,9 @@ def _files_of(source: Source) -> Iterator[tuple[Path, TableFile | None]]:
     """Every file that the source reads. The second is for those whose records are counted as their bytes are read."""
     if isinstance(source, TableSource):
         for file in (*source.files, *source.heldout):
-            held = file.file if isinstance(file, Partitioned) else file
+            held: TableFile = file.file if isinstance(file, Partitioned) else file
             if isinstance(held, (CsvFile, JsonFile, ParquetFile, ArrowFile)):
-                yield held.path, held
+                yield Path(held.path), held
     elif isinstance(source, TextSource):
         for folder in (source.folder, *([] if source.heldout is None else [source.heldout])):
             for where, folders, names in os.walk(folder):

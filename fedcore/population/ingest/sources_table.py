@@ -340,9 +340,10 @@ class TableSource:
         import pyarrow as pa
         import pyarrow.compute as compute
 
-        missing = columns[0].is_null().to_numpy(zero_copy_only=False) & good
-        _reject(account, piece, np.flatnonzero(missing), lambda row: "the token is missing")
-        good[missing] = False
+        named = compute.not_equal(columns[0], "") if self._text_tokens else columns[0].is_valid()
+        unnamed = ~named.fill_null(False).to_numpy(zero_copy_only=False) & good
+        _reject(account, piece, np.flatnonzero(unnamed), lambda row: "the token is missing or empty")
+        good[unnamed] = False
         if self.kind == "words":
             coded = columns[0].fill_null("").dictionary_encode()
             tokens = as_words(coded.dictionary.to_pylist())[coded.indices.to_numpy(zero_copy_only=False)]
