@@ -12,6 +12,7 @@ import pytest
 from fedcore.errors import ConfigError, IngestError
 from fedcore.population.conversion import begin_cohorts
 from fedcore.population.ingest import csv_blocks
+from fedcore.population.ingest.against import compare
 from fedcore.population.ingest.ingest import describe, ingest
 from fedcore.population.ingest.schema import read_schema, sketch
 from fedcore.training.budget import check_records
@@ -153,6 +154,27 @@ def test_records_have_names_by_file_and_number(tmp_path):
     with pytest.raises(IngestError, match="holds clients"):
         ingest(write_csv(tmp_path / "c.csv", ["client", "x"], [("a", 1)]), tmp_path / "q")
         ingest(write_csv(tmp_path / "d.csv", ["x"], [(1,)]), tmp_path / "q", append=True, unit="record")
+
+
+@pytest.mark.parametrize("form", ["npy", "npz"])
+def test_arrays_without_clients_are_records(tmp_path, form):
+    x = np.arange(12.0).reshape(4, 3)
+    np.save(tmp_path / "a.npy", x)
+    np.savez(tmp_path / "a.npz", x=x)
+    (tmp_path / "b.csv").write_text("u,v,w\n" + "".join(",".join(map(str, row)) + "\n" for row in x.tolist()))
+    with pytest.raises(IngestError, match="client") as caught:
+        ingest(tmp_path / f"a.{form}", tmp_path / "p")
+    assert "--unit record" in caught.value.remedy
+    made = ingest(tmp_path / f"a.{form}", tmp_path / "p", unit="record")
+    table = ingest(tmp_path / "b.csv", tmp_path / "q", unit="record")
+    assert made.manifest.records and {name.partition(":")[0] for name in rows_of(made)} == {f"a.{form}"}
+    assert sorted(rows_of(made).values()) == sorted(rows_of(table).values())
+    assert (made.manifest.provenance.records, made.manifest.provenance.stored) == (4, 4)
+    with pytest.raises(IngestError, match="called"):
+        ingest([tmp_path / f"a.{form}"] * 2, tmp_path / "r", unit="record")
+    with pytest.raises(IngestError, match="dense rows"):
+        ingest(tmp_path / f"a.{form}", tmp_path / "r", unit="record", kind="counts")
+    assert compare(made, [tmp_path / f"a.{form}"], {}).ok
 
 
 def test_records_that_come_again_get_no_new_budget(tmp_path):

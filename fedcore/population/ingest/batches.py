@@ -218,6 +218,29 @@ def matrix_batches(source: Source, account: Account, rule: Rule) -> Iterator[Mat
         yield replace(batch, ids=named_ids(batch.ids, rule))
 
 
+def check_record_files(names: Sequence[str], plain_rows: bool) -> None:
+    """Raises IngestError unless every row of the files can be a client (--unit record).
+
+    names: of the files; plain_rows: dense rows without a held-out part, documents or calendar periods
+    """
+    if not plain_rows:
+        raise IngestError(
+            "Records without clients (--unit record) are dense rows. They have no counts, documents, calendar periods "
+            "or held-out part.",
+            "Name the clients (--client), or leave the others out.",
+        )
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
+        raise IngestError(
+            f"Two files are called {twice[0]}, and records are called by file and number.", "Rename one of them."
+        )
+
+
+def record_ids(file: str, numbers: Iterable[int], rule: Rule) -> list[str]:
+    """Ids of records: the name of their file and their numbers in it."""
+    (name,) = named_ids([f"{file}:"], rule)
+    return [f"{name}{number}" for number in numbers]
+
+
 def named_ids(names: Sequence[str], rule: Rule) -> list[str]:
     """Ids of clients that names of files make, as the rule stores them. Raises IngestError for one that it refuses."""
     made, faults = spelled_or_why(names, rule)

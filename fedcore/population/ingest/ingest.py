@@ -29,6 +29,7 @@ from fedcore.population.ingest.documents import halves_of
 from fedcore.population.ingest.readings import Bound
 from fedcore.population.ingest.second_count import SecondCount
 from fedcore.population.ingest.sources import Format, Options, Where, WhoseRows
+from fedcore.population.ingest.sources_array import DenseSource
 from fedcore.population.ingest.sources_frames import FrameSource
 from fedcore.population.ingest.sources_table import TableSource
 from fedcore.population.ingest.sources_text import Tokeniser
@@ -230,7 +231,8 @@ def ingest(
     dealt = calendars.declared(parent, period, options.time, zone, first, through, nominal_clients)
     options = replace(options, calendar=dealt.calendar)
     opened = sources.source_of(source, options, memory // BATCH_SHARE, progress, path / layout.SPILL / "query")
-    entries, records = (opened.entries, opened.records) if isinstance(opened, TableSource) else ((), False)
+    entries = opened.entries if isinstance(opened, TableSource) else ()
+    records = isinstance(opened, (TableSource, DenseSource)) and opened.records
     if fold_ids and (records or not opened.keyed):
         raise IngestError(
             f"The source {source} names no clients, so there is no id to fold.",

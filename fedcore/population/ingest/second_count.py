@@ -359,8 +359,8 @@ def _files_of(source: Source) -> Iterator[tuple[Path, TableFile | None]]:
         others = source.heldout if isinstance(source, DenseSource) else ()
         for path in (*source.files, *others):
             yield path, None
-            if isinstance(source, DenseSource) and path.suffix == ".npy":
-                yield path.parent / source.client, None
+            if isinstance(source, DenseSource) and (ids := source.ids_of(path)) is not None:
+                yield ids, None
 
 
 def _of_frames(file: Path, array: str | None) -> int | None:

@@ -142,18 +142,20 @@ OF_TABLES = (
     *("client", "token", "count", "columns", "features", "vocabulary", "heldout", "dtype", "documents", "unit"),
     *("image", *OF_COLUMNS),
 )
+OF_ARRAYS = ("client", "unit", "features", "vocabulary", "heldout", "dtype", "image")
 OPTIONS: dict[str, tuple[str, ...]] = {
     "csv": (*OF_TABLES, "delimiter", "decimal", "longest_record"),
     "parquet": OF_TABLES,
     "arrow": OF_TABLES,
     "jsonl": (*OF_TABLES, "longest_record"),
     "sql": OF_TABLES,
-    "npz": ("client", "array", "features", "vocabulary", "heldout", "dtype", "image", "prefix", "heldout_prefix"),
-    "npy": ("client", "features", "vocabulary", "heldout", "dtype", "image"),
+    "npz": (*OF_ARRAYS, "array", "prefix", "heldout_prefix"),
+    "npy": OF_ARRAYS,
     "text": ("client", "features", "vocabulary", "heldout", "tokeniser", "documents"),
     "frames": ("features", "array", "dtype", "frames_per_client", "frame_stride"),
 }
-OF_DENSE, OF_SPARSE = ("array", "heldout", "dtype", "image"), ("prefix", "heldout_prefix")  # NPZ holds one or the other
+# An NPZ file holds one or the other.
+OF_DENSE, OF_SPARSE = ("unit", "array", "heldout", "dtype", "image"), ("prefix", "heldout_prefix")
 ANYWHERE = ("format", "kind", "halves", "time", "calendar", "readings", "fold_ids")  # last four: looked at elsewhere
 
 
@@ -299,15 +301,10 @@ def _table(
     )
     kind = options.kind or ("counts" if tokens else "rows")
     count = options.count or ("count" if kind != "rows" and "count" in names else None)
-    if options.unit == "record" and options.client is not None:
-        raise IngestError(
-            f"Every row is said to be a record of its own, and {options.client!r} the column of its client.",
-            "Say one: --client COLUMN, where a client may have several rows, or --unit record.",
-        )
     return TableSource(
         files,
         kind,
-        None if options.unit == "record" else options.client or "client",
+        _client_of(options),
         options.token or "token",
         count,
         wanted_columns=options.columns,
@@ -327,6 +324,18 @@ def _table(
     )
 
 
+def _client_of(options: Options) -> str | None:
+    """What names the clients; None if every row is a record. Raises IngestError."""
+    if options.unit != "record":
+        return options.client or "client"
+    if options.client is not None:
+        raise IngestError(
+            f"Every row is said to be a record of its own, and {options.client!r} the column of its client.",
+            "Give one of them: --client COLUMN, where a client may have several rows, or --unit record.",
+        )
+    return None
+
+
 def _arrays(
     form: Format, files: list[Path], heldout: list[Path], options: Options, memory: int, progress: Progress | None
 ) -> DenseSource | MatrixSource:
@@ -340,9 +349,12 @@ def _arrays(
         takes = [name for name in OPTIONS[form] if name not in other_kind or (name == "heldout" and matrix)]
         _refuse_other_options(form, options, takes, f"{'sparse matrices' if matrix else 'dense rows'} in npz")
     if not matrix:
-        client, kind = options.client or "client", options.kind or "rows"
-        if form == "npy" and options.client is None:
-            raise IngestError("Rows in an NPY file need client ids in another.", "Name that file (client=ids.npy).")
+        client, kind = _client_of(options), options.kind or "rows"
+        if form == "npy" and options.client is None and client is not None:
+            raise IngestError(
+                "Rows in an NPY file need client ids in another file.",
+                "Name that file (--client ids.npy), or ingest every row as a record: --unit record.",
+            )
         return DenseSource(files, client, array, kind, heldout, options.dtype, memory, progress, options.rule)
     if options.kind == "rows":
         raise IngestError(f"{files[0]} holds sparse counts, not dense rows.", "Leave the kind out.")

@@ -24,7 +24,9 @@ from fedcore.population.ingest.batches import (
     Batch,
     MatrixBatch,
     bad_counts,
+    check_record_files,
     count_fault,
+    record_ids,
     refuse_odd,
     unique_ids,
 )
@@ -123,12 +125,13 @@ def vocabulary_in(file: Path, name: str = "vocab") -> tuple[str, ...] | None:
 class DenseSource:
     """Files of dense rows. NPZ: arrays `array` and `client`; NPY: the rows, and `client` names an NPY file of ids.
 
-    heldout: files of the same form. kind "counts": every entry is the count of its column. image: (height, width) of
-    rows that are pictures, in arrays (rows, height, width), or (rows, height, width, 1 or 3).
+    client: None: every row is a record without a client, called by its file and number. heldout: files of the same
+    form. kind "counts": every entry is the count of its column. image: (height, width) of rows that are pictures, in
+    arrays (rows, height, width), or (rows, height, width, 1 or 3).
     """
 
     files: Sequence[Path]
-    client: str
+    client: str | None
     array: str = "x"
     kind: Kind = "rows"
     heldout: Sequence[Path] = ()
@@ -145,6 +148,8 @@ class DenseSource:
 
     def __post_init__(self):
         self.names = tuple(file.name for file in self.files)
+        if self.records:
+            check_record_files(self.names, self.kind == "rows" and not self.heldout)
         dtypes, shapes = [], set()
         for file in (*self.files, *self.heldout):
             x, ids = self._open(file)
@@ -165,23 +170,40 @@ class DenseSource:
         pictures = len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3))
         self.image = (shape[0], shape[1]) if self.kind == "rows" and pictures else None
 
-    def _open(self, file: Path) -> tuple[StoredArray, StoredArray]:
+    @property
+    def records(self) -> bool:
+        """Whether every row is a client of its own."""
+        return self.client is None
+
+    def ids_of(self, file: Path) -> Path | None:
+        """The file of the clients of an NPY file; None if they are in the same file, or there are none."""
+        return file.parent / self.client if file.suffix == ".npy" and self.client is not None else None
+
+    def _open(self, file: Path) -> tuple[StoredArray, StoredArray | None]:
+        """(rows, ids; None without clients)"""
+        ids = None
         if file.suffix == ".npy":
-            refuse_odd(file.parent / self.client)
-            x, ids = StoredArray(file), StoredArray(file.parent / self.client)
+            x = StoredArray(file)
+            if (beside := self.ids_of(file)) is not None:
+                refuse_odd(beside)
+                ids = StoredArray(beside)
         else:
             known = array_names(file)
-            for name in (self.array, self.client):
+            for name in (self.array, *([] if self.client is None else [self.client])):
                 if name not in known:
-                    raise IngestError(f"{file} has no array {name!r}.", f"It has {', '.join(known)}; name one of them.")
-            x, ids = StoredArray(file, self.array), StoredArray(file, self.client)
+                    alone = ", or ingest every row as a record: --unit record" if name == self.client else ""
+                    raise IngestError(
+                        f"{file} has no array {name!r}.", f"It has {', '.join(known)}; name one of them{alone}."
+                    )
+            x = StoredArray(file, self.array)
+            ids = None if self.client is None else StoredArray(file, self.client)
         if x.dtype.kind not in "iufb" or len(x.shape) < 2:
             raise IngestError(
                 f"{x.where} is {x.dtype}{x.shape}, not rows of numbers.", "Give an array of shape (rows, features)."
             )
         if x.fortran:
             raise IngestError(f"{x.where} is stored column by column.", "Save it with numpy.ascontiguousarray.")
-        if len(ids.shape) != 1 or len(ids) != len(x) or ids.dtype.kind not in "iuUS":
+        if ids is not None and (len(ids.shape) != 1 or len(ids) != len(x) or ids.dtype.kind not in "iuUS"):
             raise IngestError(
                 f"{ids.where} is {ids.dtype}{ids.shape}, not one client id for each of {len(x)} rows.",
                 "Give one text or whole number for each row.",
@@ -194,16 +216,20 @@ class DenseSource:
             x, ids = self._open(file)
             step = max(self.memory // (x.entry_bytes + 16 * self.features + 200), 1)
             for first in range(0, len(x), step):
-                yield self._batch(account, heldout, file.name, first, x.take(step), ids.take(step))
+                rows = x.take(step)
+                if ids is None:
+                    given = record_ids(file.name, range(first, first + len(rows)), self.rule)
+                else:
+                    given = [_text(one) for one in ids.take(step).tolist()]
+                yield self._batch(account, heldout, file.name, first, rows, given)
             if self.progress is not None:
                 self.progress(number + 1, len(files))
 
-    def _batch(self, account: Account, heldout: bool, name: str, first: int, x: np.ndarray, ids: np.ndarray) -> Batch:
+    def _batch(self, account: Account, heldout: bool, name: str, first: int, x: np.ndarray, given: list[str]) -> Batch:
         def where(row: int) -> str:
             return f"{name}, row {first + row}"
 
         x = x.reshape(len(x), -1)
-        given = [one.decode("utf-8", "surrogateescape") if isinstance(one, bytes) else str(one) for one in ids.tolist()]
         good = np.ones(len(x), bool)
         texts, faults = spelled_or_why(given, self.rule)
         for row, fault in enumerate(faults):
@@ -227,6 +253,10 @@ class DenseSource:
             return Batch(heldout, unique, codes, x=x)
         at, token = np.nonzero(x)
         return Batch(heldout, unique, codes[at], token.astype(np.int32), x[at, token].astype(np.int64))
+
+
+def _text(one: str | bytes | int) -> str:
+    return one.decode("utf-8", "surrogateescape") if isinstance(one, bytes) else str(one)
 
 
 # ---- count matrices in CSR form: a row is a client

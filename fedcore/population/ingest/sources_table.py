@@ -13,7 +13,15 @@ from fedcore.errors import IngestError
 from fedcore.population.blocks import Kind
 from fedcore.population.columns import ColumnEntry, bounds_of
 from fedcore.population.identifiers import FOLDED, STRIPPED, Rule, spelled_or_why
-from fedcore.population.ingest.batches import SHOWN_TOKENS, Account, Batch, bad_counts, count_fault, named_ids
+from fedcore.population.ingest.batches import (
+    SHOWN_TOKENS,
+    Account,
+    Batch,
+    bad_counts,
+    check_record_files,
+    count_fault,
+    record_ids,
+)
 from fedcore.population.ingest.documents import no_document, second_half
 from fedcore.population.ingest.parts import Part, Portion
 from fedcore.population.ingest.plain_names import chosen, plain_names
@@ -98,7 +106,10 @@ class TableSource:
         self._refuse_double("time", self.time, (self.client, *self.columns))
         self._refuse_double("document", self.documents, (self.client, self.time, *self.columns))
         if self.records:
-            self._check_records()
+            dealt = self.calendar is not None or self.documents is not None
+            check_record_files(
+                [file.name for file in self.files], self.kind == "rows" and not dealt and not self.heldout
+            )
         if self.kind == "rows":
             self._set_columns()
 
@@ -135,18 +146,6 @@ class TableSource:
                 f"{file.name} has no column {self.client!r}, to say whose a row is.",
                 f"Its columns are {shown}. {remedy}",
                 remedy_without_values=f"Look at its first line. {remedy}",
-            )
-
-    def _check_records(self) -> None:
-        if self.kind != "rows" or self.calendar is not None or self.documents is not None or self.heldout:
-            raise IngestError(
-                "Records of nobody are dense rows, which are neither counted, nor dealt to documents or calendar "
-                "periods, nor held out by client.",
-                "Name the column of the client (--client), or leave the others out.",
-            )
-        if twice := [name for name, times in Counter(file.name for file in self.files).items() if times > 1]:
-            raise IngestError(
-                f"Two files are called {twice[0]}, and records are called by file and number.", "Rename one of them."
             )
 
     @property
@@ -296,8 +295,7 @@ class TableSource:
     ) -> tuple[Sequence[str], np.ndarray]:
         """(ids of clients, (n,) int64, position of each row's); clears `good` for rows of none."""
         if self.client is None:
-            (name,) = named_ids([f"{file.name}:"], self.rule)
-            return [f"{name}{number}" for number in piece.records.tolist()], np.arange(len(good))
+            return record_ids(file.name, piece.records.tolist(), self.rule), np.arange(len(good))
         clients, missing = piece.columns[0], "the client id is missing"
         coded = clients.dictionary_encode()
         plain = None if clients.null_count else plain_names(coded.dictionary)
