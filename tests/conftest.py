@@ -40,12 +40,12 @@ def small_counts(clients: int = 50, features: int = 7, seed: int = 0) -> sp.csr_
     return sp.csr_matrix(counts)
 
 
-def write_counts(path, matrix, *, leaf=4, block=8, heldout=None, **options):
+def write_counts(path, matrix, *, leaf=4, block=8, heldout=None, ids=None, **options):
     """A population of the rows of `matrix`."""
     with PopulationWriter(
         path, "counts", matrix.shape[1], clients_per_leaf=leaf, clients_per_block=block, **options
     ) as writer:
-        writer.write([f"c{i}" for i in range(matrix.shape[0])], matrix, heldout)
+        writer.write(ids or [f"c{i}" for i in range(matrix.shape[0])], matrix, heldout)
         return writer.commit(Provenance(sources=("test",)))
 
 

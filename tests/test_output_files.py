@@ -11,6 +11,7 @@ import pyarrow.parquet as parquet
 import pytest
 import zarr
 
+from fedcore.errors import ConfigError
 from fedcore.methods.histograms import Histograms
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
@@ -180,3 +181,29 @@ def test_clients_who_were_forgotten_have_no_line(tmp_path, counted, monkeypatch)
     assert personalise(run.path, population.path, tmp_path / "out.csv")["clients"] == 48
     ids = [line["client"] for line in read_csv(tmp_path / "out.csv")]
     assert ids == [f"c{i}" for i in range(50) if not forgotten[i]]
+
+
+@pytest.mark.parametrize("safe", [False, True])
+def test_ids_that_look_like_formulas(tmp_path, safe):
+    formulas = ["=1+1", "@SUM(A1)", "-2", "+3"]
+    ids = [*formulas, *(f"c{number}" for number in range(46))]
+    population = write_counts(tmp_path / "p", small_counts(), block=8, ids=ids)
+    run = train(population, tmp_path, **LEARN)
+    personalise(run.path, population.path, tmp_path / "out.csv", safe_cells=safe)
+    about = json.loads((tmp_path / "out.csv.about.json").read_text())
+    found = [line["client"] for line in read_csv(tmp_path / "out.csv")]
+    assert found == ([f"'{one}" for one in formulas] if safe else formulas) + ids[4:]
+    assert ("apostrophe" if safe else "formula") in about["text_cells"]
+    if safe:
+        with pytest.raises(ConfigError, match="CSV"):
+            personalise(run.path, population.path, tmp_path / "out.parquet", safe_cells=True)
+
+
+def test_a_point_before_a_digit_is_part_of_a_name(tmp_path, counted):
+    population, run = counted
+    personalise(run.path, population.path, tmp_path / "run_0.5_0")
+    assert zarr.open_group(tmp_path / "run_0.5_0", mode="r")["estimate"].shape[0] == 50
+    personalise(run.path, population.path, tmp_path / "run_0.5.csv")
+    assert len(read_csv(tmp_path / "run_0.5.csv")) == 50
+    with pytest.raises(ConfigError, match="xlsx"):
+        personalise(run.path, population.path, tmp_path / "run_0.5.xlsx")

@@ -21,6 +21,12 @@ FreeSettings = Annotated[
         "names them. It costs no privacy, if nobody looked at data of people to find its value.",
     ),
 ]
+SafeCells = Annotated[
+    bool,
+    typer.Option(
+        "--safe-cells", help="CSV files: put an apostrophe before texts that a spreadsheet would run as formulas."
+    ),
+]
 Cache = Annotated[str, typer.Option("--cache", help="Decoded data that each process may keep, e.g. 512MiB.")]
 Ledger = Annotated[
     str | None,

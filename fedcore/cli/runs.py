@@ -22,6 +22,7 @@ from fedcore.cli.options import (
     PopulationArgument,
     RunArgument,
     Runs,
+    SafeCells,
     Workers,
     open_population,
     stamp,
@@ -246,6 +247,7 @@ def export(
         str | None, typer.Option("--table", metavar="TABLE", help="The table of a .csv or .parquet file.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists; a folder never is.")] = False,
+    safe_cells: SafeCells = False,
     as_json: Json = False,
 ) -> None:
     """Write what a run has learnt for other programs: its tables, arrays, or a fitted estimator.
@@ -255,7 +257,7 @@ def export(
     from fedcore.evaluation.export import export_run
     from fedcore.runs.store import Run
 
-    say(export_run(Run.open(run), dest, table_name, force=force), as_json)
+    say(export_run(Run.open(run), dest, table_name, force=force, safe_cells=safe_cells), as_json)
 
 
 def personalise(
@@ -273,6 +275,7 @@ def personalise(
         int | None,
         typer.Option("--workers", min=1, max=256, help="Processes that share the blocks; default: this one alone."),
     ] = None,
+    safe_cells: SafeCells = False,
     as_json: Json = False,
 ) -> None:
     """Write each client's own output: sensitive, for that client only, not differentially private.
@@ -286,7 +289,7 @@ def personalise(
     try:
         with shared as (backend, at_once), bar(f"personalise {population}", as_json) as progress:
             given = read_settings(None, settings)
-            say(write(run, population, dest, progress, given, backend, at_once), as_json)
+            say(write(run, population, dest, progress, given, backend, at_once, safe_cells=safe_cells), as_json)
     except KeyboardInterrupt:
         print("interrupted. Go on with the same command: what is done is kept beside the outputs.", file=sys.stderr)
         raise

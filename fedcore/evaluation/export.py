@@ -48,6 +48,7 @@ from fedcore.storage.files import (
     sweep_partials,
     write_whole,
 )
+from fedcore.storage.parsing import format_suffix, safe_cell
 from fedcore.training.personalise import trained
 from fedcore.training.spec import vocabulary_of
 
@@ -60,7 +61,12 @@ OF_MODEL = "model_"  # before the names of arrays in the units of the data
 
 
 def export_run(
-    run: Run | Learnt, dest: str | Path | Place, table: str | None = None, *, force: bool = False
+    run: Run | Learnt,
+    dest: str | Path | Place,
+    table: str | None = None,
+    *,
+    force: bool = False,
+    safe_cells: bool = False,
 ) -> dict[str, Any]:
     """Write what a run has learnt to `dest`: `fedcore.evaluation.export`.
 
@@ -68,13 +74,14 @@ def export_run(
     dest: a file may be a URL; a folder is local
     table: name of the table that a .csv or .parquet file holds; None: the only one
     force: whether a file that exists is replaced; a folder never is
+    safe_cells: of CSV files, whether texts that a spreadsheet would run as formulas get an apostrophe before them
 
     Returns {"dest", "holds": names of tables or arrays, or the estimator, "private", and "note" where there is
     something to know}. Raises ConfigError for a name that asks for no form or exists, a table that there is not, and a
     model without a counterpart in scikit-learn; RunError for a run without a model, or if `dest` cannot be written.
     """
     path = place(dest)
-    write = FORMS.get(path.suffix.lower())
+    write = FORMS.get(format_suffix(path.name))
     if write is None:
         known = ", ".join(sorted(suffix for suffix in FORMS if suffix))
         raise ConfigError(
@@ -86,6 +93,8 @@ def export_run(
         raise ConfigError(
             f"{str(dest)!r} does not hold a single table.", "Leave out --table, or end it in .csv or .parquet."
         )
+    if safe_cells and write is not _csv_file and write is not _folder:
+        raise ConfigError("--safe-cells is for CSV files.", "End the name in .csv or in nothing, or leave it out.")
     folder = write is _folder or write is _zarr
     if not folder and str(dest).endswith(("/", os.sep)):
         raise ConfigError(f"{str(dest)!r} is the name of a folder that ends like a file.", "Leave the last slash out.")
@@ -95,7 +104,7 @@ def export_run(
     learnt = run if isinstance(run, Learnt) else Learnt(run)
     if learnt.run.round < 1:
         raise RunError(f"run {learnt.run.id!r} has not finished a round yet.", "Resume it first.")
-    source = _Source(learnt, table)
+    source = _Source(learnt, table, safe_cells)
     try:
         told = write(source, path)
     except OSError as error:
@@ -148,8 +157,8 @@ class Learnt:
 class _Source:
     """What is exported of a run."""
 
-    def __init__(self, learnt: Learnt, table: str | None):
-        self.learnt, self.run, self.table = learnt, learnt.run, table
+    def __init__(self, learnt: Learnt, table: str | None, safe_cells: bool):
+        self.learnt, self.run, self.table, self.safe_cells = learnt, learnt.run, table, safe_cells
 
     @property
     def result(self) -> Result:
@@ -204,26 +213,46 @@ def _folder(source: _Source, path: Place) -> dict[str, Any]:
 
     def fill(folder: Path) -> None:
         for table in tables:
-            (folder / f"{table.name}.csv").write_bytes(csv_bytes(table))
+            (folder / f"{table.name}.csv").write_bytes(csv_bytes(table, source.safe_cells))
         (folder / RESULT).write_bytes(json_bytes(document))
 
     _whole_folder(Path(str(path)), fill, private=not source.private)
-    return {"holds": [table.name for table in tables]}
+    return {"holds": [table.name for table in tables], **_note_of_formulas(tables, source.safe_cells)}
 
 
 def _csv_file(source: _Source, path: Place) -> dict[str, Any]:
     table = source.one_table()
-    write_whole(path, csv_bytes(table), private=not source.private)
-    return {"holds": [table.name]}
+    write_whole(path, csv_bytes(table, source.safe_cells), private=not source.private)
+    return {"holds": [table.name], **_note_of_formulas([table], source.safe_cells)}
 
 
-def csv_bytes(table: Table) -> bytes:
-    """A line for the headings, with units of numbers in brackets, and one for each row; lists with "; " between."""
-    text, columns = io.StringIO(), with_errors(table)
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([_heading(column) for column in columns])
-    writer.writerows(zip(*([_cell(value) for value in column.values] for column in columns), strict=True))
+def csv_bytes(table: Table, safe_cells: bool = False) -> bytes:
+    """A line for the headings, with units of numbers in brackets, and one for each row; lists with "; " between.
+
+    safe_cells: whether texts that a spreadsheet would run as formulas get an apostrophe before them
+    """
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(_lines(table, safe_cell if safe_cells else str))
     return text.getvalue().encode("utf-8", "backslashreplace")
+
+
+def _lines(table: Table, shown: Callable[[str], str]) -> list[list[str]]:
+    """The headings and the rows. shown: how texts, which are not numbers, are written."""
+    columns = with_errors(table)
+    cells = [
+        [shown(_cell(value)) if isinstance(value, (str, list, tuple)) else _cell(value) for value in column.values]
+        for column in columns
+    ]
+    return [[shown(_heading(column)) for column in columns], *map(list, zip(*cells, strict=True))]
+
+
+def _note_of_formulas(tables: Sequence[Table], safe_cells: bool) -> dict[str, str]:
+    """A note if texts of CSV files are as they are, and look like formulas."""
+    if safe_cells or all(_lines(table, safe_cell) == _lines(table, str) for table in tables):
+        return {}
+    return {
+        "note": "A spreadsheet may run texts of these tables as formulas. --safe-cells puts apostrophes before them."
+    }
 
 
 def with_errors(table: Table) -> list[Column]:

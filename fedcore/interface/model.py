@@ -100,14 +100,17 @@ class Model(LoadedRun):
         method, state = self.fitted
         return estimator_of(method.fitted_model(state), self.learnt.names)
 
-    def export(self, path: str | Path, table: str | None = None, *, force: bool = False) -> dict[str, Any]:
+    def export(
+        self, path: str | Path, table: str | None = None, *, force: bool = False, safe_cells: bool = False
+    ) -> dict[str, Any]:
         """Write what the run has learnt to a file or folder, in the form that the name asks for, as `fedcore export`.
 
         path: a folder, or a name that ends in .csv, .parquet, .json, .npz, .zarr, .joblib or .pkl
         table: the one that a .csv or .parquet file holds; force: whether a file that exists is replaced
+        safe_cells: of CSV files, whether texts that a spreadsheet would run as formulas get an apostrophe before them
         Returns {"dest", "holds", ...}. Raises ConfigError, RunError: `fedcore.evaluation.export.export_run`.
         """
-        return export_run(self.learnt, path, table, force=force)
+        return export_run(self.learnt, path, table, force=force, safe_cells=safe_cells)
 
     @cached_property
     def fitted(self) -> tuple[AnyMethod, State]:

@@ -89,3 +89,16 @@ def _shallow(value: Any) -> Any:
         if not level:
             return value
     raise ValueError("it is nested too deeply")
+
+
+def format_suffix(name: str) -> str:
+    """The ending of a file's name that names its format, in small letters, such as ".csv"; empty if there is none: a
+    point before a digit is part of the name (run_0.5_0).
+    """
+    stem, point, suffix = name.rpartition(".")
+    return f".{suffix.lower()}" if stem and suffix and not suffix[0].isdigit() else ""
+
+
+def safe_cell(text: str) -> str:
+    """Text for a CSV file that no spreadsheet runs as a formula: with an apostrophe before it if it begins like one."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

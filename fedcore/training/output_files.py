@@ -31,7 +31,7 @@ from fedcore.errors import PopulationError
 from fedcore.population.store import Population
 from fedcore.rounds.method import ROWS, ClientOutputs
 from fedcore.storage.files import flush, json_bytes, make_folder, opened, seal, sweep_partials, write_whole
-from fedcore.storage.parsing import parse_json
+from fedcore.storage.parsing import parse_json, safe_cell
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,6 +41,10 @@ ROWS_PER_CHUNK = 16_384
 CHUNK_BYTES = 2**26  # of rows as wide as a picture
 GROUP_BYTES = 2**24  # of a row group of Parquet, before compression
 LINE_NUMBERS = 2**20  # of lines of CSV that are made at once
+OF_CELLS = {
+    False: "Client ids are as they are stored. A spreadsheet runs one that begins with =, +, - or @ as a formula.",
+    True: "A client id that begins with =, +, -, @, a tab or a carriage return has an apostrophe before it.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,8 @@ class OutputFiles(ABC):
         files.add(leaf, ids, outputs)  # for every leaf, in order
         files.commit()
     """
+
+    safe_cells = False  # whether ids that look like formulas have an apostrophe before them
 
     def __init__(self, path: Path, population: Population, features: Sequence[str]):
         self.path, self.population, self.features = path, population, tuple(features)
@@ -345,7 +351,8 @@ class TableFiles(OutputFiles):
         if file is None:
             file = self.written[self._partial(path)] = self.Lines(self._partial(path), self.about)
         columns = {name: pa.array(values) for name, values in lines.items() if name != "client"}
-        ids = pa.array(lines["client"].tolist(), pa.string())
+        shown = lines["client"].tolist()
+        ids = pa.array([safe_cell(one) for one in shown] if self.safe_cells else shown, pa.string())
         file.write(pa.table({"client": ids, **columns, **file.columns(outputs, self.names)}))
 
     def commit(self) -> None:
@@ -379,3 +386,6 @@ class CsvFiles(TableFiles):
     """Arrays are columns."""
 
     Lines = CsvFile
+
+    def begin(self, about: Mapping[str, Any]) -> None:
+        super().begin({**about, "text_cells": OF_CELLS[self.safe_cells]})

@@ -9,6 +9,7 @@ from pathlib import Path
 from fedcore.errors import ConfigError
 from fedcore.population.store import Population
 from fedcore.storage.files import Place, is_remote, place
+from fedcore.storage.parsing import format_suffix
 from fedcore.training.output_files import CsvFiles, OutputFiles, ParquetFiles, ZarrFolder
 from fedcore.training.output_parts import sweep
 from fedcore.training.output_pictures import ArrayFile, PictureFolder
@@ -24,15 +25,17 @@ KINDS: Mapping[str, type[OutputFiles]] = {
 FOLDERS = (ZarrFolder, PictureFolder)
 
 
-def output_files(dest: str | Path, population: Population, features: Sequence[str]) -> OutputFiles:
+def output_files(
+    dest: str | Path, population: Population, features: Sequence[str], *, safe_cells: bool = False
+) -> OutputFiles:
     """What writes the outputs of the clients of a population to `dest`. features: names of outputs whose last axis are
-    the features of the population.
+    the features of the population. safe_cells: of a CSV file, whether ids that look like formulas get an apostrophe
 
     Raises ConfigError if `dest` is a URL, or its ending none of those above; PopulationError if there is something.
     """
     path = _local(dest)
     sweep(path)
-    kind = KINDS.get(path.suffix.lower())
+    kind = KINDS.get(format_suffix(path.name))
     if kind is None:
         raise ConfigError(
             f"personalised outputs cannot be written as {path.suffix!r}, which is how {str(dest)!r} ends.",
@@ -44,7 +47,11 @@ def output_files(dest: str | Path, population: Population, features: Sequence[st
             f"{str(dest)!r} is the name of a folder that ends like a file.",
             f"Leave the last slash out, or the ending {path.suffix!r}.",
         )
-    return kind(path, population, features)
+    if safe_cells and kind is not CsvFiles:
+        raise ConfigError("--safe-cells is for CSV files.", "End the name in .csv, or leave the option out.")
+    made = kind(path, population, features)
+    made.safe_cells = safe_cells
+    return made
 
 
 def _local(dest: str | Path) -> Path:

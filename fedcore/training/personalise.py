@@ -44,6 +44,8 @@ def personalise(
     settings: Mapping[str, Any] | None = None,
     backend: Backend | None = None,
     at_once: int = 1,
+    *,
+    safe_cells: bool = False,
 ) -> dict[str, Any]:
     """Write `dest`, a Zarr folder, a Parquet or CSV file, arrays or pictures by its ending:
     `fedcore.training.output_files`, `fedcore.training.output_pictures`.
@@ -54,6 +56,7 @@ def personalise(
     settings: that may be given to a run that was made (`Method.free_settings`), given anew; the outputs say which.
     backend: computes the outputs; this process by default. Its workers write to the folder of `dest`.
     at_once: blocks that are asked of it together
+    safe_cells: of a CSV file, whether ids that a spreadsheet would run as formulas get an apostrophe before them
     progress: called with the number of blocks that are written, and of all
 
     Memory stays at one block in each process. Outputs of blocks are kept beside `dest` until all are there, so that the
@@ -71,7 +74,7 @@ def personalise(
     folder, digests = memories_of(run, population) if method.outputs_use_memories else (None, None)
     blocks, backend = len(population.blocks), backend or InProcessBackend()
     try:
-        files = output_files(dest, population, method.feature_outputs)
+        files = output_files(dest, population, method.feature_outputs, safe_cells=safe_cells)
         with Parts(files.path, {**about, **_identity(run, population)}) as parts, files:
             files.begin(about)
             asked = (method, population.location, population.version, folder, digests, str(parts.folder.absolute()))

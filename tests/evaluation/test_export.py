@@ -261,3 +261,19 @@ def test_by_command_also_of_a_run_behind_a_url(model, tmp_path, memory):
     works("export", model.path, f"{memory}/m.csv", "--table", "means")
     assert files.read_bytes(files.place(f"{memory}/m.csv")).startswith(b"column,component 0")
     assert command("export", model.path, tmp_path / "m.json").code == 2
+
+
+@pytest.mark.parametrize("safe", [False, True])
+def test_texts_that_look_like_formulas(model, tmp_path, monkeypatch, safe):
+    table = Table("t", "Words", (Column("=word", ["=1+1", "plain"]), Column("share", [-0.5, 0.25])))
+    monkeypatch.setitem(vars(model.learnt), "result", Result((table,)))
+    told = model.export(tmp_path / "run_0.5_0", safe_cells=safe)
+    mark = "'" if safe else ""
+    assert lines(tmp_path / "run_0.5_0" / "t.csv") == [
+        [f"{mark}=word", "share"],
+        [f"{mark}=1+1", "-0.5"],
+        ["plain", "0.25"],
+    ]
+    assert ("note" in told) != safe
+    with pytest.raises(ConfigError, match="CSV"):
+        model.export(tmp_path / "a.npz", safe_cells=True)
