@@ -22,6 +22,7 @@ from typing import Any
 import anyio
 import prefect
 import prefect.runner._starter_engine as starter
+from fedcore.flows.server import SAFE_PATH
 from prefect.utilities.processutils import get_sys_executable
 
 import fedcore
@@ -78,7 +79,7 @@ class Template:
         self.ours, theirs = socket.socketpair()
         self.code = installed()
         command = [get_sys_executable(), "-m", "fedcore.flows.template", str(theirs.fileno())]
-        environment = {**os.environ, **dict.fromkeys(ONE_THREAD, "1")}
+        environment = {**os.environ, **dict.fromkeys(ONE_THREAD, "1"), **SAFE_PATH}
         self.process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], close_fds=True
         )

@@ -18,7 +18,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from fedcore.errors import ConfigError
 
@@ -43,6 +44,8 @@ ADDRESS = "PREFECT_API_URL"
 ASKED_FOR = "PREFECT_SERVER_API_AUTH_STRING"  # the password that a server wants
 GIVEN = "PREFECT_API_AUTH_STRING"  # the one that is sent to it
 WITHOUT_UI = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1"}  # nor a scheduler: as Prefect starts its own
+# The working folder holds no modules: a folder there that is called fedcore or prefect is not to be imported.
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 NO_PAGES = {"PREFECT_UI_URL": ""}  # so that nobody is sent to them
 
 
@@ -68,25 +71,39 @@ def server(ui: bool = True, first: Callable[[], object] | None = None) -> Iterat
     with port_taken() as taken:
         base = f"http://127.0.0.1:{taken.getsockname()[1]}"
         own = {"PREFECT_SERVER_UI_API_URL": f"{base}/api", "PREFECT__SERVER_FINAL": "1", ASKED_FOR: password}
-        its_environment = os.environ | own | ({} if ui else WITHOUT_UI)
+        its_environment = os.environ | own | SAFE_PATH | ({} if ui else WITHOUT_UI)
+        close_databases()
         with _environment({ADDRESS: f"{base}/api", GIVEN: password} | ({} if ui else NO_PAGES)):
             if first is not None:
                 first()
             process = subprocess.Popen(
                 [sys.executable, "-c", SERVER, "--factory", "prefect.server.api.server:create_app"]
-                + ["--fd", str(taken.fileno()), "--log-level", "error", "--lifespan", "on"],
+                + ["--fd", str(taken.fileno()), "--log-level", "error", "--lifespan", "on"]
+                + ["--app-dir", sys.prefix],  # uvicorn puts it before all others; else the working folder
                 env=its_environment,
                 pass_fds=[taken.fileno()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
+                umask=0o077,  # for its database
             )
             try:
                 _wait(base, process)
                 yield base
             finally:
                 _stop(process)
+
+
+def close_databases() -> None:
+    """Take the databases of Prefect's folder (PREFECT_HOME) from other users: one that a server made by itself is open
+    to them, and holds the parameters and logs of runs.
+    """
+    home = Path(os.environ.get("PREFECT_HOME") or Path.home() / ".prefect")
+    with suppress(OSError):
+        for file in home.expanduser().glob("prefect.db*"):
+            with suppress(OSError):  # another user's
+                file.chmod(0o600)
 
 
 def port_taken() -> socket.socket:

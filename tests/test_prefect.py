@@ -1,5 +1,6 @@
 """A real Prefect server: guards of the pins in pyproject.toml, schedules that fire, what an operator sees of runs."""
 
+import ast
 import json
 import os
 import shutil
@@ -71,6 +72,48 @@ def test_the_server_that_is_started_here_wants_its_password(prefect_server, monk
                 ask(prefect_server, path, {"name": "of somebody else"})
 
 
+SERVING = """
+import os, stat, sys
+from pathlib import Path
+from fedcore.flows.server import server
+
+os.umask(0o022)
+home = Path(os.environ["PREFECT_HOME"])
+(home / "prefect.db").touch(0o644)
+with server(ui=False):
+    print({file.name: oct(stat.S_IMODE(file.stat().st_mode)) for file in home.glob("prefect.db*")})
+"""
+
+
+def decoys(folder):
+    """Folders that are called as packages are, and hold nothing of them."""
+    for name in ("fedcore", "prefect", "uvicorn"):
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text("")
+    (folder / "flows").mkdir()
+
+
+@pytest.mark.slow
+@pytest.mark.prefect
+def test_a_server_imports_nothing_of_the_working_folder_and_its_database_is_private(tmp_path):
+    (tmp_path / "serving.py").write_text(SERVING)
+    (tmp_path / "work").mkdir()
+    decoys(tmp_path / "work")
+    home = tmp_path / "home"
+    home.mkdir(mode=0o755)
+    environment = {name: value for name, value in os.environ.items() if name not in ("PREFECT_API_URL", "PYTHONPATH")}
+    out = subprocess.run(
+        [sys.executable, str(tmp_path / "serving.py")],
+        cwd=tmp_path / "work",
+        env=environment | {"PREFECT_HOME": str(home)},
+        capture_output=True,
+        text=True,
+    )
+    assert out.returncode == 0, out.stderr[-2000:]
+    modes = ast.literal_eval(out.stdout.strip().splitlines()[-1])
+    assert modes["prefect.db"] == "0o600" and set(modes.values()) == {"0o600"}
+
+
 FILE = """
 [[deployment]]
 name = "often"
@@ -99,9 +142,7 @@ def test_a_served_schedule_makes_a_run_that_finishes(prefect_server, tmp_path):
     (tmp_path / "deployments.toml").write_text(FILE)
     short = Path(mkdtemp(dir="/tmp"))  # a socket has a path of a hundred characters at most
     command = [
-        sys.executable,
-        "-m",
-        "fedcore.cli",
+        str(Path(sys.executable).with_name("fedcore")),  # with -m the working folder would be in its path
         "serve",
         str(tmp_path / "deployments.toml"),
         "--keep-blocks",
@@ -109,7 +150,9 @@ def test_a_served_schedule_makes_a_run_that_finishes(prefect_server, tmp_path):
     ]
     with open(tmp_path / "log", "w") as log:
         environment = os.environ | {"PREFECT_API_URL": prefect_server + "/api", "TMPDIR": str(short)}
-        serving = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        (tmp_path / "cwd").mkdir()
+        decoys(tmp_path / "cwd")
+        serving = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=tmp_path / "cwd")
         try:
             seen = first(
                 lambda: [
