@@ -205,3 +205,47 @@ def test_a_backup_that_is_killed_leaves_the_copy_of_before_or_the_new_one(books,
     assert found == (books.ledger.head(books.population) if step == "renamed" else before)
     backup(books.ledger, tmp_path / "copy")
     same(open_copy(tmp_path / "copy"), books.ledger, books.population)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inserts", [0, 1, 3, 4])
+def test_a_restore_that_is_killed_leaves_no_ledger_and_can_be_repeated(books, tmp_path, inserts):
+    used(books)
+    copy, place = backup(books.ledger, tmp_path / "copy"), f"sqlite:///{tmp_path / 'new.sqlite'}"
+    child = spawn.Process(target=processes.restore_and_die, args=(str(tmp_path / "copy"), place, inserts))
+    child.start()
+    child.join(60)
+    assert child.exitcode == -9
+    with pytest.raises(LedgerError):
+        open_ledger(place)
+    same(restore(copy, place), books.ledger, books.population)
+
+
+@pytest.mark.parametrize("length", [0, 100, 5000, -4096, -1])
+def test_a_copy_that_was_cut_off_is_not_restored(file_books, tmp_path, length):
+    used(file_books)
+    backup(file_books.ledger, tmp_path / "copy")
+    whole = (tmp_path / "copy").read_bytes()
+    (tmp_path / "copy").write_bytes(whole[:length])
+    with pytest.raises(LedgerError) as refused:
+        restore(open_copy(tmp_path / "copy"), f"sqlite:///{tmp_path / 'new.sqlite'}")
+    assert refused.value.remedy
+    with pytest.raises(LedgerError):
+        open_ledger(f"sqlite:///{tmp_path / 'new.sqlite'}")
+
+
+def test_a_link_in_the_place_of_a_copy_is_not_written_through(file_books, tmp_path):
+    """Neither to the ledger itself nor to another file."""
+    used(file_books)
+    (tmp_path / "to-the-ledger").symlink_to(file_books.ledger.url.removeprefix("sqlite:///"))
+    with pytest.raises(ConfigError, match="is the ledger itself"):
+        backup(file_books.ledger, tmp_path / "to-the-ledger")
+    (tmp_path / "other").write_text("something else")
+    (tmp_path / "to-another").symlink_to(tmp_path / "other")
+    with pytest.raises(ConfigError, match="holds no copy"):
+        backup(file_books.ledger, tmp_path / "to-another")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "not-there")
+    with pytest.raises(ConfigError, match="holds no copy"):
+        backup(file_books.ledger, tmp_path / "nowhere")
+    assert (tmp_path / "other").read_text() == "something else" and not (tmp_path / "not-there").exists()
+    file_books.ledger.verify(file_books.population)
