@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.errors import FedcoreError, RunBusy
+from fedcore.errors import FedcoreError, RunBusy, RunError
+from fedcore.population.copying import copy_population
 from fedcore.population.store import Population
 from fedcore.rounds.caches import BLOCKS
 from fedcore.rounds.engine import InProcessBackend
+from fedcore.storage import files
 from fedcore.training.budget import ledger_of
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, resume, start_run
@@ -174,3 +176,19 @@ def test_a_new_run_on_forged_data_is_refused(place, change):
     shutil.rmtree("p")
     Path("before").rename("p")
     assert spent("q") == [other] and spent("p")[0] >= own
+
+
+def test_behind_a_url_too(place, memory):
+    """What another writer of the object store has put in the place of a population."""
+    for name in ("p", "q"):
+        copy_population(name, f"{memory}/{name}")
+    interrupted(f"{memory}/p")
+    before = spent("p", "q")
+    files.remove(files.place(f"{memory}/p"))
+    copy_population("q", f"{memory}/p")
+    BLOCKS.clear()
+    with pytest.raises(RunError, match="another population"):
+        to_end(resume("runs/r", InProcessBackend()))
+    assert spent("p", "q") == before
+    to_end(start(f"{memory}/p", "later"))
+    assert spent("p")[0] == before[0] and spent("q")[0] > 0

@@ -161,7 +161,7 @@ def exact_noise(plan: Sequence[PlannedRelease]) -> tuple[float, float]:
 
 def started_process(method: str, private: bool) -> tuple[float, int, int]:
     """(seconds of the imports, bytes after them, bytes with a run) of a fresh process that is to answer clients."""
-    asked = [sys.executable, "-c", FRESH, method, *(["private"] if private else [])]
+    asked = [sys.executable, "-P", "-c", FRESH, method, *(["private"] if private else [])]
     done = subprocess.run(asked, capture_output=True, text=True, check=False)
     try:
         seconds, size, flow = done.stdout.split()

@@ -69,7 +69,7 @@ def make_weeks(work: WeeklySeries, kills: int, tell: Tell | None = None) -> int:
     planned = [kill for kill in planned_kills(weeks, kills, work.stream.seed) if kill.week > len(work.done())]
     killed = 0
     while (done := len(work.done())) < weeks:
-        process = subprocess.Popen([sys.executable, "-m", __name__, str(work.folder)])
+        process = subprocess.Popen([sys.executable, "-P", "-m", __name__, str(work.folder)])
         try:
             while process.poll() is None:
                 done = len(work.done())
