@@ -31,31 +31,11 @@ from fedcore.population.ingest.table_files import CsvFile, JsonFile, Partitioned
 from fedcore.population.ingest.typed_files import ArrowFile, ParquetFile
 from fedcore.storage.digests import Hasher
 
-ONE, LAST = np.uint64(1), np.uint64(63)
 LF, CR, QUOTE, SPACE = b'\n\r" '
 PIECE = 1 << 18  # bytes that are scanned at once
 LEAST_SAMPLE, MOST_SAMPLE, OF_THE_FILE = 1 << 14, 1 << 16, 1200  # bytes of a part of the sample; 1/1200 of the file
 MOST_ROWS = 1 << 9  # of a part of the sample in other files
 FAULT = "This is a fault in fedcore, and nothing was stored: report it, with the lines of the file that show it."
-
-
-def _packed(flags: np.ndarray) -> np.ndarray:
-    """(n,) bool as bits of (n / 64,) uint64, the first one lowest."""
-    bits = np.packbits(flags, bitorder="little")
-    if len(bits) % 8:
-        bits = np.concatenate([bits, np.zeros(-len(bits) % 8, np.uint8)])
-    return bits.view("<u8")
-
-
-def _parities(bits: np.ndarray, odd: bool) -> np.ndarray:
-    """Of each bit whether there are odd numbers of ones up to it, if there were before (Langdale and Lemire, Parsing
-    Gigabytes of JSON per Second, VLDB Journal 2019, section 3.1.1).
-    """
-    made = bits.copy()
-    for shift in (1, 2, 4, 8, 16, 32):
-        made ^= made << np.uint64(shift)
-    odds = np.bitwise_xor.accumulate(np.concatenate([[np.uint64(odd)], made[:-1] >> LAST]))
-    return made ^ (np.uint64(0) - odds)
 
 
 class CsvScanner:
@@ -68,6 +48,8 @@ class CsvScanner:
         self._delimiter = delimiter.encode()
         self._quoted = self._inside = False  # inside of quotes; inside of a record
         self._before = b"\n"  # the last bytes of the piece before
+        self._beside = np.zeros(256, bool)  # bytes that may be next to a mark, outside of its quotes
+        self._beside[[LF, CR, QUOTE, *self._delimiter[:1]]] = True
 
     def scan(self, piece: bytes) -> np.ndarray:
         """Counts the records of the next piece, which must not end with a quotation mark if more follows. Returns (n,)
@@ -85,27 +67,20 @@ class CsvScanner:
         return ends
 
     def _leave_out_quoted(self, piece: bytes, held: np.ndarray, ends: np.ndarray) -> None:
-        """Clears `ends` inside of quotes."""
-        marks, next_to = held == QUOTE, ends.copy()
-        next_to |= marks
-        next_to |= held == self._delimiter[0]
-        packed, may = _packed(marks), _packed(next_to)
-        inside = _parities(packed, self._quoted)  # from an opening mark up to the one before the closing one
-        before = may << ONE
-        before[1:] |= may[:-1] >> LAST
-        before[0] |= np.uint64(self._before.endswith((b"\n", b"\r", b'"', self._delimiter)))
-        after = may >> ONE
-        after[:-1] |= may[1:] << LAST
-        after[-1] |= ONE << np.uint64((len(held) - 1) % 64)  # a mark there is the last byte of the file
-        before ^= after
-        before &= inside
-        before ^= after  # where a mark may be: after one of these if it opens, and before one if it closes
-        if len(self._delimiter) > 1 or (packed & ~before).any():
+        """Clears `ends` inside of quotes. Marks open and close in turn, unless one stands where it could do neither."""
+        marks = np.flatnonzero(held == QUOTE)
+        opening, closing = marks[int(self._quoted) :: 2], marks[1 - int(self._quoted) :: 2]
+        before, after = held[np.maximum(opening, 1) - 1], held[np.minimum(closing + 1, len(held) - 1)]
+        if len(opening) and opening[0] == 0:
+            before[0] = self._before[-1]
+        if len(self._delimiter) > 1 or not (self._beside[before].all() and self._beside[after].all()):
             self._one_by_one(piece, ends)
             return
-        if (inside & _packed(ends)).any():
-            ends &= np.unpackbits(inside.view(np.uint8), count=len(ends), bitorder="little") == 0
-        self._quoted ^= bool(np.count_nonzero(marks) % 2)
+        places = np.flatnonzero(ends)
+        enclosed = (np.searchsorted(marks, places) + self._quoted) % 2 == 1
+        if enclosed.any():
+            ends[places[enclosed]] = False
+        self._quoted ^= bool(len(marks) % 2)
 
     def _one_by_one(self, piece: bytes, ends: np.ndarray) -> None:
         """The same where a quotation mark is inside of a field that is not quoted."""
