@@ -73,7 +73,7 @@ def server(ui: bool = True, first: Callable[[], object] | None = None) -> Iterat
         own = {"PREFECT_SERVER_UI_API_URL": f"{base}/api", "PREFECT__SERVER_FINAL": "1", ASKED_FOR: password}
         its_environment = os.environ | own | SAFE_PATH | ({} if ui else WITHOUT_UI)
         close_databases()
-        with _environment({ADDRESS: f"{base}/api", GIVEN: password} | ({} if ui else NO_PAGES)):
+        with environment({ADDRESS: f"{base}/api", GIVEN: password} | ({} if ui else NO_PAGES)):
             if first is not None:
                 first()
             process = subprocess.Popen(
@@ -122,7 +122,7 @@ def authorization() -> dict[str, str]:
 
 
 @contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
+def environment(values: Mapping[str, str]) -> Iterator[None]:
     """Environment variables, and as they were afterwards."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)

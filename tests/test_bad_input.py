@@ -925,9 +925,10 @@ def visible(place: Path) -> dict:
 def test_every_mistake_is_named_and_leaves_nothing_behind(row, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     row.before(tmp_path)
-    before = visible(tmp_path)
+    before, variables = visible(tmp_path), {**os.environ}
     outcome = fedcore(*row.command)
     assert outcome.code == 2, (outcome.out, outcome.err)
+    assert {**os.environ} == variables | {"PYTEST_CURRENT_TEST": os.environ["PYTEST_CURRENT_TEST"]}
     assert f"{row.error}: " in outcome.err and "Traceback" not in outcome.err
     assert row.error in {cls.__name__ for cls in _errors(FedcoreError)}
     missing = [word for word in row.words if word not in outcome.err]

@@ -59,9 +59,8 @@ def serve(
         _tell(expectations(content.deployment))
 
     server = import_module("fedcore.flows.server")
-    os.environ.update(server.SAFE_PATH)  # for the processes of runs
     own, chosen = not os.environ.get("PREFECT_API_URL"), os.environ.get("PREFECT_SERVER_API_AUTH_STRING")
-    with server.server(first=ready) as base:
+    with server.environment(server.SAFE_PATH), server.server(first=ready) as base:  # for the processes of runs, too
         _tell([f"Prefect UI: {base}"])
         if own and chosen:
             _tell(["It asks for the value of PREFECT_SERVER_API_AUTH_STRING."])
