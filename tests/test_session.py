@@ -40,6 +40,7 @@ from fedcore.training.session import abandon, concluding, resume, start_run
 from fedcore.training.spec import resolve
 from tests.command import private_population
 from tests.conftest import edit_record, small_counts, write_counts
+from tests.test_run_plan import rows_with_a_budget
 
 SMALL = {"clusters": 2, "rounds": 2}
 RELEASES = 4  # of a run with SMALL
@@ -292,6 +293,18 @@ def test_one_client_more_changes_neither_plan_nor_first_state(tmp_path):
         made.append((session.run.info["plan"], session.run.info["rho"], bits(session.run)))
         session.close()
     assert made[0] == made[1]
+
+
+def test_a_state_of_another_unit_is_not_resumed(tmp_path, monkeypatch):
+    """By the unit in its state a method decides whether a client's rows count one by one."""
+    population, _ = rows_with_a_budget(tmp_path / "p", 4.0)
+    session = begin(population, tmp_path, method="private_mixture", settings={"epsilon": 1.0, "anyway": True})
+    interrupted(session, 1)
+    read = Run.read_state
+    with monkeypatch.context() as patched, pytest.raises(RunError, match="states another unit"):
+        patched.setattr(Run, "read_state", lambda run: {**read(run), "unit": "record"})
+        resume(session.run.path, InProcessBackend())
+    assert to_end(resume(session.run.path, InProcessBackend())).status == "finished"
 
 
 def test_the_config_may_declare_the_nominal_size_and_wins(tmp_path):

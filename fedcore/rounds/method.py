@@ -149,6 +149,7 @@ class Method(ABC, Generic[ConfigT, StateT]):
     State:   a frozen dataclass of arrays and scalars; see `fedcore.storage.arrays` for what may be in one
     metrics: every scalar that a `RoundInfo` may hold
     units:   units of privacy that the method has an argument for
+    facts_in_state: fields of the state that repeat those of PublicFacts; a run continues only with its own
     streams_rows: whether `client_update` can read the rows of a block part by part, so that a block need not fit in
         memory
     accepts_warm_start: whether a run may start from public arrays (`PublicFacts.warm_start`)
@@ -175,6 +176,7 @@ class Method(ABC, Generic[ConfigT, StateT]):
     State: type[StateT]
     metrics: ClassVar[tuple[Metric, ...]] = ()
     units: ClassVar[tuple[str, ...]] = ("client",)
+    facts_in_state: ClassVar[tuple[str, ...]] = ()
     streams_rows: ClassVar[bool] = False
     accepts_warm_start: ClassVar[bool] = False
     warm_starts_for: ClassVar[tuple[str, ...]] = ()

@@ -37,6 +37,7 @@ DRAWS = 4000  # of noise, at least, for each release
 LEVEL = 1e-6  # of the test of the variance: a right release fails it that often
 STAND_INS = 16  # clients and rows of the law of that name
 NUMBERS = (math.nan, math.inf, -math.inf, 0.0, -1.0, 1e308, 5e-324)  # that no message should hold
+TOGETHER = 100  # messages with several such fields, of each phase
 ABSURD = 2**45  # no noise gives published values as large
 
 
@@ -128,10 +129,18 @@ def messages(case: Case) -> None:
         if phase in seen:
             continue
         seen.add(phase)
-        for name, value, allowed in list(numbers_of(made.message)):
+        fields = list(numbers_of(made.message))
+        for name, value, allowed in fields:
             for number in {*NUMBERS, *allowed}:
                 wrong = with_number(made.message, name.split("."), value, number, generator)
                 _check_alone(case, replace(made, message=wrong), f"a message whose {name!r} is {number}", generator)
+        for _ in range(TOGETHER):  # some bounds break only where several fields are wrong
+            wrong, chosen = made.message, generator.permutation(len(fields))[: generator.integers(2, 5)]
+            for name, value, allowed in (fields[at] for at in chosen):
+                number = generator.choice([*NUMBERS[3:], *allowed])
+                wrong = with_number(wrong, name.split("."), value, number, generator)
+            named = ", ".join(repr(fields[at][0]) for at in chosen)
+            _check_alone(case, replace(made, message=wrong), f"other numbers in {named} of the message", generator)
 
 
 def with_number(message: Any, path: Sequence[str], old: Any, number: float, generator: np.random.Generator) -> Any:

@@ -341,12 +341,19 @@ def _state(spec: RunSpec, run: Run) -> Any:
         run.commit(0, state)
         return state
     try:
-        return spec.method.State(**run.read_state())
+        state = spec.method.State(**run.read_state())
     except TypeError as error:
         raise RunError(
             f"the state of run {run.id!r} is not one of method {spec.method.name!r} ({error}).",
             "Restore it from a backup, or resume with the version that wrote it.",
         ) from error
+    for name in spec.method.facts_in_state:
+        if getattr(state, name) != getattr(spec.public, name):
+            raise RunError(
+                f"the state of run {run.id!r} states another {name} than the run was reserved with.",
+                "Restore the run's folder from a backup.",
+            )
+    return state
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------

@@ -1,10 +1,13 @@
 """Every method obeys every law, with settings of each of its algorithms."""
 
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from fedcore.tasks.dask_backend import DaskBackend, dask_client
 
+from fedcore.errors import SensitivityError
 from fedcore.methods.registry import METHODS
 from fedcore.rounds.results import Features, Positions
 from fedcore.testing import LAWS, LawBroken, same_with
@@ -121,3 +124,24 @@ def test_second_halves_are_looked_at():
 
 def test_every_method_is_looked_at():
     assert {CASES[name].method for name in FAST + SLOW} == set(METHODS)
+
+
+def message_of(name: str, phase: str):
+    made = case(name)
+    found = next(one for one in made.history.rounds if made.method.phase(one.state, one.message) == phase)
+    return made, found.message
+
+
+def test_clients_refuse_a_basis_that_makes_numbers_of_no_value():
+    made, message = message_of("private_gmm/full-records", "search: offsets")
+    wrong = replace(message, basis=np.full_like(message.basis, 1.7e308))
+    with pytest.raises(SensitivityError, match="basis"):
+        made.method.check_message(wrong, made.population.features)
+    with pytest.raises(SensitivityError, match="shifts"):
+        made.method.check_message(replace(message, shifts=message.shifts - 2**62), made.population.features)
+
+
+def test_clients_refuse_weights_of_tokens_below_zero():
+    made, message = message_of("histograms/private-eigenvectors-replace-one", "moment: moment")
+    with pytest.raises(SensitivityError, match="whitening"):
+        made.method.check_message(replace(message, whitening=-message.whitening), made.population.features)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedcore.methods.mixture_models import whole_rows
 from fedcore.methods.private_gmm import PrivateGMM, clients, integer_rows, tree
 from fedcore.methods.private_gmm.tree import node_of
 from fedcore.population.streaming import StoredRows
@@ -329,3 +330,11 @@ def test_a_row_is_in_at_most_one_node_of_a_level():
     x = np.random.default_rng(0).normal(size=(4000, D)) * 40
     at = node_of(message.tree, x)
     assert set(at) <= {-1, *message.nodes.tolist()} and len(set(at) - {-1}) == 3
+
+
+def test_rows_that_are_no_numbers_are_cut_to_nothing():
+    z = np.array([[np.nan, 1.0], [np.inf, -np.inf], [3.0, 4.0]])
+    short = integer_rows.shortened(z.copy(), 5)
+    assert short[0].tolist() == [0, 0] and short[2].tolist() == [3, 4] and (short**2).sum(axis=1).max() <= 25
+    short = whole_rows.shortened(np.array([[np.nan, 1.0], [3.0, 4.0]]), np.array([25.0, 25.0]))
+    assert short.tolist() == [[0, 0], [3, 4]]

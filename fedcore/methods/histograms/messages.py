@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedcore.rounds.messages import POSITIVE, between
+from fedcore.rounds.messages import EVERY, POSITIVE, between
 
 MOST_STEPS = 1000  # of a mixture; the limit of the setting
 
@@ -41,7 +41,7 @@ class ReleaseMessage:
     release: str
     cells: int
     log_centres: np.ndarray
-    whitening: np.ndarray
+    whitening: np.ndarray = field(metadata=between(0.0, EVERY[1]))  # second moments take whole numbers from 0
     clip: float = field(metadata=POSITIVE)
     kind: Literal["sums", "votes", "moment"] = "sums"
     kept: np.ndarray = field(default_factory=all_tokens)

@@ -132,13 +132,15 @@ def count_weight(rows: np.ndarray) -> np.ndarray:
 def shortened(z: np.ndarray, allowed: np.ndarray) -> np.ndarray:
     """z, changed: (n, d) whole numbers with sum z**2 <= allowed exactly.
 
-    z: any numbers below 2**26, of which rounded ones have squared norms below 2**53. allowed: (n,) whole, below 2**53.
+    z: any numbers below 2**26, of which rounded ones have squared norms below 2**53; rows with NaN become 0. allowed:
+    (n,) whole, below 2**53.
     """
     np.rint(z, out=z)
     squares = squared_norms(z)
-    long = np.flatnonzero(squares > allowed)
+    long = np.flatnonzero(~(squares <= allowed))
     if len(long):
-        z[long] = np.trunc(z[long] * (np.sqrt(allowed[long] / squares[long]) * SHRINK)[:, None])
+        cut = np.trunc(z[long] * (np.sqrt(allowed[long] / squares[long]) * SHRINK)[:, None])
+        z[long] = np.where(np.isnan(cut).any(axis=1)[:, None], 0.0, cut)
     return z
 
 

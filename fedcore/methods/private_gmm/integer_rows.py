@@ -121,14 +121,15 @@ def clipped(
 
 
 def shortened(z: np.ndarray, bound: int) -> np.ndarray:
-    """(n, q) whole numbers with sum z**2 <= bound**2 exactly. z: (n, q) of any numbers, changed."""
+    """(n, q) whole numbers with sum z**2 <= bound**2 exactly. z: (n, q) of any numbers, changed; rows of NaN are 0."""
     limit = 2.0**24
     np.clip(z, -limit, limit, out=z)
     np.rint(z, out=z)
     squares = np.einsum("ij,ij->i", z, z)
-    long = np.flatnonzero(squares > float(bound) ** 2)
+    long = np.flatnonzero(~(squares <= float(bound) ** 2))
     if len(long):
-        z[long] = np.trunc(z[long] * (bound / np.sqrt(squares[long]) * SHRINK)[:, None])
+        cut = np.trunc(z[long] * (bound / np.sqrt(squares[long]) * SHRINK)[:, None])
+        z[long] = np.where(np.isnan(cut).any(axis=1)[:, None], 0.0, cut)
     return z
 
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedcore.methods.mixture_models.whole_rows import WholeMap
+from fedcore.methods.private_gmm.boxes import LARGEST_SHIFT
 from fedcore.methods.private_gmm.config import Covariance
 from fedcore.methods.private_gmm.integer_rows import ONE
 from fedcore.methods.private_gmm.plan import ESTIMATION, PassKind
-from fedcore.methods.private_gmm.tree import MOST_LEVELS, Tree
+from fedcore.methods.private_gmm.tree import BASIS, MOST_LEVELS, Tree
 from fedcore.rounds.messages import POSITIVE, between
 
 
@@ -38,7 +39,7 @@ class Message:
     nodes: np.ndarray
     centre: np.ndarray
     radius: np.ndarray = field(metadata=POSITIVE)
-    basis: np.ndarray
+    basis: np.ndarray = field(metadata=BASIS)
     edges: np.ndarray
     covariance: Covariance = "full"
     weight: int = ONE
@@ -49,7 +50,7 @@ class BoxesMessage(Message):
     """shifts: (2, qb) int64 of the boxes. halvings: so far. parents: (B, 2 + qb) int64 slot, shift and code of the
     boxes whose halves are counted."""
 
-    shifts: np.ndarray
+    shifts: np.ndarray = field(metadata=between(0, LARGEST_SHIFT))
     halvings: int
     parents: np.ndarray
 
@@ -59,7 +60,7 @@ class OffsetsMessage(Message):
     """shifts: (2, qb) int64 of the boxes. box: (M, 2 + qb) int64 shift, halvings and code of the chosen boxes, with
     slot (M,), middle (M, q) and reach (M,), both in steps: an offset is cut to its box's reach."""
 
-    shifts: np.ndarray
+    shifts: np.ndarray = field(metadata=between(0, LARGEST_SHIFT))
     slot: np.ndarray
     box: np.ndarray
     middle: np.ndarray

@@ -62,6 +62,7 @@ class PrivateGMM(PrivateMethod[PrivateGMMConfig, PrivateGMMState]):
     }
     streams_rows: ClassVar[bool] = True
     units: ClassVar[tuple[str, ...]] = ("client", "record")
+    facts_in_state: ClassVar[tuple[str, ...]] = ("unit", "relation")
     accepts_warm_start: ClassVar[bool] = True
     warm_starts_for: ClassVar[tuple[str, ...]] = ("federated_em",)
     series_arrays: ClassVar[tuple[str, ...]] = SERIES_NAMES

@@ -21,13 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.methods.private_gmm.integer_rows import ONE, clipped, projected, squared_distances
+from fedcore.methods.private_gmm.integer_rows import BASIS_BITS, ONE, clipped, projected, squared_distances
 from fedcore.methods.private_gmm.projection import basis_through, whole_space
 from fedcore.rounds.messages import between
 
 VORONOI, BALL, REST = 0, 1, 2  # kind
 OPEN, SPLIT, CLOSED = 0, 1, 2  # status: may be split, is split, will not be split
 MOST_LEVELS = 4  # below the root; the limit of the setting depth
+BASIS = between(-(2.0 ** (BASIS_BITS + 1)), 2.0 ** (BASIS_BITS + 1))  # twice the entries of an orthonormal one
 GAP = 1.3  # c: a ball of radius r is empty up to c r
 
 
@@ -43,7 +44,7 @@ class Tree:
 
     centre: np.ndarray
     radius: np.ndarray
-    basis: np.ndarray
+    basis: np.ndarray = field(metadata=BASIS)
     parent: np.ndarray
     level: np.ndarray = field(metadata=between(0, MOST_LEVELS))
     kind: np.ndarray

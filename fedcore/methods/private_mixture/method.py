@@ -50,6 +50,7 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
     }
     streams_rows: ClassVar[bool] = True
     units: ClassVar[tuple[str, ...]] = ("client", "record")
+    facts_in_state: ClassVar[tuple[str, ...]] = ("unit", "relation")
     accepts_warm_start: ClassVar[bool] = True
     warm_starts_for: ClassVar[tuple[str, ...]] = ("federated_em",)
     series_arrays: ClassVar[tuple[str, ...]] = (*series.WITH_ANSWERS, NATS_OF_NOISE)
