@@ -6,6 +6,8 @@ raw statistic of a private run.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class FedcoreError(Exception):
     """Base of all errors that a user's data, settings or environment can cause.
@@ -81,6 +83,20 @@ class IngestError(PopulationError):
     def without_values(self) -> IngestError:
         message, remedy = self._without
         return IngestError(self.message if message is None else message, self.remedy if remedy is None else remedy)
+
+
+class SourceChanged(IngestError):
+    """Files of the source were changed while it was read. files: their paths, as the source has them"""
+
+    def __init__(self, files: Sequence[str]):
+        listed = ", ".join(files[:5]) + (", ..." if len(files) > 5 else "")
+        some = "A file was" if len(files) == 1 else f"{len(files)} files were"
+        super().__init__(
+            f"Changed while it was read: {listed}. Nothing was stored.",
+            "Ingest the source again once it is complete.",
+            without_values=f"{some} changed while the source was read. Nothing was stored.",
+        )
+        self.files = tuple(files)
 
 
 class PrivacyError(FedcoreError):

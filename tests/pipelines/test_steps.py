@@ -18,6 +18,7 @@ from fedcore.operations.pipelines.running import run_pipeline
 from fedcore.population import identifiers
 from fedcore.population.conversion import check_ids
 from fedcore.population.ingest import parts
+from fedcore.population.ingest.sources_table import TableSource
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 from fedcore.rounds.engine import InProcessBackend
@@ -109,6 +110,27 @@ def test_a_population_without_a_rule_of_ids_takes_nothing_and_blames_no_file(tmp
     check_ids(Population.open(place.population))
     assert records(place, 2)["ingest"].status == "done" and names(place) == ["a.csv"]
     assert Population.open(place.population).n_clients == 2
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_a_file_that_is_touched_while_it_is_read_waits_and_the_others_come(tmp_path, monkeypatch, bad):
+    place = Place(tmp_path, OPEN + HEAD + INGEST)
+    touched = place.arrive("a.csv", "a")
+    place.arrive("b.csv", "bb")
+    if bad:
+        place.arrive("bad.csv", content="client,other\na,1\n")
+    before, times = TableSource.batches, iter(range(1, 99))
+
+    def batches(source, account, part=None):
+        yield from before(source, account, part)
+        if part is None and touched in {file.path for file in source.files}:
+            os.utime(touched, (0, next(times)))
+
+    monkeypatch.setattr(TableSource, "batches", batches)
+    found = records(place, 1)["ingest"]
+    assert (found.status, names(place), [*found.facts["aside"]]) == ("done", ["b.csv"], ["bad.csv"] if bad else [])
+    monkeypatch.undo()
+    assert records(place, 2)["ingest"].status == "done" and names(place) == ["b.csv", "a.csv"]
 
 
 def test_counts_that_are_too_many_with_those_of_before_keep_no_other_file_out(tmp_path):

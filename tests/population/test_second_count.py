@@ -12,15 +12,28 @@ import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as parquet
 import pytest
+import scipy.sparse
 from typer.testing import CliRunner
 
 from fedcore.cli import app
-from fedcore.errors import IngestError
+from fedcore.errors import IngestError, SourceChanged
 from fedcore.population import layout, manifest
-from fedcore.population.ingest import against, csv_blocks, dealing, parts, second_count, spill, table_files, typed_files
+from fedcore.population.ingest import (
+    against,
+    csv_blocks,
+    dealing,
+    parts,
+    second_count,
+    sources_table,
+    spill,
+    table_files,
+    typed_files,
+)
 from fedcore.population.ingest.ingest import describe, ingest
 from fedcore.population.ingest.parts import Span
+from fedcore.population.ingest.sources import Options, source_of
 from fedcore.population.ingest.sources_array import DenseSource
+from fedcore.population.ingest.sources_text import TextSource
 from fedcore.population.store import Population
 from fedcore.rounds.engine import InProcessBackend
 
@@ -54,7 +67,7 @@ def by_csv(text, delimiter):
     return max(sum(1 for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if row) - 1, 0)
 
 
-@pytest.mark.parametrize("piece", [1, 64, 1 << 17])
+@pytest.mark.parametrize("piece", [1, 3, 64, 1 << 17])
 def test_the_scanner_counts_the_records_that_the_csv_module_reads(tmp_path, monkeypatch, piece):
     monkeypatch.setattr(second_count, "PIECE", piece)
     draw, file = random.Random(piece), tmp_path / "a.csv"
@@ -139,11 +152,9 @@ def test_records_are_stored_invalid_or_skipped(tmp_path):
 
 
 def test_arrays_matrices_frames_and_texts_are_counted(tmp_path):
-    import scipy.sparse as sp
-
     np.savez(tmp_path / "d.npz", x=np.ones((9, 2)), client=np.arange(9) % 4)
     assert ingest(tmp_path / "d.npz", tmp_path / "d").manifest.provenance.records == 9
-    sp.save_npz(tmp_path / "m.npz", sp.csr_matrix(np.eye(5)))
+    scipy.sparse.save_npz(tmp_path / "m.npz", scipy.sparse.csr_matrix(np.eye(5)))
     assert ingest(tmp_path / "m.npz", tmp_path / "m").manifest.provenance.records == 5
     np.save(tmp_path / "f.npy", np.zeros((7, 3, 2), np.uint8))
     made = ingest(tmp_path / "f.npy", tmp_path / "f", format="frames", frame_stride=3).manifest.provenance
@@ -152,6 +163,108 @@ def test_arrays_matrices_frames_and_texts_are_counted(tmp_path):
     for name in ("a", "b", "in/c"):
         (tmp_path / "t" / name).write_text("some words")
     assert ingest(tmp_path / "t", tmp_path / "w", kind="words").manifest.provenance.records == 3
+
+
+def test_records_of_files_with_one_stored_name_are_refused(tmp_path):
+    """Ids of records are made of the names as they are stored: two rows with one id would be one person."""
+    rows = [(1.5, 2.5), (3.5, 4.5)]
+    for folder, name in (("one", "b.csv"), ("two", " b.csv")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text("x,y\n" + "".join(f"{x},{y}\n" for x, y in rows))
+        np.save(tmp_path / folder / name.replace("csv", "npy"), np.array(rows))
+        np.savez(tmp_path / folder / name.replace("csv", "npz"), frames=np.zeros((2, 3, 2), np.uint8))
+        scipy.sparse.save_npz(tmp_path / folder / f"{name}.npz", scipy.sparse.csr_matrix(np.eye(3)))
+    for form, options in (
+        ("csv", {"unit": "record"}),
+        ("npy", {"unit": "record"}),
+        ("npz", {"format": "frames"}),
+        ("csv.npz", {}),
+    ):
+        files = [tmp_path / "one" / f"b.{form}", tmp_path / "two" / f" b.{form}"]
+        with pytest.raises(IngestError, match="the same ids"):
+            ingest(files, tmp_path / "p", **options)
+
+
+def test_records_that_became_one_client_are_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources_table, "record_ids", lambda file, numbers, rule: [f"{n // 2}" for n in numbers])
+    with pytest.raises(IngestError, match="60 records were stored, and became 30 clients"):
+        ingest(table(tmp_path), tmp_path / "p", unit="record", columns=["x", "y"])
+
+
+def test_frames_are_counted_whatever_their_array_is_called(tmp_path):
+    np.savez(tmp_path / "f.npz", video=np.zeros((7, 3, 2), np.uint8))
+    assert ingest(tmp_path / "f.npz", tmp_path / "f", format="frames").manifest.provenance.records == 7
+
+
+def test_texts_may_be_held_out_of_their_own_folder(tmp_path):
+    (tmp_path / "t" / "in").mkdir(parents=True)
+    for name in ("a", "in/b"):
+        (tmp_path / "t" / name).write_text("some words")
+    made = ingest(tmp_path / "t", tmp_path / "w", kind="words", heldout=tmp_path / "t" / "in").manifest.provenance
+    assert (made.records, made.stored) == (3, 3)
+
+
+def test_a_text_that_comes_while_others_are_read_is_no_fault(tmp_path, monkeypatch):
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "a").write_text("some words")
+    before = TextSource.batches
+
+    def batches(*given):
+        yield from before(*given)
+        (tmp_path / "t" / "b").write_text("more words")
+
+    monkeypatch.setattr(TextSource, "batches", batches)
+    with pytest.raises(SourceChanged, match="t/b"):
+        ingest(tmp_path / "t", tmp_path / "w", kind="words")
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet", "feather"])
+def test_columns_that_change_before_the_first_count_are_found(tmp_path, form):
+    source = source_of(table(tmp_path, form), Options(), 1 << 20)
+    columns = {"client": ["a"], "y": [1.0], "x": [2.0]}
+    if form == "csv":
+        (tmp_path / "a.csv").write_text("client,y,x\na,1,2\n")
+    elif form == "jsonl":
+        (tmp_path / "a.jsonl").write_text('{"client": "a", "y": 1, "x": 2}\n')
+    elif form == "parquet":
+        parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    else:
+        feather.write_feather(pa.table(columns), str(tmp_path / "a.feather"))
+    with pytest.raises(SourceChanged):
+        second_count.SecondCount(source)
+
+
+def test_large_counts_are_added_exactly(tmp_path):
+    rows = "".join(f"c{i},x,{2**53}\n" for i in range(1100))
+    (tmp_path / "a.csv").write_text("client,token,count\n" + rows)
+    made = ingest(tmp_path / "a.csv", tmp_path / "p", vocabulary=["x"], clients_per_leaf=64, clients_per_block=64)
+    assert sum(int(entry.train.total) for entry in made.blocks) == 1100 * 2**53 > 2**63
+
+
+def test_of_very_many_files_some_are_read_again(tmp_path, monkeypatch):
+    for number in range(5):
+        table(tmp_path, name=f"a{number}")
+    source = source_of(sorted(tmp_path.glob("*.csv")), Options(), 1 << 20)
+    monkeypatch.setattr(second_count, "MOST_FILES", 2)
+    chosen = second_count.SecondCount(source)._sampled_files(source)
+    assert [file.name for file, _ in chosen] == ["a0.csv", "a3.csv"]
+
+
+def test_numbers_beyond_the_largest_float_are_invalid_rows(tmp_path):
+    huge = "1" + "0" * 400
+    (tmp_path / "a.jsonl").write_text(f'{{"client": "a", "x": {huge}}}\n{{"client": "b", "x": 1}}\n\n')
+    made = ingest(tmp_path / "a.jsonl", tmp_path / "p", tolerance=1).manifest
+    assert (made.n_clients, made.provenance.bad_rows) == (1, 1)
+    (tmp_path / "b.jsonl").write_text(f'{{"client": "a", "token": "t", "count": {huge}}}\n' + '{"client": "b"}\n')
+    with pytest.raises(IngestError, match="2 bad rows"):
+        ingest(tmp_path / "b.jsonl", tmp_path / "q", vocabulary=["t"])
+
+
+def test_blanks_beside_objects_of_json_lines_cost_nothing():
+    one_a_line = table_files._an_object_a_line
+    assert one_a_line(b' {"a": 1}\t \n  {"a": 2} \r\n{"a": 3}\n')
+    assert not one_a_line(b'{"a": 1}\n 2\n') and not one_a_line(b'{"a":\n1}\n') and not one_a_line(b"\n\n")
+    assert not one_a_line(b'{"a": 1}' + b" " * 100 + b'\n{"a": 2}\n')  # read record by record
 
 
 def lose_a_record(monkeypatch):
@@ -222,11 +335,11 @@ def lose_a_bucket(monkeypatch):
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        (lose_a_record, "the files have 60 records, and 59 were read"),
-        (double_a_record, "the files have 60 records, and 61 were read"),
-        (cut_a_part_short, "the files have 60 records, and"),
-        (change_a_value, "another reader finds other clients or values"),
-        (exchange_clients, "another reader finds other clients or values"),
+        (lose_a_record, "The files have 60 records, and 59 were read"),
+        (double_a_record, "The files have 60 records, and 61 were read"),
+        (cut_a_part_short, "The files have 60 records, and"),
+        (change_a_value, "Another reader finds other clients or values"),
+        (exchange_clients, "Another reader finds other clients or values"),
         (lose_a_bucket, "60 rows were read, and"),
     ],
 )
@@ -258,7 +371,7 @@ def test_a_sabotaged_reader_of_parquet_is_found(tmp_path, monkeypatch):
         yield from (batch.slice(1) for batch in before(self, columns, rows, span))
 
     monkeypatch.setattr(typed_files.ParquetFile, "_records", skips)
-    with pytest.raises(IngestError, match="the files have 60 records, and 59 were read"):
+    with pytest.raises(IngestError, match="The files have 60 records, and 59 were read"):
         ingest(file, tmp_path / "p")
 
 
@@ -288,7 +401,7 @@ def test_a_source_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch
         return done
 
     monkeypatch.setattr(cls, name, then_changed)
-    with pytest.raises(IngestError, match="cannot be read" if change == "gone" else "was changed while it was read"):
+    with pytest.raises(SourceChanged, match=f"Changed while it was read: {file}"):
         ingest(file, tmp_path / "p")
     assert layout.versions(tmp_path / "p") == []
 

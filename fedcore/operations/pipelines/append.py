@@ -13,7 +13,7 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from fedcore.errors import ConfigError, IngestError, PopulationNotFound
+from fedcore.errors import ConfigError, IngestError, PopulationNotFound, SourceChanged
 from fedcore.operations.pipelines.files import Aside, Found, Sorted, find, folder_of, read, sort
 from fedcore.operations.pipelines.journal import TIME
 from fedcore.operations.pipelines.steps import Ingest, Pipeline
@@ -54,10 +54,6 @@ class _Read(Exception):
 
 class _Overtaken(Exception):
     """Somebody else made a version since the files were compared with what the population has."""
-
-
-class _Changed(IngestError):
-    """A file was changed while it was read."""
 
 
 def look(step: Ingest, pipeline: Pipeline, at: datetime, aside: dict[str, Aside]) -> tuple[Population | None, Sorted]:
@@ -115,14 +111,19 @@ def append(
             bad_rows = made.manifest.provenance.bad_rows
         except _Overtaken:
             return append(step, pipeline, at, aside, sharing)
+        except SourceChanged as error:  # its content, or only its time: it is read again the next time
+            steady = [file for file in trying if str(file.path) not in error.files]
+            files.later += [file.name for file in trying if file not in steady]
+            trying = steady if len(steady) < len(trying) else []
         except IngestError as error:
             steady = [file for file in trying if _same(file, folder_of(step.files))]
             files.later += [file.name for file in trying if file not in steady]
             if len(steady) == len(trying):
-                good, bad = _rehearsed(step, pipeline, population, trying, when, sharing)
-                if not bad:  # each by itself, and not together
+                good, bad, changed = _rehearsed(step, pipeline, population, trying, when, sharing)
+                if len(good) == len(trying):  # each by itself, and not together
                     good, bad = [], [_aside(file, error) for file in trying]
                 asides += bad
+                files.later += changed
                 steady = good
             trying = steady
     if made is None and population is not None and _opens_without_files(step, population, at):
@@ -192,11 +193,8 @@ def _one_append(
         newest = existing(pipeline.population)  # which nobody else writes to now
         if newest is not None and population is not None and newest.version != population.version:
             raise _Overtaken
-        for file in files:
-            if not _same(file, folder_of(step.files)):
-                raise _Changed(
-                    f"The file {file.path} was changed while it was read.", "It is read again the next time."
-                )
+        if changed := [str(file.path) for file in files if not _same(file, folder_of(step.files))]:
+            raise SourceChanged(changed)
         return _came(pipeline, files, when)
 
     return _ingest(step, pipeline, population, files, when, unchanged, sharing)
@@ -214,21 +212,23 @@ def _rehearsed(
     files: Sequence[Found],
     when: str,
     sharing: Sharing | None,
-) -> tuple[list[Found], list[Aside]]:
-    """(files that can be ingested by themselves, the others with what is wrong)."""
+) -> tuple[list[Found], list[Aside], list[str]]:
+    """(files that can be ingested by themselves, the others with what is wrong, names of those that are changing)."""
 
     def enough() -> Delivered:
         raise _Read
 
-    good, bad = [], []
+    good, bad, changed = list[Found](), list[Aside](), list[str]()
     for file in files:
         try:
             _ingest(step, pipeline, population, [file], when, enough, sharing)
         except _Read:
             good.append(file)
+        except SourceChanged:
+            changed.append(file.name)
         except IngestError as error:
             bad.append(_aside(file, error))
-    return good, bad
+    return good, bad, changed
 
 
 def _ingest(

@@ -218,10 +218,10 @@ def matrix_batches(source: Source, account: Account, rule: Rule) -> Iterator[Mat
         yield replace(batch, ids=named_ids(batch.ids, rule))
 
 
-def check_record_files(names: Sequence[str], plain_rows: bool) -> None:
+def check_record_files(names: Sequence[str], plain_rows: bool, rule: Rule) -> None:
     """Raises IngestError unless every row of the files can be a client (--unit record).
 
-    names: of the files; plain_rows: dense rows without a held-out part, documents or calendar periods
+    names: of the files; plain_rows: dense rows without a held-out part, documents or calendar periods; rule: of ids
     """
     if not plain_rows:
         raise IngestError(
@@ -229,9 +229,18 @@ def check_record_files(names: Sequence[str], plain_rows: bool) -> None:
             "or held-out part.",
             "Name the clients (--client), or leave the others out.",
         )
-    if twice := [name for name, times in Counter(names).items() if times > 1]:
+    refuse_same_names(names, rule)
+
+
+def refuse_same_names(names: Sequence[str], rule: Rule) -> None:
+    """Raises IngestError if two of the names that ids are made of are the same once they are stored."""
+    stored = named_ids([f"{name}:" for name in names], rule)
+    if twice := [one for one, times in Counter(stored).items() if times > 1]:
+        first, second = [name for name, one in zip(names, stored, strict=True) if one == twice[0]][:2]
         raise IngestError(
-            f"Two files are called {twice[0]}, and records are called by file and number.", "Rename one of them."
+            f"{first!r} and {second!r} would give their rows the same ids, which are made of these names.",
+            "Rename one of them.",
+            without_values="Two files would give their rows the same ids, which are made of the files' names.",
         )
 
 
@@ -258,9 +267,13 @@ def _size(held: np.ndarray | sp.csr_matrix | Rows | None) -> int:
     """Rows, or tokens of counts."""
     if isinstance(held, tuple):
         return len(held[1])
-    if isinstance(held, np.ndarray) and (held.dtype.names or held.ndim == 2):
-        return int(held["count"].sum()) if held.dtype.names else len(held)
-    return 0 if held is None else int(held.sum())
+    if isinstance(held, np.ndarray) and held.ndim == 2:
+        return len(held)
+    if held is None:
+        return 0
+    amounts = held.data if isinstance(held, sp.csr_matrix) else held["count"] if held.dtype.names else held
+    amounts = amounts.astype(np.int64, copy=False)
+    return (int((amounts >> 32).sum()) << 32) + int((amounts & 0xFFFFFFFF).sum())  # the whole sum may take 64 bits
 
 
 def unique_ids(ids: Iterable[str]) -> tuple[list[str], np.ndarray]:

@@ -295,8 +295,10 @@ def ingest(
             account.settle()
         if writer.clients == 0:
             raise IngestError(f"The source {source} holds no client.", "Give at least one good row.")
-        before = 0 if parent is None else total_of(parent.blocks)
-        counted = second.settle(account, writer.written() - before)
+        written, clients = writer.written(), writer.clients
+        if parent is not None:
+            written, clients = written - total_of(parent.blocks), clients - parent.n_clients
+        counted = second.settle(account, written, clients if records else None)
         return writer.commit(
             Provenance(
                 sources=opened.names,

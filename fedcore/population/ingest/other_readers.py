@@ -106,7 +106,7 @@ class _Texts(_Other):
                     return None
                 coded = pa.dictionary(pa.int32(), pa.string()) if kind == "id" else arrow_type(kind)
                 made.append(pa.array(values, coded))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):
             return None
         return made
 

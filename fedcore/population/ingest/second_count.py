@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
-from fedcore.errors import IngestError
-from fedcore.population.ingest.batches import Account, Batch, Source, keyed_batches
+from fedcore.errors import IngestError, SourceChanged
+from fedcore.population.ingest.batches import Account, Source, keyed_batches
 from fedcore.population.ingest.other_readers import BYTE_ORDER_MARK, Limited, other_reader, sums_of
-from fedcore.population.ingest.parts import Part, Portion, Span
+from fedcore.population.ingest.parts import Portion, Span
 from fedcore.population.ingest.reading_ahead import nothing_ahead
 from fedcore.population.ingest.sources_array import DenseSource, MatrixSource
-from fedcore.population.ingest.sources_frames import ARRAYS, VIDEOS, FrameSource
+from fedcore.population.ingest.sources_frames import ARRAYS, VIDEOS, FrameSource, frames_array
 from fedcore.population.ingest.sources_table import TableSource
 from fedcore.population.ingest.sources_text import TextSource
 from fedcore.population.ingest.table_files import CsvFile, JsonFile, Partitioned, TableFile
@@ -35,7 +34,10 @@ LF, CR, QUOTE, SPACE = b'\n\r" '
 PIECE = 1 << 18  # bytes that are scanned at once
 LEAST_SAMPLE, MOST_SAMPLE, OF_THE_FILE = 1 << 14, 1 << 16, 1200  # bytes of a part of the sample; 1/1200 of the file
 MOST_ROWS = 1 << 9  # of a part of the sample in other files
+MOST_FILES = 64  # of which a sample is read
 FAULT = "This is a fault in fedcore, and nothing was stored: report it, with the lines of the file that show it."
+
+CountedFile = CsvFile | JsonFile | ParquetFile | ArrowFile
 
 
 class CsvScanner:
@@ -47,57 +49,58 @@ class CsvScanner:
         self.records = 0
         self._delimiter = delimiter.encode()
         self._quoted = self._inside = False  # inside of quotes; inside of a record
+        self._closed = False  # quotes, by the last byte of the piece before
         self._before = b"\n"  # the last bytes of the piece before
         self._beside = np.zeros(256, bool)  # bytes that may be next to a mark, outside of its quotes
         self._beside[[LF, CR, QUOTE, *self._delimiter[:1]]] = True
 
     def scan(self, piece: bytes) -> np.ndarray:
-        """Counts the records of the next piece, which must not end with a quotation mark if more follows. Returns (n,)
-        bool: which bytes end a line, outside of quotes.
-        """
+        """Counts the records of the next piece. Returns (n,) bool: which bytes end a line, outside of quotes."""
         held = np.frombuffer(piece, np.uint8)
         ends = held == LF
         if b"\r" in piece:
             ends |= held == CR
-        if self._quoted or b'"' in piece:
-            self._leave_out_quoted(piece, held, ends)
+        self._closed = (self._quoted or b'"' in piece) and self._leave_out_quoted(piece, held, ends)
         self.records += int(np.count_nonzero(ends[:-1] > ends[1:])) + int(not self._inside and not ends[0])
         self._inside = not ends[-1]
         self._before = (self._before + piece[-4:])[-4:]
         return ends
 
-    def _leave_out_quoted(self, piece: bytes, held: np.ndarray, ends: np.ndarray) -> None:
-        """Clears `ends` inside of quotes. Marks open and close in turn, unless one stands where it could do neither."""
+    def _leave_out_quoted(self, piece: bytes, held: np.ndarray, ends: np.ndarray) -> bool:
+        """Clears `ends` inside of quotes. Marks open and close in turn, unless one stands where it could do neither.
+        Returns whether the last byte closes: a mark that follows it opens again, since two marks inside mean one.
+        """
         marks = np.flatnonzero(held == QUOTE)
         opening, closing = marks[int(self._quoted) :: 2], marks[1 - int(self._quoted) :: 2]
         before, after = held[np.maximum(opening, 1) - 1], held[np.minimum(closing + 1, len(held) - 1)]
         if len(opening) and opening[0] == 0:
-            before[0] = self._before[-1]
+            before[0] = self._before[-1] if self._closed or self._before[-1] != QUOTE else 0
         if len(self._delimiter) > 1 or not (self._beside[before].all() and self._beside[after].all()):
-            self._one_by_one(piece, ends)
-            return
+            return self._one_by_one(piece, ends)
         places = np.flatnonzero(ends)
         enclosed = (np.searchsorted(marks, places) + self._quoted) % 2 == 1
         if enclosed.any():
             ends[places[enclosed]] = False
         self._quoted ^= bool(len(marks) % 2)
+        return not self._quoted and piece.endswith(b'"')
 
-    def _one_by_one(self, piece: bytes, ends: np.ndarray) -> None:
+    def _one_by_one(self, piece: bytes, ends: np.ndarray) -> bool:
         """The same where a quotation mark is inside of a field that is not quoted."""
-        before, at, start = self._before, 0, 0
+        before, at, start, closed = self._before, 0, 0, 0
         while (at := piece.find(b'"', at)) >= 0:
             if not self._quoted:
                 left = (before + piece[:at])[-4:] if at < 4 else piece[at - 4 : at]
-                if left.endswith((b"\n", b"\r", self._delimiter)):
+                if left.endswith((b"\n", b"\r", self._delimiter)) or (at == 0 and self._closed):
                     self._quoted, start = True, at
                 at += 1
             elif piece[at + 1 : at + 2] == b'"':
                 at += 2
             else:
                 self._quoted, at = False, at + 1
-                ends[start:at] = False
+                ends[start:at], closed = False, at
         if self._quoted:
             ends[start:] = False
+        return closed == len(piece)
 
 
 class LineScanner:
@@ -143,7 +146,7 @@ class Seen:
         return self.size, self.modified, self.digest
 
 
-def look(path: Path, file: TableFile | None = None) -> Seen:
+def look(path: Path, file: CountedFile | None = None) -> Seen:
     """Reads a file once. file: of CSV or JSON lines, whose records are counted. Raises IngestError."""
     scanner = _scanner_of(file)
     header = int(isinstance(file, CsvFile))
@@ -151,21 +154,14 @@ def look(path: Path, file: TableFile | None = None) -> Seen:
     try:
         with open(path, "rb", buffering=0) as handle:
             before = os.fstat(handle.fileno())
-            pieces, start, rest = -(-before.st_size // PIECE), 0, b""
-            for number, data in enumerate(iter(lambda: handle.read(PIECE), b"")):
-                hasher.update(data)
+            pieces, start = -(-before.st_size // PIECE), 0
+            if handle.read(len(BYTE_ORDER_MARK)) == BYTE_ORDER_MARK:
+                hasher.update(BYTE_ORDER_MARK)
+                start = len(BYTE_ORDER_MARK)
+            handle.seek(start)
+            for number, piece in enumerate(iter(lambda: handle.read(PIECE), b"")):
+                hasher.update(piece)
                 if scanner is None:
-                    continue
-                piece = rest + data
-                if start == 0 and piece.startswith(BYTE_ORDER_MARK):
-                    start, piece = len(BYTE_ORDER_MARK), piece[len(BYTE_ORDER_MARK) :]
-                cut = len(piece)
-                if start + cut < before.st_size:
-                    cut -= cut % 64
-                    while cut and piece[cut - 1] == QUOTE:  # what follows says whether it closes a field
-                        cut -= 64
-                piece, rest = piece[:cut], piece[cut:]
-                if not piece:
                     continue
                 ends = scanner.scan(piece)
                 if number in (0, pieces // 2, pieces - 1):
@@ -177,7 +173,7 @@ def look(path: Path, file: TableFile | None = None) -> Seen:
     return Seen(before.st_size, before.st_mtime_ns, hasher.digest(), records, tuple(sample))
 
 
-def _scanner_of(file: TableFile | None) -> CsvScanner | LineScanner | None:
+def _scanner_of(file: CountedFile | None) -> CsvScanner | LineScanner | None:
     if isinstance(file, CsvFile):
         return CsvScanner(file.delimiter)
     return LineScanner() if isinstance(file, JsonFile) else None
@@ -237,12 +233,15 @@ def _of_typed(file: ParquetFile | ArrowFile) -> int:
 
 class SecondCount:
     """The files of a source before it is read, and what is compared once it was. Raises IngestError if a file cannot be
-    read.
+    read, SourceChanged if its columns are no longer those that the source was opened with.
     """
 
     def __init__(self, source: Source):
         self.source = source
         self.seen = {path: look(path, file) for path, file in _files_of(source)}
+        others = (path for path, file in _files_of(source) if file is not None and _columns(file) != file.names)
+        if changed := [str(path) for path in others]:
+            raise SourceChanged(changed)
 
     @property
     def records(self) -> int | None:
@@ -259,7 +258,7 @@ class SecondCount:
         elif isinstance(source, FrameSource):
             found = (_of_frames(file, source.array) for file in source.files)
         else:
-            found = (1 for _ in self.seen)
+            found = (1 for _ in _files_of(source))
         total = 0
         for records in found:
             if records is None:
@@ -273,53 +272,70 @@ class SecondCount:
             return _of_typed(held)
         return self.seen[held.path].records if isinstance(held, (CsvFile, JsonFile)) else None
 
-    def settle(self, account: Account, written: int) -> int | None:
+    def settle(self, account: Account, written: int, clients: int | None = None) -> int | None:
         """Compares, once everything is read and written; returns the second count. written: rows, or tokens of counts,
-        that the blocks have more than before.
+        that the blocks have more than before; clients: that the population has more, if every record is one
 
-        Raises IngestError if a file was changed meanwhile, if the two counts differ, if the blocks hold another number
-        of rows than was read, or if other readers read the sample differently.
+        Raises SourceChanged if files were changed meanwhile; IngestError if the two counts differ, if the blocks hold
+        another number of rows than was read, or if other readers read the sample differently.
         """
-        for path, before in self.seen.items():
-            if look(path).state != before.state:
-                raise IngestError(
-                    f"{path} was changed while it was read.", "Ingest it again when it is complete; nothing was stored."
-                )
+        if changed := sorted(str(path) for path in self._changed()):
+            raise SourceChanged(changed)
         records = self.records
         read = account.stored + account.bad + account.skipped
         if records is not None and records != read:
-            raise IngestError(
-                f"{', '.join(self.source.names[:5])}: the files have {records} records, and {read} were read: "
-                f"{account.stored} stored, {account.bad} invalid, {account.skipped} skipped.",
-                FAULT,
+            raise _fault(
+                f"The files have {records} records, and {read} were read: {account.stored} stored, {account.bad} "
+                f"invalid, {account.skipped} skipped."
             )
         if written != account.handed_on:
             what = "rows" if self.source.kind == "rows" else "tokens"
-            raise IngestError(
-                f"{', '.join(self.source.names[:5])}: {account.handed_on} {what} were read, and {written} are in the "
-                "blocks.",
-                FAULT,
-            )
+            raise _fault(f"{account.handed_on} {what} were read, and {written} are in the blocks.")
+        if clients not in (None, account.stored):
+            raise _fault(f"{account.stored} records were stored, and became {clients} clients.")
         if isinstance(self.source, TableSource):
-            for part in self._sample():
-                _compare(self.source, part)
+            for file, heldout in self._sampled_files(self.source):
+                for span in self._sample(file):
+                    _compare(self.source, file, heldout, span)
         return records
 
-    def _sample(self) -> Iterator[Part]:
-        """Parts of each file by a fixed rule: of CSV and JSON lines some records at the beginning, in the middle and at
+    def _changed(self) -> Iterator[Path]:
+        """Files that are not what they were, have come or have gone."""
+        now = {path for path, _ in _files_of(self.source)}
+        yield from now ^ self.seen.keys()
+        for path in now & self.seen.keys():
+            if not path.exists() or look(path).state != self.seen[path].state:
+                yield path
+
+    def _sampled_files(self, source: TableSource) -> list[tuple[TableFile, bool]]:
+        """(file, whether it is held out) of all files; of very many of some, by a fixed rule."""
+        files = [*((file, False) for file in source.files), *((file, True) for file in source.heldout)]
+        return files[:: -(-len(files) // MOST_FILES)]
+
+    def _sample(self, file: TableFile) -> Sequence[Span]:
+        """Parts of a file by a fixed rule: of CSV and JSON lines some records at the beginning, in the middle and at
         the end; of other files, where reading a few records costs more, the first ones of the part in the middle.
         """
-        assert isinstance(self.source, TableSource)
-        for number, file in enumerate((*self.source.files, *self.source.heldout)):
-            held = file.file if isinstance(file, Partitioned) else file
-            spans = self.seen[held.path].sample if isinstance(held, (CsvFile, JsonFile)) else held.spans(1, False)
-            if not isinstance(held, (CsvFile, JsonFile)):
-                spans = spans[len(spans) // 2 :][:1]
-            yield from ((Portion(number, span),) for span in spans)
+        held = file.file if isinstance(file, Partitioned) else file
+        if isinstance(held, (CsvFile, JsonFile)):
+            return self.seen[held.path].sample
+        spans = held.spans(1, False)
+        return spans[len(spans) // 2 :][:1]
 
 
-def _files_of(source: Source) -> Iterator[tuple[Path, TableFile | None]]:
-    """Every file that the source reads. The second is for those whose records are counted as their bytes are read."""
+def _columns(file: CountedFile) -> list[str]:
+    """The columns that the file has now."""
+    if isinstance(file, (CsvFile, JsonFile)):
+        return replace(file).names
+    return type(file)(file.path).names
+
+
+def _fault(what: str) -> IngestError:
+    return IngestError(what, FAULT)
+
+
+def _files_of(source: Source) -> Iterator[tuple[Path, CountedFile | None]]:
+    """Every file that the source reads. The second is how a table reads it."""
     if isinstance(source, TableSource):
         for file in (*source.files, *source.heldout):
             held: TableFile = file.file if isinstance(file, Partitioned) else file
@@ -344,7 +360,7 @@ def _of_frames(file: Path, array: str | None) -> int | None:
         return None
     if suffix not in ARRAYS:
         return 1
-    return _stated(file, None if suffix == ".npy" else array or "frames")
+    return _stated(file, frames_array(file, array))
 
 
 def _limited(file: TableFile) -> TableFile:
@@ -352,25 +368,24 @@ def _limited(file: TableFile) -> TableFile:
     return file if isinstance(held, (CsvFile, JsonFile)) else Limited(file, MOST_ROWS)
 
 
-def _compare(source: TableSource, part: Part) -> None:
-    """Raises IngestError if another reader reads something else there."""
-    usual, other = copy(source), copy(source)
-    usual.progress = other.progress = None
-    usual.memory = other.memory = 24 * MOST_SAMPLE
-    usual.files, usual.heldout = ([_limited(file) for file in held] for held in (source.files, source.heldout))
-    other.files, other.heldout = ([other_reader(file) for file in held] for held in (usual.files, usual.heldout))
+def _compare(source: TableSource, file: TableFile, heldout: bool, span: Span) -> None:
+    """Raises IngestError if another reader reads something else in a part of the file."""
+    usual = _limited(file)
     with nothing_ahead():
-        if _sums(usual, part) == _sums(other, part):
-            return
-    file = [*source.files, *source.heldout][part[0].file]
-    raise IngestError(f"{file.name}: another reader finds other clients or values in a part of it.", FAULT)
+        if _sums(source, usual, heldout, span) != _sums(source, other_reader(usual), heldout, span):
+            found = "Another reader finds other clients or values in a part of"
+            raise IngestError(f"{found} {file.name}.", FAULT, without_values=f"{found} a file.")  # folders may be values
 
 
-def _sums(source: TableSource, part: Part) -> tuple[int, dict[str, tuple[int, int]]] | None:
+def _sums(
+    source: TableSource, file: TableFile, heldout: bool, span: Span
+) -> tuple[int, dict[str, tuple[int, int]]] | None:
     """(bad records, (rows or tokens, sum) of each client); None if the reader does not take it."""
-    account, found = Account(), dict[str, tuple[int, int]]()
+    alone, account, found = copy(source), Account(), dict[str, tuple[int, int]]()
+    alone.files, alone.heldout = ([], [file]) if heldout else ([file], [])
+    alone.progress, alone.memory = None, 24 * MOST_SAMPLE
     try:
-        for batch in keyed_batches(cast(Iterator[Batch], source.batches(account, part)), account):
+        for batch in keyed_batches(alone.batches(account, (Portion(0, span),)), account):
             ids = batch.ids[: len(batch.ids)]  # at once: those of PlainNames are slow one by one
             for one, rows, total in zip(ids, *(each.tolist() for each in sums_of(batch)), strict=True):
                 before = found.get(one, (0, 0))

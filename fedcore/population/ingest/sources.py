@@ -229,7 +229,7 @@ def _frames(where: Where, options: Options, progress: Progress | None) -> FrameS
                 f"{others[0]} is among the frames, and holds none by its name.",
                 "Move it away, or name what is meant, as 'FOLDER/*.png'.",
             )
-    return FrameSource(files_of(where), per_client, stride, options.array, progress)
+    return FrameSource(files_of(where), per_client, stride, options.array, progress, options.rule)
 
 
 def _text(where: Where, options: Options, vocabulary: tuple[str, ...] | None, progress: Progress | None) -> TextSource:

@@ -28,6 +28,7 @@ from fedcore.population.ingest.batches import (
     count_fault,
     record_ids,
     refuse_odd,
+    refuse_same_names,
     unique_ids,
 )
 from fedcore.storage.npz import BROKEN, npy_header
@@ -149,7 +150,7 @@ class DenseSource:
     def __post_init__(self):
         self.names = tuple(file.name for file in self.files)
         if self.records:
-            check_record_files(self.names, self.kind == "rows" and not self.heldout)
+            check_record_files(self.names, self.kind == "rows" and not self.heldout, self.rule)
         dtypes, shapes = [], set()
         for file in (*self.files, *self.heldout):
             x, ids = self._open(file)
@@ -331,10 +332,8 @@ class MatrixSource:
 
     def __post_init__(self):
         self.names = tuple(file.name for file in self.files)
-        if len(set(self.names)) != len(self.names) and self.client is None:
-            raise IngestError(
-                "Two of the files have the same name, which would give their rows the same ids.", "Rename one."
-            )
+        if self.client is None:
+            refuse_same_names(self.names, self.rule)
         for file in self.files:
             if "format" in array_names(file) and not self.prefix:
                 form = StoredArray(file, "format").all().item()

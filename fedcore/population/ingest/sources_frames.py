@@ -21,7 +21,8 @@ import numpy as np
 
 from fedcore.errors import IngestError
 from fedcore.population.blocks import Kind
-from fedcore.population.ingest.batches import Account, MatrixBatch
+from fedcore.population.identifiers import STRIPPED, Rule
+from fedcore.population.ingest.batches import Account, MatrixBatch, refuse_same_names
 from fedcore.population.ingest.sources_array import StoredArray, array_names
 from fedcore.population.sizing import BLOCK_BYTES, CLIENTS_PER_LEAF
 
@@ -49,6 +50,7 @@ class FrameSource:
     frame_stride: int = 1
     array: str | None = None
     progress: Callable[[int, int], None] | None = None
+    rule: Rule = STRIPPED
     kind: Kind = "rows"
     dtype: str = "float32"
     keyed: bool = False
@@ -61,10 +63,7 @@ class FrameSource:
             raise IngestError("frames_per_client and frame_stride are whole numbers from 1.")
         self.sequences = sequences_of(self.files)
         self.names = tuple(name for name, _ in self.sequences)
-        if len(set(self.names)) < len(self.names):
-            raise IngestError(
-                "Two of the sequences have the same name, which would give their frames the same ids.", "Rename one."
-            )
+        refuse_same_names(self.names, self.rule)
         self.shape = next(self._frames(*self.sequences[0]))[1].shape
 
     @property
@@ -172,16 +171,21 @@ def read_image(file: Path) -> np.ndarray:
 # --- arrays ---------------------------------------------------------------------------------------------------------
 
 
+def frames_array(file: Path, name: str | None) -> str | None:
+    """The array of frames in an NPZ file: the named one, else "frames" or the only one. None for an NPY file."""
+    if file.suffix.lower() != ".npz":
+        return None
+    known = array_names(file)
+    name = name or (known[0] if len(known) == 1 else "frames")
+    if name not in known:
+        raise IngestError(f"{file} has no array {name!r}.", f"It has {', '.join(known)}; name one (array=...).")
+    return name
+
+
 def array_frames(file: Path, name: str | None = None) -> Iterator[np.ndarray]:
     """Frames of an array one after the other, without holding it. name: of NPZ; None: "frames", or the only one."""
-    if file.suffix.lower() == ".npz":
-        known = array_names(file)
-        name = name or (known[0] if len(known) == 1 else "frames")
-        if name not in known:
-            raise IngestError(f"{file} has no array {name!r}.", f"It has {', '.join(known)}; name one (array=...).")
-        stored = StoredArray(file, name)
-    else:
-        stored = StoredArray(file)
+    name = frames_array(file, name)
+    stored = StoredArray(file) if name is None else StoredArray(file, name)
     grey = len(stored.shape) == 3 or (len(stored.shape) == 4 and stored.shape[3] == 1)
     if not (grey or (len(stored.shape) == 4 and stored.shape[3] == 3)) or 0 in stored.shape or stored.fortran:
         order = ", stored column by column" if stored.fortran else ""

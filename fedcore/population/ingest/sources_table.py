@@ -107,9 +107,8 @@ class TableSource:
         self._refuse_double("document", self.documents, (self.client, self.time, *self.columns))
         if self.records:
             dealt = self.calendar is not None or self.documents is not None
-            check_record_files(
-                [file.name for file in self.files], self.kind == "rows" and not dealt and not self.heldout
-            )
+            plain = self.kind == "rows" and not dealt and not self.heldout
+            check_record_files([file.name for file in self.files], plain, self.rule)
         if self.kind == "rows":
             self._set_columns()
 

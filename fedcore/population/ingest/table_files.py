@@ -28,6 +28,7 @@ As = Literal["text", "id", "number", "whole", "stamp", "any"]
 NOWHERE = "__HIVE_DEFAULT_PARTITION__"
 HEAD = 1000  # lines of JSON whose keys are the columns
 HEAD_BYTES = 1 << 20
+BLANKS = 4  # at the end or beginning of a line of JSON; where there are more, reading is slower
 SCANNED = 1 << 18  # bytes of text in which cuts are looked for together
 
 
@@ -185,7 +186,7 @@ class _Kept:
         for (name, kind), one in zip(self.wanted.items(), fields, strict=True):
             try:
                 values.append(self._read(kind, one))
-            except ValueError:
+            except (ValueError, OverflowError):  # also a whole number beyond the largest float
                 shown = repr(one if isinstance(one, str) else json.dumps(one))
                 fault = fault or (
                     f"unknown feature id {shown}" if kind == "whole" else f"{name} is not {_whats[kind]}: {shown[:60]}"
@@ -336,17 +337,22 @@ class JsonFile:
 
 
 def _an_object_a_line(data: bytes) -> bool:
-    """Whether every line break is between a brace that closes and one that opens. JSON allows these side by side only
-    between two objects, so that as many objects as lines are one on each.
+    """Whether every line break is between a brace that closes and one that opens, but for a few blanks. JSON allows
+    these side by side only between two objects, so that as many objects as lines are one on each.
     """
     if csv_blocks.lone_returns(data):
         return False
     held = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(held == ord("\n"))
-    before, after = held[ends - 1], held[ends[ends + 1 < len(held)] + 1]
+    before, after = ends - 1, ends[ends + 1 < len(held)] + 1
     if b"\r" in data:
-        before = np.where(before == ord("\r"), held[ends - 2], before)
-    return data.startswith(b"{") and bool((before == ord("}")).all() and (after == ord("{")).all())
+        before -= held[before] == ord("\r")
+    for places, step in ((before, -1), (after, 1)):
+        for _ in range(BLANKS):
+            if (blank := (held[places] == ord(" ")) | (held[places] == ord("\t"))).any():
+                places[blank] = (places[blank] + step) % len(held)
+    begins = data.lstrip(b" \t").startswith(b"{")
+    return begins and bool((held[before] == ord("}")).all() and (held[after] == ord("{")).all())
 
 
 def _objects(block: csv_blocks.Block) -> int:
