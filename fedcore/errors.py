@@ -6,8 +6,6 @@ raw statistic of a private run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 
 class FedcoreError(Exception):
     """Base of all errors that a user's data, settings or environment can cause.
@@ -88,7 +86,7 @@ class IngestError(PopulationError):
 class SourceChanged(IngestError):
     """Files of the source were changed while it was read. files: their paths, as the source has them"""
 
-    def __init__(self, files: Sequence[str]):
+    def __init__(self, files: list[str]):
         listed = ", ".join(files[:5]) + (", ..." if len(files) > 5 else "")
         some = "A file was" if len(files) == 1 else f"{len(files)} files were"
         super().__init__(

@@ -277,8 +277,8 @@ def show(population: Population, as_json: bool) -> None:
         table("Cohorts", cast("list[dict]", cohorts))
     if told["alike_ids"]:
         print(
-            f"\n{told['alike_ids']} groups of client ids differ only in case, width or inner blanks. Each id is a "
-            "client with its own protection. If each group is one person, ingest all sources again with --fold-ids."
+            f"\nGroups of client ids that differ only in case, width or inner blanks: {told['alike_ids']}. Each id is a "
+            "client with its own protection. If a group is one person, ingest all sources again with --fold-ids."
         )
 
 
@@ -335,14 +335,16 @@ def population_verify(
         list[str] | None,
         typer.Option(
             metavar="SOURCE",
-            help="Also read this source again and compare every client and value; repeatable, one for each append.",
+            help="Also read this source again and compare every client and value. Repeat it for each append, in the "
+            "order of the appends: sources of one name are matched to versions from the newest one back.",
         ),
     ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE",
-            help="With --against: an option of the ingest that no manifest keeps, such as heldout=FILE; repeatable.",
+            help="With --against: an option of the ingest that no manifest keeps, such as heldout=FILE or na=n/a,-. It "
+            "is used for all sources; repeatable.",
         ),
     ] = None,
     as_json: Json = False,
@@ -353,19 +355,21 @@ def population_verify(
     from fedcore.errors import ConfigError
     from fedcore.operations.events import block_damaged
 
-    opened = open_population(population, version)
+    if option and not against:
+        raise ConfigError("--option is about how a source is read.", "Name the source: --against SOURCE.")
+    opened, said = open_population(population, version), read_settings(None, option)
+    if against:
+        from fedcore.population.ingest.against import checked, compare
+
+        checked(opened, said)
     with bar(f"verify {population}", as_json) as progress:
         report = opened.verify(progress)
     announce(lambda: [block_damaged(opened, problem) for problem in report.problems])
     found = {"ok": report.ok, "blocks": report.blocks, "bytes": report.bytes, "cohorts": len(opened.manifest.cohorts)}
-    if option and not against:
-        raise ConfigError("--option is about how a source is read.", "Name the source: --against SOURCE.")
     compared = None
     if against and report.ok:
-        from fedcore.population.ingest.against import compare
-
         with bar(f"compare {population}", as_json) as progress:
-            compared = compare(opened, against, read_settings(None, option), progress)
+            compared = compare(opened, against, said, progress)
         counts = asdict(compared)
         counts.pop("examples")
         found |= {"ok": compared.ok, "against": counts}

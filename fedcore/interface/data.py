@@ -104,15 +104,24 @@ def opened(
 
 
 def checked_groups(groups: Groups, rows: int) -> np.ndarray:
-    """(rows,) array of labels; text is spelled as a population stores ids. Raises ConfigError, PopulationError."""
+    """(rows,) array of labels; text, and bytes as UTF-8, are spelled as a population stores ids. Raises ConfigError for
+    labels of other types among text, and for missing ones; PopulationError for text that cannot be an id.
+    """
     labels = np.asarray(groups)
     if labels.shape != (rows,):
         raise ConfigError(
             f"groups has the shape {labels.shape}, and X has {rows} rows.", "Give the client of every row of X."
         )
-    if labels.dtype.kind not in "UO":
+    if labels.dtype.kind not in "OSTU":
         return labels
-    text = np.array([isinstance(one, str) for one in labels], bool)
-    stored = labels.astype(object)
-    stored[text] = spelled(labels[text].tolist(), STRIPPED)
-    return stored.astype(str) if labels.dtype.kind == "U" else stored
+    given = [one.decode("utf-8", "surrogateescape") if isinstance(one, bytes) else one for one in labels.tolist()]
+    others = [row for row, one in enumerate(given) if not isinstance(one, str)]
+    if len(others) == rows and labels.dtype.kind == "O":
+        return labels
+    if others:
+        raise ConfigError(
+            f"groups holds text and other values: the label of row {others[0]} is of type "
+            f"{type(given[others[0]]).__name__}.",
+            "Give every row a label, all of the same type.",
+        )
+    return np.array(spelled(given, STRIPPED), object if labels.dtype.kind in "OT" else str)

@@ -187,13 +187,16 @@ class _Spelled:
             for line in (*groups, *self.unusable):
                 if show is not None:
                     show(line)
-            once, option = ("folded", " with --fold-ids") if self.rule == FOLDED else ("without blanks at the ends", "")
+            once, option = "without blanks at the ends", ""
+            forgetting = "Or forget these clients (`fedcore population forget`)."
+            if self.rule == FOLDED:
+                once, option = "folded", " with --fold-ids"
+                forgetting = "Forgetting clients does not help: afterwards ids cannot be folded."
             raise PopulationError(
                 f"The rule for client ids cannot be stored in {path}: {number} groups of ids are equal once {once}, "
                 f"and {self.refused} ids are empty or hold a refused character. No version was made.",
                 f"Ingest the sources again{option}, which makes one client of each group. The new population has its "
-                "own budget, and the privacy losses of both add up. Or forget these clients (`fedcore population "
-                "forget`). To see their ids, use --show.",
+                f"own budget, and the privacy losses of both add up. {forgetting} To see their ids, use --show.",
             )
         if self.changes and self.population.manifest.halves == "document":
             raise PopulationError(

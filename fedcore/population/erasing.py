@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from fedcore.population.arrays import STREAM_BYTES
 from fedcore.population.block_writer import BlockWriter
 from fedcore.population.checks import Rows
 from fedcore.population.cohorts import FOUNDERS, HOLE, Cohort, Order
+from fedcore.population.identifiers import Rule
 from fedcore.population.manifest import BlockEntry, Manifest, PartEntry, Provenance
 from fedcore.population.periods import clients_of
 from fedcore.population.store import Population
@@ -41,8 +43,8 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Erased:
-    """What `forget` or `compact` did. population: its newest version; clients: forgotten now; unknown: ids that nobody
-    has, or has any more; freed: bytes that the folder takes less than before
+    """What `forget` or `compact` did. population: its newest version; clients: forgotten now; unknown: ids that no
+    client has, or has any more, or can have; freed: bytes that the folder takes less than before
     """
 
     population: Population
@@ -76,7 +78,8 @@ def forget(
 ) -> Erased:
     """Makes a version without these clients, and removes all versions before it, with every slot that only they name.
 
-    clients: ids; ids that nobody has are counted. Of calendar periods all entries of a client go
+    clients: ids; those that no client has are counted, also those that the rule of the population's ids refuses. Of
+        calendar periods all entries of a client go
     cohorts_to: everybody of the cohorts 1 .. cohorts_to, whose declared size is then 0
     without_trace: they are not kept in the list of forgotten clients. Who of them comes back is then a new client, with
         a new budget: what was promised to that person holds for each of the two by itself.
@@ -93,8 +96,9 @@ def forget(
     if cohorts_to is not None:
         _check_cohorts(population, cohorts_to)
     with _replacing(population, open_runs) as (path, before):
-        wanted = identifiers.spelled(clients, population.manifest.id_rule)
-        chosen, unknown = _chosen(population, set(wanted), cohorts_to)
+        wanted, unusable = _wanted(clients, population.manifest.id_rule)
+        chosen, unknown = _chosen(population, wanted, cohorts_to)
+        unknown += unusable
         if not any(mask.any() for mask in chosen.values()) and not _still_declared(population, cohorts_to):
             return Erased(population, 0, unknown, 0)
         old = population.manifest
@@ -186,6 +190,14 @@ def _check_cohorts(population: Population, cohorts_to: int) -> None:
 
 
 # --- who --------------------------------------------------------------------------------------------------------------
+
+
+def _wanted(clients: Collection[str], rule: Rule) -> tuple[set[str], int]:
+    """(ids as the population spells them, number of others, which its rule refuses, so that it has none of them)."""
+    texts = [*{*clients}]
+    made, faults = identifiers.spelled_or_why(texts, rule)
+    pairs = zip_longest(made, faults, fillvalue="")
+    return {one for one, fault in pairs if not fault}, sum(map(bool, faults))
 
 
 def _chosen(population: Population, wanted: set[str], cohorts_to: int | None) -> tuple[dict[int, np.ndarray], int]:

@@ -51,7 +51,7 @@ def as_text(ids: Sequence | np.ndarray, holes: np.ndarray | None = None) -> list
 
 
 def spelled(ids: Iterable[str], rule: Rule) -> list[str]:
-    """Ids from outside as a population stores them: ids that are written, looked up or forgotten go through here.
+    """Ids from outside as a population stores them: ids that are written or looked up go through here.
 
     An empty id stays empty: whether one may be there is for the caller to check. Raises PopulationError for an id that
     the rule refuses (`spelled_or_why`).

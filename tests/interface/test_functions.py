@@ -8,7 +8,7 @@ import pytest
 
 import fedcore
 import fedcore.interface.mixtures
-from fedcore.errors import BudgetExceeded, ConfigError, RunError
+from fedcore.errors import BudgetExceeded, ConfigError, PopulationError, RunError
 from fedcore.interface import data
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.request import TrainRequest
@@ -77,6 +77,37 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(rows, tmp_path):
     assert np.array_equal(model.state["theta"], whole.state["theta"])
     with pytest.raises(RunError, match="has ended"):
         fedcore.resume(model)
+
+
+KINDS = ["S", "T", "U", object]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_are_spelled_as_ids_whatever_their_type(tmp_path, kind):
+    """Of bytes, of fixed and of variable length: one person is one client."""
+    texts = ["a", " a", "b", "Zoe\u0308", "Zo\u00eb "]
+    texts = [one.encode() for one in texts] if kind == "S" else texts
+    labels = np.array(texts, np.dtypes.StringDType() if kind == "T" else kind)
+    assert data.checked_groups(labels, 5).tolist() == ["a", "a", "b", "Zo\u00eb", "Zo\u00eb"]
+    stored = data.rows_stored(np.arange(10.0).reshape(5, 2), labels, tmp_path / "p")
+    assert stored.population.client_ids(0).tolist() == stored.ids().tolist() == ["Zo\u00eb", "a", "b"]
+    assert stored.in_given_order(np.arange(5)).shape == (5,) and stored.population.n_rows == 5
+
+
+def test_bytes_that_stand_in_for_text_are_text():
+    assert data.checked_groups(np.array([b"a ", "a"], object), 2).tolist() == ["a", "a"]
+    assert data.checked_groups([b"a", b" a"], 2).tolist() == ["a", "a"]
+    for label in (b"a\xff", b"a\x001", b"\xe2\x80\x8b"):
+        with pytest.raises(PopulationError, match="A client id cannot be used"):
+            data.checked_groups([b"a", label], 2)
+
+
+def test_a_missing_label_is_no_client():
+    missing = np.array(["a", None], np.dtypes.StringDType(na_object=None))
+    for labels in (missing, np.array(["a", None], object), np.array(["a", np.nan], object)):
+        with pytest.raises(ConfigError, match="row 1"):
+            data.checked_groups(labels, 2)
+    assert data.checked_groups(np.array([3, 1], object), 2).tolist() == [3, 1]
 
 
 def test_mistakes_are_told_before_anything_is_made(rows, tmp_path):

@@ -20,6 +20,7 @@ from fedcore.population.store import Population
 from fedcore.population.suppression import Suppression
 from fedcore.population.writer import PopulationWriter
 from fedcore.storage import files
+from tests.command import works
 from tests.population.conftest import names, some_counts, some_rows
 from tests.population.contents import counts_of, everything_in, ids_of, rows_of, write_csv
 
@@ -94,6 +95,22 @@ def test_rows_of_a_forgotten_client_are_in_no_array(tmp_path):
     assert value in everything_in(population.path)
     forget(population, clients=["user 2"])
     assert value not in everything_in(population.path)
+
+
+@pytest.mark.parametrize("fold_ids", [False, True])
+def test_ids_that_no_client_can_have_are_unknown(tmp_path, fold_ids):
+    """The others of the list are forgotten. Folded, a tab would become the blank of another client's id."""
+    rows = [(one, 1, 1) for one in ("c 1", "d", "e")]
+    file = write_csv(tmp_path / "a.csv", ["client", "token", "count"], rows)
+    population = ingest(file, tmp_path / "p", features=3, fold_ids=fold_ids)
+    listed = tmp_path / "leaving.txt"
+    listed.write_text("d\nc\t1\n d \nd\u200b\n  \nnobody\nd\u200b\n", "utf-8")
+    told = works("population", "forget", population.path, "--clients", listed, "--json").json
+    assert (told["forgotten"], told["unknown"]) == (1, 4)
+    after = Population.open(population.path)
+    assert {*ids_of(after)} == {"c 1", "e", ""} and after.verify().ok
+    again = forget(after, clients=["d", "d\u200b", " "])
+    assert (again.clients, again.unknown, again.population.version) == (0, 3, after.version)
 
 
 def test_a_block_of_forgotten_clients_has_no_slot(tmp_path):

@@ -284,9 +284,9 @@ def test_unseen_characters_are_refused_everywhere_else(tmp_path):
                 writer.write_large(one, [np.ones((1, 1))])
         writer.write(["C1", "\ue000"], (np.array([0, 1, 1]), np.ones((1, 1))))
         population = writer.commit()
-    with pytest.raises(PopulationError, match=r"number 2 of 2.*\(U\+200B\)"):
-        forget(population, clients=["C1", "C\u200b1"])
-    assert Population.open(population.path).version == 1
+    unknown = forget(population, clients=[*UNSEEN_IDS, "C\ud8001", " ", ""])
+    assert (unknown.clients, unknown.unknown) == (0, len(UNSEEN_IDS) + 3)
+    assert Population.open(population.path).version == 1, "no client of a population has such an id"
     np.savez(tmp_path / "a.npz", x=np.ones((2, 1)), client=np.array([b"C\xff", b"C\xfe"]))
     with pytest.raises(IngestError, match="has 2 bad rows"):
         ingest(tmp_path / "a.npz", tmp_path / "q")  # or both would be C and the same replacement character
@@ -418,6 +418,22 @@ def test_a_check_folds_ids_that_stay_apart(tmp_path):
     gone = forget(ingest(parquet_of(tmp_path / "b.parquet", [("A", 1)]), tmp_path / "q", features=3), clients=["A"])
     with pytest.raises(PopulationError, match="cannot be folded"):
         check_ids(gone.population, fold_ids=True)
+
+
+def test_only_ids_that_are_not_folded_may_be_forgotten_first(tmp_path):
+    """Folding is refused once clients were forgotten, so forgetting is no way to it."""
+    old = of_before(tmp_path / "p", ["A", "a", "b\u200b"])
+    with pytest.raises(PopulationError, match=r"1 groups of ids are equal once folded, and 1 ids") as refused:
+        check_ids(old, fold_ids=True)
+    assert "fedcore population forget" not in refused.value.remedy
+    assert "Forgetting clients does not help: afterwards ids cannot be folded." in refused.value.remedy
+    with pytest.raises(PopulationError, match="0 groups of ids are equal once without blanks") as refused:
+        check_ids(old)
+    assert "Or forget these clients (`fedcore population forget`)." in refused.value.remedy
+    left = forget(old, clients=["b\u200b"]).population
+    assert check_ids(left).population.manifest.id_rule == STRIPPED
+    with pytest.raises(PopulationError, match="cannot be folded"):
+        check_ids(left, fold_ids=True)
 
 
 def test_ids_in_the_way_are_counted_and_shown_on_request(tmp_path):

@@ -6,6 +6,7 @@ Both sides are dealt to files by a hash of the client's id, and compared file by
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -15,24 +16,30 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from fedcore.errors import FedcoreError, IngestError
 from fedcore.population import manifest as manifests
-from fedcore.population.identifiers import Rule
+from fedcore.population.identifiers import STRIPPED, Rule
 from fedcore.population.ingest import append as appending
 from fedcore.population.ingest import calendars, sources
 from fedcore.population.ingest.batches import Account, Batch, Source, keyed_batches, matrix_batches
+from fedcore.population.ingest.ingest import IN_THE_MANIFEST, LARGEST_RECORD
 from fedcore.population.ingest.other_readers import other_reader, sums_of, sums_of_part
+from fedcore.population.ingest.request import Reading
 from fedcore.population.ingest.sources import Options, Where
 from fedcore.population.ingest.sources_table import TableSource
 from fedcore.population.ingest.spill import keys_of
 from fedcore.population.manifest import Manifest
+from fedcore.population.periods import clients_of
 from fedcore.population.store import Population
 from fedcore.population.suppression import Suppression
 
 FILES = 64  # to which clients are dealt
 MEMORY = 64 << 20  # bytes of a batch, and of what is read of a block
 SHOWN = 10  # ids of clients that differ
+STATED = {*IN_THE_MANIFEST, "kind", "features", "dtype"} - {"heldout"}  # options that the manifest decides
+IMPOSSIBLE = re.compile(r"\A\Z|[\0\ud800-\udfff]")  # an id that no population has, and older rules let pass
 ENTRY = np.dtype([("k1", "<u8"), ("k2", "<u8"), ("rows", "<i8"), ("sum", "<u8")])
 
 
@@ -67,23 +74,23 @@ def compare(
 ) -> Compared:
     """Compares the content of a version with its sources.
 
-    where: the source of each ingest and append; said: options of `Options` that the manifests do not keep, such as the
-    held-out files, or all of them after clients were forgotten; progress: called with (steps done, steps)
+    where: the source of each ingest and append, in their order (`_recorded`); said: options of the ingest, used for all
+    sources, that the manifests do not keep, such as the held-out files, or all of them after clients were forgotten;
+    progress: called with (steps done, steps)
 
-    Raises IngestError if a source cannot be read, ChunkError for a damaged block.
+    Raises IngestError if an option cannot be used or a source cannot be read, ChunkError for a damaged block.
     """
-    for name in said:
-        if name not in Options.__slots__:
-            raise IngestError(f"There is no option {name!r}.", f"Options are {', '.join(Options.__slots__)}.")
+    said = checked(population, said)
     folder = Path(tempfile.mkdtemp(prefix="fedcore-against-"))
     try:
-        opened = [_opened(population, one, said) for one in where]
+        kept = _recorded(population, where)
+        opened = [_opened(population, one, {**own, **said}) for one, own in zip(where, kept, strict=True)]
         steps, bad = len(opened) + len(population.blocks), 0
         forgotten = _Forgotten(population)
         theirs, ours = _Dealt(folder / "source"), _Dealt(folder / "stored")
         for number, source in enumerate(opened):
             account = Account()
-            for ids, rows, sums in _of_source(source, account, population.manifest.id_rule):
+            for ids, rows, sums in _of_source(source, account, population.manifest):
                 theirs.add(*forgotten.without(ids, rows, sums))
             bad += account.bad
             _tell(progress, number + 1, steps)
@@ -109,16 +116,103 @@ def _tell(progress: Callable[[int, int], None] | None, done: int, steps: int) ->
         progress(done, steps)
 
 
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+class _Said(Reading):
+    """Options of the ingest that may be given again, where the manifest does not decide them."""
+
+    model_config = ConfigDict(strict=True)
+
+    columns: tuple[str, ...] | None = None
+    longest_record: int | None = Field(None, ge=1, le=LARGEST_RECORD)
+
+    @field_validator("columns", "na", mode="before")
+    @classmethod
+    def _listed(cls, given: Any) -> Any:
+        """Text is a list whose parts are separated by commas."""
+        named = [one.strip() for one in given.split(",")] if isinstance(given, str) else given
+        return tuple(named) if isinstance(named, list) else named
+
+
+def checked(population: Population, said: dict[str, Any]) -> dict[str, Any]:
+    """Options that `compare` takes, as it uses them. Raises IngestError for an option that does not exist, that the
+    manifest decides, or that is of another type.
+    """
+    stated = _stated(population.manifest)
+    known = [name for name in _Said.model_fields if name not in stated]
+    for name in said:
+        if name in stated:
+            raise IngestError(f"The manifest of {population.path} decides the option {name!r}.", "Leave it out.")
+        if name not in known:
+            raise IngestError(f"There is no option {name!r}.", f"Options are {', '.join(known)}.")
+    try:
+        return _Said.model_validate(said).model_dump(exclude_unset=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name, why = str(first["loc"][0]), first["msg"]
+        raise IngestError(
+            f"The option {name!r} cannot be {said[name]!r}: {why[0].lower()}{why[1:]}.",
+            f"Write text in quotation marks, as '{name}=\"TEXT\"', and lists with commas, as columns=one,two.",
+        ) from error
+
+
+def _stated(made: Manifest) -> set[str]:
+    """Names of the options that the manifest decides."""
+    return STATED | {"columns"} if made.columns else STATED
+
+
+def _recorded(population: Population, where: Sequence[Where]) -> list[dict[str, Any]]:
+    """For each source the options of the version that was made of it, as far as there are manifests.
+
+    Versions are found by the names of their files. Of sources that share a name the last one belongs to the newest
+    version, the one before it to the version before, and so on: if manifests are gone, they are those of the oldest
+    versions. Sources with names that no version has belong to all versions in the same way.
+    """
+    made, stated = list[Manifest](), _stated(population.manifest)
+    for version in population.versions():
+        try:
+            made.append(manifests.load(population.path, version))
+        except FedcoreError:
+            continue
+    made = [one for one in made if one.provenance.sources and one.version <= population.version]
+    names, found = [_names(one) for one in where], []
+    for number, mine in enumerate(names):
+        later = names[number + 1 :]
+        versions = [one for one in made if mine & {*one.provenance.sources}]
+        after = sum(bool(mine & others) for others in later) if versions else len(later)
+        versions = versions or made
+        options = versions[max(len(versions) - 1 - after, 0)].provenance.options if versions else {}
+        found.append({name: value for name, value in options.items() if name in {*Options.__slots__} - stated})
+    return found
+
+
+def _names(where: Where) -> set[str]:
+    """Base names of a source, by which a manifest may know it."""
+    names = {Path(str(where)).name, Path(str(where)).resolve().name}
+    try:
+        return names | {file.name for file in sources.files_of(where)}
+    except IngestError:
+        return names
+
+
 # --- sources ----------------------------------------------------------------------------------------------------------
 
 
-def _opened(population: Population, where: Where, said: dict[str, Any]) -> Source:
-    """A source, to be read as the version that was made of it was. Raises IngestError."""
-    made = population.manifest
-    kept = {name: value for name, value in _recorded(population, where).items() if name in Options.__slots__}
-    if made.columns:
-        kept.pop("columns", None)
-    options = appending.completed(Options(**{**kept, **said}), population)
+@dataclass(frozen=True, slots=True)
+class _Options(Options):
+    """Options with the rule of the ids of a population, which may be an older one than those of an ingest."""
+
+    id_rule: Rule = STRIPPED
+
+    @property
+    def rule(self) -> Rule:
+        return self.id_rule
+
+
+def _opened(population: Population, where: Where, given: dict[str, Any]) -> Source:
+    """A source, to be read with these options. Raises IngestError."""
+    options = appending.completed(_Options(**given, id_rule=population.manifest.id_rule), population)
     calendar = calendars.declared(population, None, options.time, None, None, None, None).calendar
     source = sources.source_of(where, replace(options, calendar=calendar), MEMORY)
     if isinstance(source, TableSource):
@@ -128,40 +222,26 @@ def _opened(population: Population, where: Where, said: dict[str, Any]) -> Sourc
     return source
 
 
-def _recorded(population: Population, where: Where) -> dict[str, Any]:
-    """The options of the version that was made of this source, as far as manifests are there; else of the newest one
-    that was made of any.
-    """
-    names = {Path(str(where)).name, Path(str(where)).resolve().name}
-    try:
-        names |= {file.name for file in sources.files_of(where)}
-    except IngestError:
-        pass
-    found: list[Manifest] = []
-    for version in sorted(population.versions(), reverse=True):
-        try:
-            made = manifests.load(population.path, version)
-        except FedcoreError:
-            continue
-        if made.provenance.sources:
-            if names & {*made.provenance.sources}:
-                return made.provenance.options
-            found.append(made)
-    return found[0].provenance.options if found else {}
-
-
 Sums = tuple[list[str], np.ndarray, np.ndarray]  # ids of clients; (C,) int64 rows or tokens; (C,) uint64 sums
 
 
-def _of_source(source: Source, account: Account, rule: Rule) -> Iterator[Sums]:
+def _of_source(source: Source, account: Account, made: Manifest) -> Iterator[Sums]:
     if source.keyed:
         for batch in keyed_batches(cast(Iterator[Batch], source.batches(account)), account):
-            yield [*batch.ids[: len(batch.ids)]], *sums_of(batch)
+            ids = [*batch.ids[: len(batch.ids)]]
+            clients = clients_of(ids, made.period is not None)
+            yield _those([not IMPOSSIBLE.search(one) for one in clients], ids, *sums_of(batch))
         return
-    for matrix in matrix_batches(source, account, rule):
+    for matrix in matrix_batches(source, account, made.id_rule):
         for heldout, part in ((False, matrix.train), (True, matrix.heldout)):
             if part is not None:
                 yield matrix.ids, *sums_of_part(part, heldout)
+
+
+def _those(chosen: Sequence[bool] | np.ndarray, ids: Sequence[str], rows: np.ndarray, sums: np.ndarray) -> Sums:
+    """What belongs to some of the clients. chosen: (C,)"""
+    places = np.flatnonzero(chosen)
+    return [ids[place] for place in places.tolist()], rows[places], sums[places]
 
 
 # --- the population ---------------------------------------------------------------------------------------------------
@@ -206,7 +286,7 @@ class _Forgotten:
             return ids, rows, sums
         gone = self.listed.cohorts_of(ids) > 0
         self.seen.update(ids[place] for place in np.flatnonzero(gone).tolist())
-        return [ids[place] for place in np.flatnonzero(~gone).tolist()], rows[~gone], sums[~gone]
+        return _those(~gone, ids, rows, sums)
 
 
 # --- both -------------------------------------------------------------------------------------------------------------
@@ -266,5 +346,5 @@ def _all_ids(population: Population, opened: Sequence[Source]) -> Iterator[list[
     for number in range(len(population.blocks)):
         yield [one for one in population.client_ids(number).tolist() if one]
     for source in opened:
-        for ids, _, _ in _of_source(source, Account(), population.manifest.id_rule):
+        for ids, _, _ in _of_source(source, Account(), population.manifest):
             yield ids

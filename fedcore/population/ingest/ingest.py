@@ -295,10 +295,9 @@ def ingest(
             account.settle()
         if writer.clients == 0:
             raise IngestError(f"The source {source} holds no client.", "Give at least one good row.")
-        written, clients = writer.written(), writer.clients
-        if parent is not None:
-            written, clients = written - total_of(parent.blocks), clients - parent.n_clients
-        counted = second.settle(account, written, clients if records else None)
+        rows, before = (0, 0) if parent is None else (total_of(parent.blocks), parent.n_clients)
+        written = writer.written() - rows  # which ends the open block
+        counted = second.settle(account, written, writer.clients - before if records else None)
         return writer.commit(
             Provenance(
                 sources=opened.names,

@@ -327,7 +327,7 @@ def _columns(file: CountedFile) -> list[str]:
     """The columns that the file has now."""
     if isinstance(file, (CsvFile, JsonFile)):
         return replace(file).names
-    return type(file)(file.path).names
+    return type(file)(Path(file.path)).names
 
 
 def _fault(what: str) -> IngestError:
@@ -374,7 +374,7 @@ def _compare(source: TableSource, file: TableFile, heldout: bool, span: Span) ->
     with nothing_ahead():
         if _sums(source, usual, heldout, span) != _sums(source, other_reader(usual), heldout, span):
             found = "Another reader finds other clients or values in a part of"
-            raise IngestError(f"{found} {file.name}.", FAULT, without_values=f"{found} a file.")  # folders may be values
+            raise IngestError(f"{found} {file.name}.", FAULT, without_values=f"{found} a file.")
 
 
 def _sums(
