@@ -75,7 +75,11 @@ def remember_head(population: Population, ledger: Ledger) -> None:
 
     Raises PopulationError if it cannot be written, LedgerError if the anchor cannot.
     """
-    anchor = _anchor(population, ledger)
+    _remember(population, ledger, _anchor(population, ledger))
+
+
+def _remember(population: Population, ledger: Ledger, anchor: str | None) -> None:
+    """The same with the anchor at this place; None: without one."""
     if anchor is not None:
         _write_anchor(anchor, population, ledger)
         if ledger.anchor(population.id) is None:  # the first time; the anchor has a record before its place is known
@@ -135,7 +139,7 @@ def accept_loss(population: Population, ledger: Ledger, reason: str, runs: str |
         if new is not None:
             _write_anchor(new, population, ledger)
         ledger.set_anchor(population.id, new, reason)
-    remember_head(population, ledger)
+    _remember(population, ledger, new)
     if old is not None and old != new:
         with suppress(LedgerError):  # so that it refuses every ledger of before the move; it may be out of reach
             _write_anchor(old, population, ledger)
@@ -199,10 +203,16 @@ def _named_anchor() -> str | None:
 
 
 def _anchor(population: Population, ledger: Ledger) -> str | None:
-    """The place of the population's anchor; None without one. Raises LedgerRolledBack if FEDCORE_ANCHOR names another
-    place than the ledger.
+    """The place of the population's anchor; None without one. Raises LedgerRolledBack if the ledger has recorded
+    another place than FEDCORE_ANCHOR names, or none although the witness states one.
     """
-    recorded, named = ledger.anchor(population.id), _named_anchor()
+    recorded, named, said = ledger.anchor(population.id), _named_anchor(), _said_of_anchor(population)
+    if recorded is None and isinstance(said, str):
+        raise LedgerRolledBack(
+            f"{WITNESS} of population {population.path.name!r} states an anchor at {said}, and ledger {ledger.id} has "
+            "no record of it.",
+            f"Restore the ledger from a backup. {ACCEPT} {population.path}",
+        )
     if recorded is not None and named not in (None, recorded):
         raise LedgerRolledBack(
             f"{ANCHOR} names {named}, and ledger {ledger.id} has recorded the anchor of population "

@@ -15,7 +15,7 @@ from fedcore.population import layout
 from fedcore.population.manifest import checksum_of
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
-from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url, open_ledger
+from fedcore.privacy.ledger.ledger import Ledger, create_ledger, default_ledger_url, open_ledger
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.storage import files
 from fedcore.training.budget import ledger_of
@@ -444,6 +444,27 @@ def test_an_edited_place_of_the_anchor_is_noticed(place, anchor):
     connection.close()
     with pytest.raises(LedgerTampered, match="does not match its hash"):
         start(place, "s")
+
+
+def test_a_place_that_only_the_witness_states_is_not_dropped(place, anchor, monkeypatch):
+    """Neither by a ledger without its record, nor by an edited record that is older than the newest checkpoint."""
+    to_end(start(place))
+    monkeypatch.delenv("FEDCORE_ANCHOR")
+    with monkeypatch.context() as patch, pytest.raises(LedgerRolledBack, match="has no record of it"):
+        patch.setattr(Ledger, "anchor", lambda *_: None)
+        start(place, "without")
+    book = ledger_of(population(place))
+    for number in range(260):
+        book.say_public_schema(population(place).id, f"reason {number}")
+    to_end(start(place, "checkpoint"))
+    with sqlite3.connect(place / "ledger.sqlite") as connection:
+        connection.execute("UPDATE fedcore_records SET kind = 'public schema' WHERE kind = 'anchor'")
+    book = ledger_of(population(place))
+    assert book.anchor(population(place).id) == str(anchor)
+    shutil.rmtree(anchor)
+    with pytest.raises(LedgerError, match="is no folder"):
+        start(place, "later")
+    assert json.loads((place / "p" / WITNESS).read_text())["anchored"] == str(anchor)
 
 
 def test_an_anchor_that_cannot_be_reached_stops_a_start_before_anything_is_charged(place, anchor):

@@ -9,22 +9,14 @@ from typing import Any, get_args
 
 from sqlalchemy import Connection, Engine, Row, select
 
-from fedcore.errors import (
-    BudgetExists,
-    BudgetMissing,
-    ConfigError,
-    LedgerError,
-    LedgerMissing,
-    LedgerRolledBack,
-    LedgerTampered,
-)
+from fedcore.errors import BudgetExists, BudgetMissing, ConfigError, LedgerError, LedgerMissing, LedgerRolledBack
 from fedcore.privacy.accounting import Currency, make_budget
 from fedcore.privacy.ledger import database as db
 from fedcore.privacy.ledger import tables
-from fedcore.privacy.ledger.chain import BY_COHORT, GENESIS, Account, Balance, ChainHead, Record, link
+from fedcore.privacy.ledger.chain import BY_COHORT, GENESIS, Account, Balance, ChainHead, link
 from fedcore.privacy.ledger.chain_writer import ChainWriter, insert_record
 from fedcore.privacy.ledger.migration import migrate, refuse_unknown_schema
-from fedcore.privacy.ledger.queries import CHAIN, compare_tables, read_chain, recent_chain
+from fedcore.privacy.ledger.queries import compare_tables, read_chain, recent_chain
 from fedcore.privacy.ledger.recounting import RECOUNT, record_of, recounted_budget
 from fedcore.privacy.ledger.replay import ANCHOR, COHORTS, LOSS, PERIODS, replay
 from fedcore.privacy.ledger.rows import RESTORE, decoded_object, find, find_all, refuse_newer
@@ -362,17 +354,10 @@ class Accounts:
 
     def anchor(self, population_id: str) -> str | None:
         """The place of the population's anchor, as its newest record states it; None without an anchor."""
-        c = tables.records.c
-        mine = (c.population_id == population_id) & (c.kind == ANCHOR)
-        with self._transaction(write=False) as connection:
-            rows = find(connection, tables.records, mine, columns=CHAIN, order=c.seq.desc(), limit=1)
-        if not rows:
+        if not self.length(population_id):
             return None
-        record, where = Record(*rows[0]), f"record {rows[0].seq} of population {population_id!r}"
-        if record.hash != record.expected_hash(self.id, population_id):  # it may be older than the newest checkpoint
-            raise LedgerTampered(f"{where} in ledger {self.id}: its content does not match its hash.", RESTORE)
-        place: str | None = decoded_object(record.payload, where)["place"]
-        return place
+        with self._reading(population_id) as (connection, row):
+            return self._recent(connection, row).anchor
 
     def set_anchor(self, population_id: str, place: str | None, reason: str | None = None) -> None:
         """Record the place of the anchor. place: None if the population has no anchor from now on. reason: why it

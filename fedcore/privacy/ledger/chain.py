@@ -188,6 +188,7 @@ class Account:
     tokens:        of the cohorts that a record has named, from number 1 on
     periods:       terms of a budget per client and calendar period, each of which is a cohort; None: of any other
     shares:        named parts of the budget; empty: it is not divided
+    anchor:        place of the newest record's copy outside of the ledger; None: there is none
     """
 
     population_id: str
@@ -206,6 +207,7 @@ class Account:
     periods: PeriodTerms | None = None
     shares: Shares = field(default_factory=dict)
     shared_ids: list[str] = field(default_factory=list)
+    anchor: str | None = None
 
     @property
     def mode(self) -> str | None:

@@ -21,7 +21,7 @@ from fedcore.privacy.periods import PeriodTerms
 from fedcore.privacy.plan import LAWS
 from fedcore.storage.ranges import merged
 
-FIELDS = {"budget", "currency", "unit", "relation", "releases", "public_schema", "loss", "runs", "shares"}
+FIELDS = {"budget", "currency", "unit", "relation", "releases", "public_schema", "loss", "runs", "shares", "anchor"}
 SUMS = ({"rho", "delta"}, {"cohorts"})  # as one account, or by cohort
 
 
@@ -34,6 +34,7 @@ def state_of(account: Account) -> dict[str, Any]:
     the account is kept by cohort, `cohorts`: the founders' version and manifest, the tokens, and these sums from cohort
     to cohort, as [first, last, rho, delta]; per client and period also its terms, and what a client with data in every
     period has lost. Once the account is divided, `shares`: their `parts`, and such sums of each that spent something.
+    `anchor`: its place, if there is one.
     """
     return {
         "budget": None if account.budget is None else account.budget.numbers(),
@@ -42,6 +43,7 @@ def state_of(account: Account) -> dict[str, Any]:
         "relation": account.relation,
         **_sums_json(account),
         **({"shares": _shares_json(account)} if account.shares else {}),
+        **({} if account.anchor is None else {"anchor": account.anchor}),
         "releases": dict(account.ended.releases),
         "public_schema": account.public_schema[-1] if account.public_schema else None,
         "loss": account.losses[-1] if account.losses else None,
@@ -78,6 +80,7 @@ def account_at(population_id: str, state: Mapping[str, Any]) -> Account:
     else:
         sums = [[FOUNDERS, FOUNDERS, state["rho"], state["delta"]]]
     account.ended.sums = _sums_of(sums)
+    account.anchor = None if "anchor" not in state else str(state["anchor"])
     if "shares" in state:
         divided = state["shares"]
         if unknown := sorted(divided.keys() - {"parts", "sums"}):

@@ -122,7 +122,8 @@ def _accept_loss(account: Account, run_id: str, payload: dict[str, Any]) -> None
 
 def _anchor(account: Account, run_id: str, payload: dict[str, Any]) -> None:
     if not isinstance(payload["place"], str | None):
-        raise ValueError("an anchor that is at no place")  # where it is changes no balance
+        raise ValueError("an anchor that is at no place")
+    account.anchor = payload["place"]
 
 
 def _cohorts(account: Account, run_id: str, payload: dict[str, Any]) -> None:
