@@ -696,6 +696,17 @@ def test_exact_values_of_the_same_data_under_another_id_are_not_public(tmp_path,
             resolve(request_for(population, tmp_path, **given))
 
 
+def test_nor_are_they_through_a_run_on_a_third_population_of_no_ledger(tmp_path):
+    population, _ = private_population(tmp_path / "p", small_counts())
+    twin, third = (write_counts(tmp_path / name, small_counts(seed=seed)) for name, seed in (("twin", 0), ("third", 4)))
+    train(twin, tmp_path, run_id="exact", settings=OPEN)
+    given = {"start_from": str(tmp_path / "runs" / "exact"), "public_start_because": BECAUSE}
+    train(third, tmp_path, run_id="between", settings=OPEN, **given)
+    given["start_from"] = str(tmp_path / "runs" / "between")
+    with pytest.raises(PrivacyError, match=f"exact values of population '{twin.id}'"):
+        resolve(request_for(population, tmp_path, **given))
+
+
 def test_data_that_were_appended_to_are_still_the_same(tmp_path):
     """The first version of a population is the twin of another one; what is trained on is the second."""
     twin, _ = private_population(tmp_path / "twin", small_counts(6), epsilon=None)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -135,8 +135,13 @@ def _from_run(
             "it may tell anything about the people in it, and nothing makes that public.",
             "Start from a run that does not descend from such a run, or from nothing.",
         )
+    known = {
+        **((run.info.get("start") or {}).get("places") or {}),
+        where.get("id"): [where.get("path"), where.get("version")],
+    }
+    places = {one: known[one] for one in sorted(unprotected) if one in known}
     if private:
-        _refuse_same_data(name, where, unprotected, population, ledger)
+        _refuse_same_data(name, unprotected, places, population, ledger)
     _check_vocabulary(name, where, population)
     if other := other_columns(run.info, population):
         raise ConfigError(
@@ -156,6 +161,7 @@ def _from_run(
             "private": protected,
             "public_because": public_because,
             "unprotected": sorted(unprotected),
+            "places": places,
             "vouched": list(vouched),
         },
     )
@@ -267,14 +273,17 @@ def start_lineage(
 
 
 def _refuse_same_data(
-    name: str, where: Mapping[str, Any], unprotected: frozenset[str], population: Population, ledger: Ledger | None
+    name: str,
+    unprotected: frozenset[str],
+    places: Mapping[str, Sequence[Any]],
+    population: Population,
+    ledger: Ledger | None,
 ) -> None:
     """Raises PrivacyError if exact values of another population may be in the start, and that population has a block of
-    this one: they are exact values of the same people, whatever its id is. where: the run's own population, as in
-    run.json; of those that the run descends from only the ledger knows the blocks.
+    this one: they are exact values of the same people, whatever its id is. places: [path, version] of the populations
+    whose exact values may be there, as far as runs recorded them; of the others only the ledger knows the blocks.
     """
-    place = [(str(where.get("path")), where.get("version"))]
-    others = {one: place if one == where.get("id") else [] for one in sorted(unprotected)}
+    others = {one: [(str(places[one][0]), places[one][1])] if one in places else [] for one in sorted(unprotected)}
     if (same := holds_data_of(population, others, ledger)) is not None:
         raise PrivacyError(
             f"run {name!r} may hold exact values of population {same!r}, which has a block with the same ids and data "
