@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -90,6 +92,15 @@ def test_nothing_is_said_of_rows_where_noise_hides_whether_any_is_left_out():
     x = FAMILIES["normal"](4000, 3, np.random.default_rng(2))
     method, state = run(records(x), PrivateMixtureConfig(components=2), 1.0)
     assert "left out" not in method.outcome(state)
+
+
+def test_a_share_of_more_rows_than_are_declared_is_unknown():
+    x = FAMILIES["normal"](4000, 3, np.random.default_rng(2))
+    method, state = run(records(x), PrivateMixtureConfig(components=2), 1.0)
+    state = replace(state, declared=2500)
+    (share,) = next(t for t in method.result(state, Features(3)).tables if t.name == "rows_left_out").columns[2:]
+    assert share.values == [None] and share.errors == [None]
+    assert "how many rows are left out is unknown" in method.outcome(state) and "%" not in method.outcome(state)
 
 
 ODD = {

@@ -169,6 +169,11 @@ def outcome_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> str:
             f"; about {100 * share:.1f} ± {100 * error:.1f} % of the rows are left out: they miss a number, or there "
             f"are fewer than the declared {state.declared:,} {state.unit}s"
         )
+    elif share <= -SHOWN * error:
+        said += (
+            f"; how many rows are left out is unknown, because there are more {state.unit}s than the declared "
+            f"{state.declared:,}"
+        )
     return _found(state) + said
 
 
@@ -337,6 +342,7 @@ def _valleys(config: PrivateMixtureConfig, state: PrivateMixtureState) -> Table:
 
 def _left_out(config: PrivateMixtureConfig, state: PrivateMixtureState) -> Table:
     share, error = rows_left_out(config, state)
+    known = share > -SHOWN * error  # else more units were counted than declared
     whole = "" if state.unit == "record" else " A client counts by the share of its rows that are complete."
     return Table(
         "rows_left_out",
@@ -344,10 +350,11 @@ def _left_out(config: PrivateMixtureConfig, state: PrivateMixtureState) -> Table
         (
             Column(f"declared {state.unit}s", [state.declared]),
             Column("complete, by the released count", [state.count], "", [error * state.declared]),
-            Column("left out", [share], "%", [error]),
+            Column("left out", [max(share, 0.0) if known else None], "%", [error if known else None]),
         ),
         f"A row with a missing number is left out.{whole} The share left out compares the released count with the "
-        f"declared number of {state.unit}s. If that number is too high, so is the share.",
+        f"declared number of {state.unit}s. If that number is too high, so is the share. If it is too low, the share "
+        "is too low or unknown.",
     )
 
 
