@@ -288,7 +288,8 @@ def vars_of(public) -> dict:
 def test_one_client_more_changes_neither_plan_nor_first_state(tmp_path):
     made = []
     for clients in (50, 51):
-        population, _ = private_population(tmp_path / str(clients), small_counts(clients))
+        ids = [f"{clients}-{client}" for client in range(clients)]  # other people, or both budgets need a declaration
+        population, _ = private_population(tmp_path / str(clients), small_counts(clients), ids=ids)
         session = begin(population, tmp_path, run_id=f"r{clients}")
         made.append((session.run.info["plan"], session.run.info["rho"], bits(session.run)))
         session.close()

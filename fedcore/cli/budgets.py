@@ -79,7 +79,7 @@ def budget_set(
     use_ledger(ledger)
     store = open_population(population)
     found = ledger_of(store)
-    register(store, found, new_key=shared_ids is not None, budget=True)
+    compared = register(store, found, new_key=False, budget=True, declaring=shared_ids is not None)
     set_budget(
         store,
         found,
@@ -91,6 +91,7 @@ def budget_set(
         unit=cast("Unit", unit),
         public_schema=asked_schema() if public_schema is None else public_schema,
         shared_ids=shared_ids,
+        compared=compared,
     )
     budget_show(population, None, as_json)
 
@@ -145,13 +146,19 @@ def budget_shared_ids(
 
     Statements quote the declaration, and never how many.
     """
-    from fedcore.training.budget import ledger_of, remember_head
+    from fedcore.privacy.ledger.accounts import checked_reason
+    from fedcore.training.budget import ledger_of, remember_head, required_budget
 
     use_ledger(ledger)
     store = open_population(population)
     found = ledger_of(store)
-    register(store, found, new_key=reason is not None, budget=True)
-    if reason is not None:
+    if reason is None:
+        register(store, found, budget=True)
+    else:  # what would be refused makes no key
+        checked_reason(reason)
+        found.register(store.id)
+        required_budget(store, found.balance(store.id))
+        register(store, found, new_key=True, budget=True, declaring=True)
         found.declare_shared_ids(store.id, reason)
         remember_head(store, found)
     budget_show(population, None, as_json)
@@ -219,7 +226,7 @@ def budget_raise(
     use_ledger(ledger)
     store = open_population(population)
     found = ledger_of(store)
-    register(store, found)
+    register(store, found, budget=True)
     found.raise_budget(store.id, epsilon, delta)
     remember_head(store, found)
     budget_show(population, None, as_json)

@@ -277,8 +277,8 @@ def show(population: Population, as_json: bool) -> None:
         table("Cohorts", cast("list[dict]", cohorts))
     if told["alike_ids"]:
         print(
-            f"\nGroups of client ids that differ only in case, width or inner blanks: {told['alike_ids']}. Each id is a "
-            "client with its own protection. If a group is one person, ingest all sources again with --fold-ids."
+            f"\nGroups of client ids that differ only in case, width or inner blanks: {told['alike_ids']}. Each id is "
+            "a client with its own protection. If a group is one person, ingest all sources again with --fold-ids."
         )
 
 

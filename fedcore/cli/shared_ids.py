@@ -1,4 +1,7 @@
-"""What a population shares with others of its ledger, for the person at the terminal: on standard error, in no JSON."""
+"""What a population shares with others of its ledger, for the person at the terminal: on standard error, in no JSON.
+
+Numbers are shown on a terminal only: files and logs of jobs are read by others.
+"""
 
 from __future__ import annotations
 
@@ -8,38 +11,64 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedcore.population.store import Population
     from fedcore.privacy.ledger.ledger import Ledger
-    from fedcore.training.shared_ids import Shared
+    from fedcore.training.shared_ids import Comparison, Shared
 
 MOST = 10  # populations that are named
 
 
-def register(population: Population, ledger: Ledger, *, new_key: bool = False, budget: bool = False) -> None:
-    """`fedcore.training.shared_ids.register`, and what it has found. budget: list what could not be compared, too."""
+def register(
+    population: Population,
+    ledger: Ledger,
+    *,
+    new_key: bool | None = None,
+    budget: bool = False,
+    declaring: bool = False,
+) -> Comparison:
+    """Call `fedcore.training.shared_ids.register`, and print what it has found.
+
+    budget: list what could not be compared, too. declaring: the budget owner declares the shared ids with this command.
+    """
     from fedcore.training import shared_ids
 
     compared = shared_ids.register(population, ledger, new_key=new_key)
-    told = []
-    if compared.found:
-        told += [f"Population {population.path.name} shares people with other populations of its ledger:"]
-        told += _some([_line(one) for one in compared.found])
-        told += [
+    printed = []
+    if compared.found and is_terminal():
+        printed += [f"Population {population.path.name} shares people with other populations of its ledger:"]
+        printed += _some([_line(one) for one in compared.found])
+        printed += [
             "The privacy losses of a person in several populations add up, and no budget bounds their sum. These "
             "numbers are estimates from noisy sketches. They depend on private data: do not publish them."
         ]
-    if compared.undeclared:
-        told += [
+    elif compared.found:
+        printed += [
+            f"Population {population.path.name} shares people with other populations of its ledger, and the privacy "
+            f"losses of these people add up. Run `fedcore budget shared-ids {population.path}` on a terminal to see "
+            "how many."
+        ]
+    if compared.undeclared and not declaring:
+        printed += [
             "A budget, or the next private run, needs a declaration from the budget owner that statements quote: "
             f"fedcore budget set {population.path} ... --shared-ids REASON, or, once there is a budget, "
             f"fedcore budget shared-ids {population.path} REASON."
         ]
+    if budget and compared.not_compared:
+        why = "the key is missing" if compared.lost else "another key"
+        printed += [f"Not compared: {why}. These populations have a budget:"]
+        printed += _some([f"  - {one}" for one in compared.not_compared])
+        if not compared.lost:
+            printed += ["Run `fedcore budget shared-ids PATH` for each of them to make its sketch again."]
     if budget and compared.unknown:
-        told += ["Not compared, since the ledger has no sketch of their ids yet, but a budget:"]
-        told += [
-            *_some([f"  - {one}" for one in compared.unknown]),
-            "Append to them, or raise their budget, to add one.",
-        ]
-    if told:
-        print(*told, sep="\n", file=sys.stderr)
+        printed += ["Not compared: no sketch. These populations have a budget, but the ledger has no sketch of them:"]
+        printed += _some([f"  - {one}" for one in compared.unknown])
+        printed += ["Run `fedcore budget shared-ids PATH` for each of them to add one."]
+    if printed:
+        print(*printed, sep="\n", file=sys.stderr)
+    return compared
+
+
+def is_terminal() -> bool:
+    """Whether a person reads standard error as it is written."""
+    return sys.stderr.isatty()
 
 
 def _some(lines: list[str]) -> list[str]:

@@ -29,7 +29,7 @@ from fedcore.rounds.cohort_settings import cohort_rule
 from fedcore.rounds.method import AnyMethod, PublicFacts
 from fedcore.runs.store import Run
 from fedcore.training import cohorts
-from fedcore.training.shared_ids import check_declared, register
+from fedcore.training.shared_ids import Comparison, check_declared, register
 from fedcore.training.witness import check_witnesses, missing_witness
 from fedcore.training.witness import remember_head as remember_head
 
@@ -113,15 +113,19 @@ def set_budget(
     *,
     window: int | None = None,
     shared_ids: str | None = None,
+    compared: Comparison | None = None,
     **terms: Any,
 ) -> None:
     """Set the budget of a population, once: per client or record, or per client and calendar period where its clients
     are entries of such. window: periods that a run may read, then; default 1. shared_ids: what the budget owner
-    declares of ids that are also in other populations of the ledger. terms: of `Ledger.set_budget`.
+    declares of ids that are also in other populations of the ledger. compared: what `register` has just returned with
+    new_key=False; None: not called yet. terms: of `Ledger.set_budget`.
 
     Raises ConfigError if unit and population do not go together, SharedIds if a declaration is needed and missing, and
     what `Ledger.set_budget` raises.
     """
+    from fedcore.privacy.ledger.accounts import checked_reason
+
     made, unit = population.manifest, terms.get("unit", "client")
     check_periods(population, unit)
     check_records(population, unit)
@@ -133,10 +137,15 @@ def set_budget(
         assert checksum is not None, "a manifest that can have periods has a secret"
         terms["periods"] = PeriodTerms(made.period.unit, 1 if window is None else window)
         terms["calendar"] = (population.version, checksum, made.cohorts[0].token)
-    compared = register(population, ledger, new_key=shared_ids is not None)
+    if shared_ids is not None:
+        checked_reason(shared_ids)
+    if compared is None:
+        compared = register(population, ledger, new_key=False)
     if shared_ids is None and ledger.balance(population.id).budget is None:
         check_declared(population, compared, ledger)
     ledger.set_budget(population.id, epsilon, delta, **terms)
+    if compared.lost:  # a budget that is refused makes no key; a run compares if this process dies here
+        register(population, ledger, new_key=None if shared_ids is None else True)
     if shared_ids is not None:  # until then the ledger refuses runs, if it is needed
         ledger.declare_shared_ids(population.id, shared_ids)
     remember_head(population, ledger)

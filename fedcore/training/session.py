@@ -47,6 +47,7 @@ from fedcore.storage.files import Place, write_json
 from fedcore.storage.ranges import Ranges
 from fedcore.training.budget import LedgerPublisher, ledger_of
 from fedcore.training.request import TrainRequest
+from fedcore.training.shared_ids import check_run
 from fedcore.training.spec import RunSpec, recorded_request, recorded_spec, resolve
 from fedcore.training.vocabulary import runs_behind
 from fedcore.training.warm_start import in_words, start_lineage, words_of_arrival
@@ -127,14 +128,15 @@ class Session:
 def start_run(request: TrainRequest, backend: Backend, *, stamp: str, ledger_url: str | None = None) -> Session:
     """A new run, reserved and with its first state committed.
 
-    stamp: a time as text, for the run's name. Raises what `resolve` raises, NotWorthIt for a run that nobody would
-    want, and RunError for a name that is taken. If it raises, nothing stays reserved and no run is left behind, unless
-    the ledger failed after it had reserved: then the run can be resumed or abandoned.
+    stamp: a time as text, for the run's name. Raises what `resolve` and `check_run` raise, NotWorthIt for a run that
+    nobody would want, and RunError for a name that is taken. If it raises, nothing stays reserved and no run is left
+    behind, unless the ledger failed after it had reserved: then the run can be resumed or abandoned.
     """
     spec = resolve(request, ledger_url)
     spec.check_worth()
     if spec.ledger is not None:
         check_runs(request.runs, spec.population, spec.ledger)
+        check_run(spec.population, spec.ledger)
     run = _create(spec, request, stamp)
     try:
         return _open(spec, run, backend, new=True)

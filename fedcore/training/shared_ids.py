@@ -1,7 +1,7 @@
 """People who are in several populations of one ledger lose the sum of what is spent on each: how the operator learns of
 it, and when the budget owner must declare it. The argument is docs/privacy/shared-ids.md.
 
-What is compared here is for the operator's terminal. A run sees one recorded fact: whether a declaration is missing.
+What is compared here is for the operator's terminal. A run only learns whether a declaration is missing.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """found: populations with many of the same ids, or with the same block. undeclared: ids of those with a budget
-    whose owners have declared nothing of it. not_compared: ids of other populations with a budget whose sketch has
-    another key. unknown: of those without a sketch. lost: whether the key is
+    """found: populations with many of the same ids, or with the same block. undeclared: ids of those with a budget that
+    were found now or before, and that neither owner has declared. not_compared: ids of other populations with a budget
+    whose sketch has another key. unknown: of those without a sketch. lost: whether there is no key
     """
 
     found: tuple[Shared, ...] = ()
@@ -53,22 +53,25 @@ class Comparison:
     lost: bool = False
 
 
-def register(population: Population, ledger: Ledger, *, new_key: bool = False) -> Comparison:
+def register(population: Population, ledger: Ledger, *, new_key: bool | None = None) -> Comparison:
     """Make the population known to its ledger, bring its sketch there up to date, and compare it with all others.
 
-    new_key: make a new key if it is lost; without it, nothing is compared then. A test ledger keeps no sketches. Raises
-    LedgerError, ChunkError.
+    new_key: make a key if there is none. None: make one only if no other population has a sketch. Without a key,
+    nothing is compared. A test ledger keeps no sketches. Raises LedgerError, ChunkError.
     """
     ledger.register(population.id)
     if ledger.is_test:
         return Comparison()
     budgets, sketched = ({*ids} - {population.id} for ids in (ledger.with_budget(), ledger.sketched()))
-    key = ledger.sketch_key(make=new_key or not sketched)
+    key = ledger.sketch_key(make=not sketched if new_key is None else new_key)
+    if key is None and not sketched:  # there is nothing to compare with
+        return Comparison(unknown=tuple(sorted(budgets)), lost=True)
     if key is None:
         _log.warning("%s is missing: ids are not compared with those of other populations.", ledger.sketch_key_file)
         return Comparison(not_compared=tuple(sorted(budgets)), lost=True)
     kept = _up_to_date(population, ledger, key)
     if population.manifest.public_for_evaluation:
+        ledger.note_shared(population.id, ())
         return Comparison()
     found, other_key = list[Shared](), list[str]()
     for one in sorted(sketched):
@@ -81,9 +84,36 @@ def register(population: Population, ledger: Ledger, *, new_key: bool = False) -
         shared = _shared(kept, other, one in budgets)
         if shared.blocks or (shared.ids is not None and shared.ids.many):
             found.append(shared)
-    open = ledger.note_shared(population.id, [one.population_id for one in found if one.has_budget])
+    open = ledger.note_shared(population.id, [one.population_id for one in found])
     not_compared = tuple(one for one in other_key if one in budgets)
     return Comparison(tuple(found), tuple(open), not_compared, tuple(sorted(budgets - sketched)))
+
+
+def check_run(population: Population, ledger: Ledger) -> None:
+    """Make sure, before a private run reserves, that this version of the population is compared with others.
+
+    A version that the ledger's sketch describes takes constant time, and no data are opened. Raises SharedIds if a
+    declaration is missing or the key is lost, LedgerError, ChunkError. The text never says how many ids are shared.
+    """
+    if ledger.is_test:
+        return
+    path, kept = population.path, ledger.kept_sketch(population.id)
+    if kept is None or population.id in kept.undeclared or not _describes(kept, population):
+        compared = register(population, ledger)
+        if compared.lost and compared.not_compared and not population.manifest.public_for_evaluation:
+            raise SharedIds(
+                f"the ids of population {path.name!r} cannot be compared with those of other populations with a "
+                "budget: the key of the ledger's sketches is missing. Nothing was released.",
+                f"Restore {str(ledger.sketch_key_file)!r}. If it is lost for good, declare what you know of these ids: "
+                f"fedcore budget shared-ids {path} REASON",
+            )
+    if {*ledger.undeclared(population.id)} - {population.id}:
+        raise SharedIds(
+            f"many ids of population {path.name!r} are also in another population with a budget, and the budget owner "
+            "has not declared why. Nothing was released.",
+            f"See how many: fedcore budget shared-ids {path}. Then declare why: fedcore budget shared-ids {path} "
+            "REASON",
+        )
 
 
 def check_declared(population: Population, compared: Comparison, ledger: Ledger) -> None:
@@ -142,12 +172,15 @@ def _following(population: Population, before: KeptSketch | None, key: bytes) ->
 
     made, named = population.manifest, key_name(key)
     named_people = not (made.records or made.public_for_evaluation)
-    if before is not None and (before.key != named or not _continues(population, before)):
+    several = [entry.fingerprint for entry in made.blocks if entry.clients > 1 and not entry.void]
+    blocks = frozenset(keyed_block(one, key) for one in several)
+    if before is not None and before.key != named:
+        before = None
+    known = frozenset[bytes]() if before is None else before.blocks  # they stay when clients are forgotten
+    if before is not None and not _continues(population, before, blocks):
         before = None
     if before is not None and before.version >= population.version and named_people == (before.sketch is not None):
         return before
-    several = [entry.fingerprint for entry in made.blocks if entry.clients > 1 and not entry.void]
-    blocks = frozenset(keyed_block(one, key) for one in several)
     sketch, clients = None, 0
     if named_people:
         old = None if before is None else before.sketch
@@ -157,26 +190,35 @@ def _following(population: Population, before: KeptSketch | None, key: bytes) ->
             names = _names(population, clients, key)
             sketch = (Sketch.empty(len(names)) if sketch is None else sketch).with_ids(names)
             clients = population.n_clients
-    blocks |= frozenset() if before is None else before.blocks
-    checksum = population.checksum or ""
+    checksum, blocks = population.checksum or "", blocks | known
     return KeptSketch(population.id, population.path.name, named, population.version, checksum, clients, sketch, blocks)
 
 
-def _continues(population: Population, before: KeptSketch) -> bool:
+def _describes(kept: KeptSketch, population: Population) -> bool:
+    """Whether the version that is described is this one, or a later one of the same folder."""
+    return kept.version >= population.version and _checksum(population, kept.version) == kept.manifest
+
+
+def _continues(population: Population, before: KeptSketch, blocks: frozenset[bytes]) -> bool:
     """Whether the version that is described is this one or a later one, or one that only appends came after: then
-    clients have kept their places.
+    clients have kept their places. blocks: keyed digests of this version
     """
-    if before.version > population.version:
-        return True
     if before.version in dict(population.manifest.removed):  # clients were forgotten, or moved
         return False
+    there = _checksum(population, before.version)
+    if there is None:  # it was not copied here; a later one of another copy has the blocks of this one
+        return before.version < population.version or blocks <= before.blocks
+    return there == before.manifest
+
+
+def _checksum(population: Population, version: int) -> str | None:
+    """The checksum of a version in the folder of this one; empty without one, None if the version is not there."""
+    if version == population.version:
+        return population.checksum or ""
     try:
-        there = population
-        if before.version < population.version:
-            there = Population.open(population.path, version=before.version)
-    except PopulationError:  # it was not copied here
-        return True
-    return (there.checksum or "") == before.manifest
+        return Population.open(population.path, version=version).checksum or ""
+    except PopulationError:
+        return None
 
 
 def _names(population: Population, first: int, key: bytes) -> np.ndarray:
