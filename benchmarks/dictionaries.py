@@ -8,13 +8,13 @@ clients at once with polar factors by r x r matrices. A ratio of 1 is the floor'
 from __future__ import annotations
 
 import numpy as np
+from fedcore.papers.perma.simulation.synthetic import shared_atoms
 from threadpoolctl import threadpool_limits
 
 from benchmarks import floors, machine
 from benchmarks.in_memory import InMemory, block_of
 from benchmarks.measured import in_turns
 from fedcore.methods.dictionaries import Dictionaries, DictionariesConfig
-from fedcore.methods.dictionaries.simulation.synthetic import shared_atoms
 
 CLIENTS, SAMPLES, COLUMNS, ATOMS, SHARED = 1000, 200, 64, 32, 16
 THRESHOLD, TOGETHER = 0.15, 64

@@ -9,13 +9,13 @@ are off: they are no part of most rounds. A ratio of 1 is the floor's speed, 0.5
 from __future__ import annotations
 
 import numpy as np
+from fedcore.papers.fedgrem.simulation.similar_mixtures import CENTRES, simulated_clients
 from threadpoolctl import threadpool_limits
 
 from benchmarks import floors, machine
 from benchmarks.in_memory import InMemory, block_of
 from benchmarks.measured import in_turns
 from fedcore.methods.gradient_em import GradientEM, GradientEMConfig
-from fedcore.methods.gradient_em.simulation.similar_mixtures import CENTRES, simulated_clients
 from fedcore.randomness import stream
 
 CLIENTS, ROWS, LOOPED, TOGETHER = 10_000, 150, 1000, 256

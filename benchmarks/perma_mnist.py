@@ -14,15 +14,15 @@ from pathlib import Path
 from time import perf_counter, process_time
 
 import numpy as np
+from fedcore.papers.experiment import Place
+from fedcore.papers.fedem.runs import data_file
+from fedcore.papers.perma import mnist as perma_mnist
 from threadpoolctl import threadpool_limits
 
 from benchmarks.floors import in_turn, polar_step
 from benchmarks.measured import Measured
 from fedcore.methods.dictionaries.matching import matched_atoms, path
 from fedcore.randomness import stream
-from fedcore.reproduce import perma_mnist
-from fedcore.reproduce.experiment import Place
-from fedcore.reproduce.fedem_runs import data_file
 from fedcore.rounds.engine import InProcessBackend
 
 SIZE, SPARSITY, LINE, SEED = perma_mnist.FULL, 20, "path", 1

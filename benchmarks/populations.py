@@ -7,10 +7,10 @@ from itertools import cycle
 from pathlib import Path
 
 import numpy as np
+from fedcore.papers.fedgrem.simulation.similar_mixtures import simulated_clients
+from fedcore.papers.perma.simulation.synthetic import shared_atoms
+from fedcore.papers.perma.simulation.video import surveillance
 
-from fedcore.methods.dictionaries.simulation.synthetic import shared_atoms
-from fedcore.methods.dictionaries.simulation.video import surveillance
-from fedcore.methods.gradient_em.simulation.similar_mixtures import simulated_clients
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.synthetic import PUBLIC, client_names, generate, settings_of, synthesise, true_centres

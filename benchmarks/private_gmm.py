@@ -12,6 +12,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+from fedcore.papers.private_gmm.simulation import mixture, prior, sample
 from threadpoolctl import threadpool_limits
 
 from benchmarks import machine
@@ -23,7 +24,6 @@ from fedcore.methods.private_gmm.config import PrivateGMMConfig
 from fedcore.methods.private_gmm.integer_rows import ONE
 from fedcore.methods.private_gmm.messages import BoxesMessage, Message, OffsetsMessage, ProfilesMessage
 from fedcore.methods.private_gmm.method import PrivateGMM
-from fedcore.methods.private_gmm.simulation import mixture, prior, sample
 from fedcore.population.blocks import leaves
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population

@@ -25,6 +25,10 @@ from pathlib import Path
 from time import perf_counter, process_time
 
 import numpy as np
+from fedcore.papers.experiment import Options
+from fedcore.papers.fedem.runs import data_file
+from fedcore.papers.fedgrem.clusters import FedGrEMPenDigits
+from fedcore.papers.fedgrem.simulation.similar_mixtures import simulated_clients
 from threadpoolctl import threadpool_limits
 
 from benchmarks import floors
@@ -33,12 +37,8 @@ from benchmarks.in_memory import InMemory, block_of
 from benchmarks.measured import Measured, in_turns
 from benchmarks.processes import own_server
 from fedcore.methods.gradient_em import GradientEM, GradientEMConfig
-from fedcore.methods.gradient_em.simulation.similar_mixtures import simulated_clients
 from fedcore.population.writer import PopulationWriter
 from fedcore.randomness import stream
-from fedcore.reproduce.experiment import Options
-from fedcore.reproduce.fedem_runs import data_file
-from fedcore.reproduce.fedgrem_clusters import FedGrEMPenDigits
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, start_run

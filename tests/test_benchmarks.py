@@ -10,6 +10,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fedcore.papers.fedem import runs as fedem_runs
+from fedcore.papers.perma.mnist import Size
 
 from benchmarks import (
     cohorts,
@@ -28,8 +30,6 @@ from benchmarks import (
 from benchmarks.__main__ import NAMES, parser
 from benchmarks.command import Trained
 from benchmarks.measured import Measured, in_turns
-from fedcore.reproduce import fedem_runs
-from fedcore.reproduce.perma_mnist import Size
 
 SHARES = {"of_bandwidth", "of_gemm"}
 

@@ -8,8 +8,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from fedcore.papers.private_gmm import simulation
 
-from fedcore.methods.private_gmm import simulation
 from fedcore.population.ingest.ingest import ingest
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population

@@ -9,13 +9,13 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from fedcore.demo.series_demo import OURS, make_weeks, planned_kills, result_of, series_in
+from fedcore.demo.series_figure import series_figure
+from fedcore.demo.series_in_time import Way, losses, ways
+from fedcore.demo.weekly_series import as_csv
 from fedcore.errors import ConfigError
 from fedcore.population.store import Population
 from fedcore.population.synthetic_stream import Stream, StreamSettings
-from fedcore.reproduce.series_demo import OURS, make_weeks, planned_kills, result_of, series_in
-from fedcore.reproduce.series_figure import series_figure
-from fedcore.reproduce.series_in_time import Way, losses, ways
-from fedcore.reproduce.weekly_series import as_csv
 
 SMALL = StreamSettings(weeks=5, clients=300, features=20, clusters=2, tokens=30, arrivals=0.42)  # a horizon of 3
 

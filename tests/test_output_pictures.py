@@ -6,12 +6,12 @@ import stat
 
 import numpy as np
 import pytest
+from fedcore.papers.perma.simulation import video
+from fedcore.papers.perma.simulation.errors_against_truth import mask_scores
 from PIL import Image
 
 from fedcore.errors import ConfigError
 from fedcore.evaluation.export import export_run
-from fedcore.methods.dictionaries.simulation import video
-from fedcore.methods.dictionaries.simulation.errors_against_truth import mask_scores
 from fedcore.population.ingest.ingest import ingest
 from fedcore.training.output_pictures import folder_name, mask_of
 from fedcore.training.personalise import personalise

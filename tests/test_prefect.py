@@ -361,7 +361,7 @@ for population in sys.argv[2:]:
 
 from fedcore.flows.evaluate import evaluate_run_flow
 from fedcore.flows.ingest import ingest_flow
-from fedcore.flows.reproduce import reproduce_flow
+from fedcore.papers.flow import reproduce_flow
 from fedcore.flows.train import resume_run
 
 here = Path(sys.argv[1]).parent

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-OWN = ["benchmarks", "deployments", "fedcore", "flows", "tasks", "tests"]
-ELSEWHERE = ["flows", "tasks", "deployments"]  # they are installed in fedcore
+OWN = ["benchmarks", "deployments", "fedcore", "flows", "papers", "tasks", "tests"]
+ELSEWHERE = ["flows", "tasks", "deployments", "papers"]  # they are installed in fedcore
 
 
 def ran(*arguments, cwd: Path = ROOT) -> None:

@@ -26,7 +26,7 @@ from tests.faults.test_cancel import within
 from tests.test_prefect import end
 
 ROOT = Path(__file__).parent.parent
-INSTALLED = {"fedcore": "fedcore"} | {name: f"fedcore/{name}" for name in ("flows", "tasks", "deployments")}
+INSTALLED = {"fedcore": "fedcore"} | {name: f"fedcore/{name}" for name in ("flows", "tasks", "papers", "deployments")}
 FORWARDED = ROOT / "deployments" / "forwarded"
 OLD = "flows.train.train_histograms"  # what `fedcore deploy` registered before there was `fedcore.flows`
 

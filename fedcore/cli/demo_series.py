@@ -22,8 +22,8 @@ def series(
     as_json: Json = False,
 ) -> None:
     """Weekly private runs for two simulated years: what cohorts and pooling are worth, with one figure."""
+    from fedcore.demo.series_demo import OURS, make_weeks, result_of, series_in
     from fedcore.population.synthetic_stream import StreamSettings
-    from fedcore.reproduce.series_demo import OURS, make_weeks, result_of, series_in
 
     work = series_in(dir, StreamSettings(weeks=weeks, clients=clients), seed)
     with bar(f"{weeks} weeks", as_json) as progress:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
+from contextlib import nullcontext
+from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -37,25 +39,20 @@ def reproduce(
     as_json: Json = False,
 ) -> None:
     """Rebuild a table or a figure of a paper: its column beside ours. Nothing in it is private."""
-    from fedcore.reproduce import EXPERIMENTS, experiment
-    from fedcore.reproduce.experiment import Options
-
+    papers = _papers()
     if name is None:
-        rows = [{"name": n, "what": experiment(n).title} for n in EXPERIMENTS]
+        rows = papers.names()
         return say({"experiments": rows}, True) if as_json else table("Experiments", rows)
-    found = experiment(name)
-    options = Options(quick=quick, seeds=seeds, population=population)
+    options = {"quick": quick, "seeds": seeds, "population": population}
+    compute = {"workers": workers, "dask": dask, "cache_bytes": parse_bytes(cache)}
     folder = dir or Path(f"reproduce-{name}")
-    if local:
-        result = reproduce_here(found, options, folder, workers, dask, parse_bytes(cache), as_json)
-    else:
-        flow = import_module("fedcore.flows.reproduce").reproduce_flow
-        result = flow(
-            name=name,
-            options=options,
-            folder=str(folder),
-            compute={"workers": workers, "dask": dask, "cache_bytes": parse_bytes(cache)},
-        )
+    with bar(f"reproduce {name}", as_json) if local else nullcontext() as progress:
+
+        def tell(done: int, cells: int, title: str) -> None:
+            if progress is not None:
+                progress(done, cells)
+
+        result = papers.reproduce(name, options, folder, compute, tell if local else None)
     if as_json:
         return say(
             {"title": result.title, "rows": list(result.rows), "notes": list(result.notes), "folder": str(folder)}, True
@@ -64,23 +61,14 @@ def reproduce(
     print("\n".join(["", *(f"- {note}" for note in result.notes), f"- Also in {folder} as table.md and figure.png."]))
 
 
-def reproduce_here(found, options, folder: Path, workers: int | None, dask: str | None, cache: int, quiet: bool):
-    """An experiment without Prefect."""
-    from fedcore.reproduce.experiment import Place
-    from fedcore.reproduce.experiment import reproduce as run
-    from fedcore.rounds.engine import InProcessBackend
-
-    with bar(f"reproduce {found.name}", quiet) as progress:
-
-        def tell(done: int, cells: int, title: str) -> None:
-            if progress is not None:
-                progress(done, cells)
-
-        if workers is None and dask is None:
-            return run(found, options, Place(folder, InProcessBackend(), cache), tell)
-        cluster = import_module("fedcore.tasks.dask_backend")
-        with cluster.dask_backend(workers, dask) as backend:
-            return run(found, options, Place(folder, backend, cache), tell)
+def _papers() -> ModuleType:
+    """What carries experiments out: the product does not import the papers. Raises ConfigError."""
+    for point in entry_points(group="fedcore.commands", name="reproduce"):
+        found: ModuleType = point.load()
+        return found
+    raise ConfigError(
+        "The tables of the papers are not installed.", "Install fedcore from its repository, with the folder papers."
+    )
 
 
 demo_app = typer.Typer(cls=Commands, help="See the platform at work, with nothing to prepare.")

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fedcore.papers.perma.simulation import video
+from fedcore.papers.perma.simulation.errors_against_truth import best_mask_scores, psnr
 from pydantic import ValidationError
 
 from fedcore.errors import ConfigError, PopulationError, RunError
 from fedcore.methods.dictionaries import Dictionaries, DictionariesConfig
 from fedcore.methods.dictionaries.background import exposures, histogram, quantile
 from fedcore.methods.dictionaries.background_modes import BOUND
-from fedcore.methods.dictionaries.simulation import video
-from fedcore.methods.dictionaries.simulation.errors_against_truth import best_mask_scores, psnr
 from fedcore.randomness import stream
 from fedcore.rounds import pictures
 from fedcore.rounds.results import Features

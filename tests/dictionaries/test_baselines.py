@@ -2,15 +2,15 @@
 
 import numpy as np
 import pytest
+from fedcore.papers.perma.baselines import pooled
+from fedcore.papers.perma.baselines.consensus import consensus_admm
+from fedcore.papers.perma.baselines.ksvd import fedavg_k_svd, k_svd_step
+from fedcore.papers.perma.baselines.perpca import personalised_pca
+from fedcore.papers.perma.simulation.synthetic import sparse_codes
 
-from fedcore.methods.dictionaries.baselines import pooled
-from fedcore.methods.dictionaries.baselines.consensus import consensus_admm
-from fedcore.methods.dictionaries.baselines.ksvd import fedavg_k_svd, k_svd_step
-from fedcore.methods.dictionaries.baselines.perpca import personalised_pca
 from fedcore.methods.dictionaries.distances import d12
 from fedcore.methods.dictionaries.matching_pursuit import omp
 from fedcore.methods.dictionaries.operators import normalise, random_atoms
-from fedcore.methods.dictionaries.simulation.synthetic import sparse_codes
 from fedcore.methods.dictionaries.sparse_coding import Coder
 
 CLIENTS, D = 5, 12

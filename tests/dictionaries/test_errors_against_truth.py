@@ -2,11 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from fedcore.methods.dictionaries.operators import random_atoms
-from fedcore.methods.dictionaries.simulation.errors_against_truth import (
+from fedcore.papers.perma.simulation.errors_against_truth import (
     best_mask_scores,
     energy_inside,
     image_quality,
@@ -15,6 +11,10 @@ from fedcore.methods.dictionaries.simulation.errors_against_truth import (
     reconstructed,
     ssim,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcore.methods.dictionaries.operators import random_atoms
 
 
 def slow_ssim(a, b, window):

@@ -4,6 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from fedcore.papers.perma.simulation.synthetic import shared_atoms
 
 from fedcore.errors import PopulationError
 from fedcore.methods.dictionaries import client_groups, learners
@@ -16,7 +17,6 @@ from fedcore.methods.dictionaries.initialisation import (
     starting_dictionaries,
 )
 from fedcore.methods.dictionaries.operators import normalise, polar, random_atoms
-from fedcore.methods.dictionaries.simulation.synthetic import shared_atoms
 from fedcore.methods.dictionaries.sparse_coding import Coder
 from fedcore.randomness import stream
 from tests.dictionaries.run_in_memory import block_of

@@ -1,14 +1,14 @@
 """The method with `profile = "paper"` and all clients in every round is the paper's algorithm."""
 
 import numpy as np
+from fedcore.papers.perma import reference
+from fedcore.papers.perma.simulation.synthetic import shared_atoms
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedcore.methods.dictionaries import reference
 from fedcore.methods.dictionaries.distances import d12
 from fedcore.methods.dictionaries.matching import matched_atoms, path
 from fedcore.methods.dictionaries.operators import random_atoms
-from fedcore.methods.dictionaries.simulation.synthetic import shared_atoms
 from fedcore.randomness import stream
 from tests.dictionaries.run_in_memory import block_of, run
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fedcore.papers.perma.baselines.pooled import singular_vectors
 from pydantic import ValidationError
 
 from fedcore.errors import ConfigError, PopulationError
@@ -15,7 +16,6 @@ from fedcore.methods.dictionaries import (
     shared_statistics,
     statistics_server,
 )
-from fedcore.methods.dictionaries.baselines.pooled import singular_vectors
 from fedcore.methods.dictionaries.local_atoms import local_atoms
 from fedcore.methods.dictionaries.operators import random_atoms
 from fedcore.methods.dictionaries.shared_statistics import (

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fedcore.papers.experiment import Options, Place
+from fedcore.papers.perma.background_clips import CLIPS, LINES, QUICK_CLIPS, BackgroundClips, estimated, scores
+from fedcore.papers.perma.simulation.swaying_video import CONDITIONS, Conditions, swaying
 
-from fedcore.methods.dictionaries.simulation.swaying_video import CONDITIONS, Conditions, swaying
-from fedcore.reproduce.background_clips import CLIPS, LINES, QUICK_CLIPS, BackgroundClips, estimated, scores
-from fedcore.reproduce.experiment import Options, Place
 from fedcore.rounds.engine import InProcessBackend
 
 SIZE = (32, 40)

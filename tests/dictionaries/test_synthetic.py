@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from fedcore.papers.perma.simulation.synthetic import shared_atoms, sparse_codes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcore.errors import ConfigError
-from fedcore.methods.dictionaries.simulation.synthetic import shared_atoms, sparse_codes
 
 
 @given(st.integers(0, 10**6), st.integers(1, 8), st.data())

@@ -2,15 +2,15 @@
 
 import numpy as np
 import pytest
+from fedcore.papers.perma.baselines import pooled
+from fedcore.papers.perma.simulation import video
+from fedcore.papers.perma.simulation.errors_against_truth import energy_inside, mask_scores
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcore.errors import ConfigError, IngestError
-from fedcore.methods.dictionaries.baselines import pooled
 from fedcore.methods.dictionaries.operators import random_atoms
 from fedcore.methods.dictionaries.robust import RobustCoder
-from fedcore.methods.dictionaries.simulation import video
-from fedcore.methods.dictionaries.simulation.errors_against_truth import energy_inside, mask_scores
 from fedcore.rounds import pictures
 from tests.dictionaries.robust_loop import TO_KEEP, client_atoms, learn_background, separate
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from fedcore.papers.perma.simulation.synthetic import shared_atoms
 
 from fedcore.errors import PopulationError, RunError
 from fedcore.evaluation.evaluate import evaluate_run
@@ -9,7 +10,6 @@ from fedcore.evaluation.memories import remembered_of
 from fedcore.evaluation.report import run_figures
 from fedcore.methods.dictionaries import DictionariesConfig, DictionariesState
 from fedcore.methods.dictionaries.scores import ALONE, PERSONAL, RUN, TRAINED, ZERO, evaluate_block, table
-from fedcore.methods.dictionaries.simulation.synthetic import shared_atoms
 from fedcore.population.blocks import RowsBlock
 from fedcore.population.ingest.ingest import ingest
 from fedcore.population.writer import PopulationWriter

@@ -21,6 +21,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from fedcore.papers.private_mixture.data import Truth, mixture
 
 from fedcore.errors import ConfigError
 from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, FederatedEMState, models
@@ -28,7 +29,6 @@ from fedcore.methods.mixture_models.released import NATS_OF_NOISE
 from fedcore.methods.private_mixture import PrivateMixture, PrivateMixtureConfig, PrivateMixtureState
 from fedcore.population.blocks import RowsBlock
 from fedcore.privacy.gdp import mu_max
-from fedcore.reproduce.private_mixture_data import Truth, mixture
 from tests.federated_em.run_in_memory import facts, no_noise, rounded_normal, run
 from tests.federated_em.series import start_from
 from tests.private_mixture import worlds

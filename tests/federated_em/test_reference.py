@@ -1,4 +1,4 @@
-"""The method takes the steps of the paper's algorithms, as `fedcore.methods.federated_em.reference` has them.
+"""The method takes the steps of the paper's algorithms, as `fedcore.papers.fedem.reference` has them.
 
 The same initial statistic, the same active clients, batches and draws of the codec. Statistics and memories of every
 round agree up to 1e-8 of their size; sums are taken in other orders, and the method's M-step and E-step are other code.
@@ -6,10 +6,11 @@ round agree up to 1e-8 of their size; sums are taken in other orders, and the me
 
 import numpy as np
 import pytest
+from fedcore.papers.fedem import reference
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedcore.methods.federated_em import FederatedEMConfig, reference
+from fedcore.methods.federated_em import FederatedEMConfig
 from fedcore.randomness import client_dither, client_uniforms
 from tests.federated_em.run_in_memory import block_of, facts, run
 

@@ -4,11 +4,11 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+from fedcore.papers.fedgrem.simulation.similar_mixtures import simulated_clients
 
 from fedcore.errors import ConfigError
 from fedcore.methods.gradient_em import alignment
 from fedcore.methods.gradient_em.alignment import reordered
-from fedcore.methods.gradient_em.simulation.similar_mixtures import simulated_clients
 
 
 def score(centres, orders):

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from fedcore.papers.fedgrem.simulation.errors import errors, misclustered
+from fedcore.papers.fedgrem.simulation.similar_mixtures import simulated_clients
 from scipy.stats import multivariate_normal, norm
 
-from fedcore.methods.gradient_em.simulation.errors import errors, misclustered
-from fedcore.methods.gradient_em.simulation.similar_mixtures import simulated_clients
 from fedcore.methods.mixture_models import GaussianMixture
 from tests.gradient_em.run_in_memory import block_of, run
 

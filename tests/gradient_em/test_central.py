@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+from fedcore.papers.fedgrem import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from fedcore.methods.gradient_em import central, reference
+from fedcore.methods.gradient_em import central
 
 
 def problem(seed, clients=12, components=2, p=3, outliers=0, h=0.5):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fedcore.papers.fedgrem.simulation.errors import misclustered
 from numpy.testing import assert_allclose
 from pydantic import ValidationError
 from scipy.stats import multivariate_normal
@@ -12,7 +13,6 @@ from scipy.stats import multivariate_normal
 from fedcore.methods.gradient_em import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import Coordinates, covariances_of, to_model, to_standardised, whitening
 from fedcore.methods.gradient_em.local_steps import Rows, e_step, posteriors
-from fedcore.methods.gradient_em.simulation.errors import misclustered
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds.results import Features
 from fedcore.rounds.statistics import values

@@ -4,11 +4,11 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+from fedcore.papers.fedgrem.simulation.contamination import contaminated
+from fedcore.papers.fedgrem.simulation.errors import _bottleneck, errors, misclustered
+from fedcore.papers.fedgrem.simulation.similar_mixtures import CENTRES, simulated_clients
 
 from fedcore.errors import ConfigError
-from fedcore.methods.gradient_em.simulation.contamination import contaminated
-from fedcore.methods.gradient_em.simulation.errors import _bottleneck, errors, misclustered
-from fedcore.methods.gradient_em.simulation.similar_mixtures import CENTRES, simulated_clients
 
 
 def test_tasks_of_the_paper():

@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
+from fedcore.papers.fedgrem.simulation.errors import errors
+from fedcore.papers.fedgrem.simulation.similar_mixtures import simulated_clients
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
 
 from fedcore.methods.gradient_em import tiles
 from fedcore.methods.gradient_em.local_fits import local_fits
 from fedcore.methods.gradient_em.local_steps import Rows, e_step, full_m_step, largest_curvature, posteriors
-from fedcore.methods.gradient_em.simulation.errors import errors
-from fedcore.methods.gradient_em.simulation.similar_mixtures import simulated_clients
 from fedcore.methods.mixture_models import GaussianMixture
 
 SIZES = (0, 3, 50, 50, 1, 0, 17, 400, 50, 18, 19)

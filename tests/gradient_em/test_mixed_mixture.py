@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
+from fedcore.papers.fedgrem.simulation.errors import errors
 from numpy.testing import assert_allclose
 from scipy.stats import norm
 
 from fedcore.methods.gradient_em import mixed_effects, mixed_mixture
 from fedcore.methods.gradient_em.mixed_effects import Common
 from fedcore.methods.gradient_em.mixed_mixture import Parts
-from fedcore.methods.gradient_em.simulation.errors import errors
 from fedcore.rounds.results import Features
 from tests.gradient_em.run_in_memory import block_of, run
 from tests.gradient_em.test_mixed_effects import rows_of, simulated

@@ -1,12 +1,12 @@
-"""The method against the paper's Algorithm 1 in plain NumPy (`fedcore.methods.gradient_em.reference`)."""
+"""The method against the paper's Algorithm 1 in plain NumPy (`fedcore.papers.fedgrem.reference`)."""
 
 import numpy as np
 import pytest
+from fedcore.papers.fedgrem import reference
+from fedcore.papers.fedgrem.simulation.similar_mixtures import simulated_clients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.methods.gradient_em import reference
-from fedcore.methods.gradient_em.simulation.similar_mixtures import simulated_clients
 from tests.gradient_em.run_in_memory import block_of, run
 
 START = {"starts": 2, "start_steps": 8}

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from fedcore.papers.fedgrem.simulation.contamination import contaminated
+from fedcore.papers.fedgrem.simulation.errors import errors
+from fedcore.papers.fedgrem.simulation.similar_mixtures import CENTRES, simulated_clients
 
 from fedcore.methods.gradient_em.clients import LocalUpdate, restored
 from fedcore.methods.gradient_em.local_steps import Rows, e_step, full_m_step
-from fedcore.methods.gradient_em.simulation.contamination import contaminated
-from fedcore.methods.gradient_em.simulation.errors import errors
-from fedcore.methods.gradient_em.simulation.similar_mixtures import CENTRES, simulated_clients
 from tests.gradient_em.run_in_memory import block_of, run
 
 FAST = {"starts": 3, "start_steps": 10}

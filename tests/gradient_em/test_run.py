@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import zarr
+from fedcore.papers.fedgrem.simulation.errors import errors
+from fedcore.papers.fedgrem.simulation.similar_mixtures import CENTRES, simulated_clients
 
 from fedcore.errors import ConfigError, PopulationError, RunError
 from fedcore.evaluation.outliers import deviations, diagnose, scores, suspected
 from fedcore.methods.gradient_em import GradientEM, GradientEMConfig
-from fedcore.methods.gradient_em.simulation.errors import errors
-from fedcore.methods.gradient_em.simulation.similar_mixtures import CENTRES, simulated_clients
 from fedcore.methods.registry import make_method
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter

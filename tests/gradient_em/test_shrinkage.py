@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from fedcore.papers.fedgrem.simulation.errors import errors
+from fedcore.papers.fedgrem.simulation.similar_mixtures import CENTRES, simulated_clients
 from scipy.optimize import minimize
 
 from fedcore.methods.gradient_em import shrinkage
 from fedcore.methods.gradient_em.shrinkage import EstimatedPenalty
-from fedcore.methods.gradient_em.simulation.errors import errors
-from fedcore.methods.gradient_em.simulation.similar_mixtures import CENTRES, simulated_clients
 from tests.gradient_em.run_in_memory import block_of, run
 
 FAST = {"starts": 3, "start_steps": 10}

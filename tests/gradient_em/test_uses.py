@@ -4,16 +4,16 @@ import json
 
 import numpy as np
 import pytest
+from fedcore.papers import experiment
+from fedcore.papers.experiment import Options, Place, reproduce
+from fedcore.papers.fedgrem.clusters import FedGrEMPenDigits
+from fedcore.papers.fedgrem.simulation.similar_mixtures import simulated_clients
+from fedcore.papers.fedgrem.simulations import FedGrEMGaussians
 
 from fedcore.errors import ConfigError, PopulationError
 from fedcore.evaluation.evaluate import evaluate_run
 from fedcore.methods.gradient_em import scores
-from fedcore.methods.gradient_em.simulation.similar_mixtures import simulated_clients
 from fedcore.population.writer import PopulationWriter
-from fedcore.reproduce import experiment
-from fedcore.reproduce.experiment import Options, Place, reproduce
-from fedcore.reproduce.fedgrem_clusters import FedGrEMPenDigits
-from fedcore.reproduce.fedgrem_simulations import FedGrEMGaussians
 from fedcore.rounds.engine import InProcessBackend
 from tests.gradient_em.run_in_memory import block_of
 from tests.gradient_em.test_run import FAST, begin, to_end

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from fedcore.papers.histograms import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.methods.histograms import Histograms, HistogramsConfig, denoising, reference
+from fedcore.methods.histograms import Histograms, HistogramsConfig, denoising
 from fedcore.methods.histograms.denoising import RATIO_GRID, denoised_centre, denoised_mean, posterior_means
 from fedcore.methods.histograms.simplex import metric, project, shrink
 from fedcore.storage.arrays import state_values

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from fedcore.papers.histograms.oracle import known_clusters, oracle_values, posterior_clusters
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import gammaln
 
-from fedcore.methods.histograms.baselines.oracle import known_clusters, oracle_values, posterior_clusters
 from fedcore.methods.histograms.clients import inverse_totals
 from fedcore.population.synthetic import SyntheticSettings, cluster_weights, true_clusters
 from tests.histograms.example_clients import block_of, counts_arrays, dense_histograms, synthetic

@@ -8,10 +8,11 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from fedcore.papers.histograms import reference
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedcore.methods.histograms import Histograms, HistogramsConfig, reference
+from fedcore.methods.histograms import Histograms, HistogramsConfig
 from fedcore.randomness import client_uniforms, stream
 from tests.histograms.example_clients import block_of
 from tests.histograms.run_in_memory import facts, run

@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+from fedcore.papers.private_gmm import simulation
+from fedcore.papers.private_gmm.runs import FINEST, LEAST, REAL, real_rows
+from fedcore.papers.private_gmm.simulation.mixtures import Truth
 
-from fedcore.methods.private_gmm import PrivateGMM, PrivateGMMConfig, PrivateGMMState, simulation
-from fedcore.methods.private_gmm.simulation.mixtures import Truth
+from fedcore.methods.private_gmm import PrivateGMM, PrivateGMMConfig, PrivateGMMState
 from fedcore.population.blocks import RowsBlock
 from fedcore.privacy.accounting import make_budget
 from fedcore.privacy.mechanisms import TestNoise
-from fedcore.reproduce.private_gmm_runs import FINEST, LEAST, REAL, real_rows
 from fedcore.rounds.method import PublicFacts
 
 RUNS, SERIES, CHANGE_AFTER = 10, 4, 5

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+from fedcore.papers.private_gmm import simulation
+from fedcore.papers.private_gmm.in_memory import learn
 
-from fedcore.methods.private_gmm import PrivateGMMConfig, simulation
+from fedcore.methods.private_gmm import PrivateGMMConfig
 from fedcore.methods.private_gmm.result import column_variances, errors_of, result_of
 from fedcore.privacy.mechanisms import TestNoise
-from fedcore.reproduce.private_gmm_in_memory import learn
 from fedcore.rounds.results import Features
 
 TRUTH = simulation.mixture(4, 2, 12.0, 0)

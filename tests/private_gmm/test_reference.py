@@ -1,4 +1,4 @@
-"""With no noise the product finds the partition of `fedcore.methods.private_gmm.reference`, and its parameters.
+"""With no noise the product finds the partition of `fedcore.papers.private_gmm.reference`, and its parameters.
 
 Tolerances: rows are rounded to 2^-16 of a ball's radius, which moves a mean by less than such a step, and a covariance
 by a few steps times a standard deviation. Cells are small enough that no row is cut: the radius of a cell leaves out
@@ -7,11 +7,11 @@ by a few steps times a standard deviation. Cells are small enough that no row is
 
 import numpy as np
 import pytest
+from fedcore.papers.private_gmm.reference import PublicInputs, gq, pgme
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcore.methods.private_gmm import PrivateGMM, PrivateGMMConfig
-from fedcore.methods.private_gmm.reference import PublicInputs, gq, pgme
 from fedcore.methods.private_gmm.tree import node_of
 from fedcore.population.blocks import RowsBlock
 from tests.private_gmm.worlds import facts, run_without_noise

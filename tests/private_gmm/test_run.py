@@ -4,17 +4,17 @@ import json
 
 import numpy as np
 import pytest
+from fedcore.papers.private_gmm import simulation
+from fedcore.papers.private_gmm.in_memory import learn
 
 from fedcore.errors import BudgetExceeded, ConfigError, PrivacyError
 from fedcore.evaluation.evaluate import evaluate_run
 from fedcore.evaluation.run_summary import run_summary
-from fedcore.methods.private_gmm import simulation
 from fedcore.methods.registry import make_method
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url
 from fedcore.privacy.mechanisms import TestNoise
-from fedcore.reproduce.private_gmm_in_memory import learn
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import load_run
 from fedcore.training.personalise import personalise

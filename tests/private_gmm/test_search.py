@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+from fedcore.papers.private_gmm import simulation
+from fedcore.papers.private_gmm.in_memory import learn
 
 from fedcore.errors import ConfigError, RunError
-from fedcore.methods.private_gmm import PrivateGMM, PrivateGMMConfig, clients, neighbours, simulation, terrific
+from fedcore.methods.private_gmm import PrivateGMM, PrivateGMMConfig, clients, neighbours, terrific
 from fedcore.methods.private_gmm.bounding import radius_of
 from fedcore.methods.private_gmm.boxes import Boxes, fullest, heavy_halves, whole_cubes
 from fedcore.methods.private_gmm.candidates import Candidates, merged
@@ -13,7 +15,6 @@ from fedcore.methods.private_gmm.state import FOUND, NOTHING
 from fedcore.methods.private_gmm.terrific import terrific_balls
 from fedcore.methods.private_gmm.tree import BALL, REST, VORONOI
 from fedcore.privacy.mechanisms import TestNoise
-from fedcore.reproduce.private_gmm_in_memory import learn
 from fedcore.rounds.results import Features, Result
 from tests.private_gmm.worlds import block_of, facts, structured, sums
 

@@ -4,11 +4,12 @@ import dataclasses
 
 import numpy as np
 import pytest
+from fedcore.papers.private_gmm import simulation
 
 from fedcore.errors import ConfigError, NothingLeft
 from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
 from fedcore.methods.mixture_models.released import MIXTURE_NAMES as NAMES
-from fedcore.methods.private_gmm import PrivateGMM, PrivateGMMConfig, PrivateGMMState, estimation, series, simulation
+from fedcore.methods.private_gmm import PrivateGMM, PrivateGMMConfig, PrivateGMMState, estimation, series
 from fedcore.methods.private_gmm.plan import searches
 from fedcore.methods.private_gmm.series import FORGETTING, MEANS, MOMENTS, SERIES_NAMES, SHARES, joined, matched, of_run
 from fedcore.methods.private_gmm.state import FOUND, LOST, NOTHING

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from fedcore.papers.private_gmm.in_memory import learn
+from fedcore.papers.private_gmm.simulation import mixture, prior, sample
 
 from fedcore.methods.private_gmm import integer_rows, method
 from fedcore.methods.private_gmm.config import PrivateGMMConfig
-from fedcore.methods.private_gmm.simulation import mixture, prior, sample
 from fedcore.privacy.mechanisms import TestNoise
-from fedcore.reproduce.private_gmm_in_memory import learn
 
 ROWS = 3000
 

@@ -23,12 +23,12 @@ import itertools
 import time
 
 import numpy as np
+from fedcore.papers.private_mixture.data import FAMILIES, SETS, split_of
 from scipy.stats import beta
 
 from fedcore.methods.private_mixture import PrivateMixtureConfig, PrivateMixtureModel
 from fedcore.methods.private_mixture.feasibility import strength
 from fedcore.methods.private_mixture.scores import normal_of
-from fedcore.reproduce.private_mixture_data import FAMILIES, SETS, split_of
 from tests.private_mixture.mixed import mixed
 from tests.private_mixture.worlds import adjusted_rand, block_of, facts, mixture, records, run
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-
-from fedcore.reproduce.private_mixture_data import Truth, mixture
+from fedcore.papers.private_mixture.data import Truth, mixture
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fedcore.papers.private_mixture.data import Truth
 
 import fedcore
 from fedcore.errors import ConfigError
@@ -14,7 +15,6 @@ from fedcore.methods.private_mixture import PrivateMixture, PrivateMixtureConfig
 from fedcore.methods.private_mixture.layout import COPIES, layout_of
 from fedcore.methods.private_mixture.plan import plan, share_of_answers
 from fedcore.methods.private_mixture.scores import normal_of
-from fedcore.reproduce.private_mixture_data import Truth
 from fedcore.rounds.results import Features
 from fedcore.testing import LAWS, Case, SmallPopulation
 from tests.command import fedcore as command

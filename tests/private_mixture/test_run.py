@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fedcore.papers.private_mixture.data import FAMILIES
 
 from fedcore.errors import RunError
 from fedcore.methods.private_mixture import PrivateMixtureConfig
-from fedcore.reproduce.private_mixture_data import FAMILIES
 from fedcore.rounds.results import Features
 from tests.private_mixture.worlds import adjusted_rand, block_of, mixture, records, run
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+from fedcore.papers.private_mixture.data import mixture
 
 from fedcore.methods.private_mixture import PrivateMixture, PrivateMixtureConfig, PrivateMixtureState
 from fedcore.population.blocks import RowsBlock, leaves
 from fedcore.privacy.gdp import mu_max
-from fedcore.reproduce.private_mixture_data import mixture
 from fedcore.rounds.method import PublicFacts
 from fedcore.rounds.statistics import merge
 

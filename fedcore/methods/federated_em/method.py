@@ -50,7 +50,7 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
     Source: Dieuleveut, Fort, Moulines, Robin, "Federated Expectation Maximization with heterogeneity mitigation and
     variance reduction" (2021). One driver, configured by oracle, codec, alpha, gamma and participation, is FedEM,
     VR-FedEM, naive compressed EM, online EM, SPIDER-EM (one client, no codec) and EM. `algorithm = "private"` is
-    `fedcore.methods.federated_em.private`. `fedcore.methods.federated_em.reference` has the paper's algorithms on one
+    `fedcore.methods.federated_em.private`. `fedcore.papers.fedem.reference` has the paper's algorithms on one
     page.
     """
 

@@ -1,0 +1,1 @@
+"""`fedcore demo series`: simulated years of weekly private runs."""

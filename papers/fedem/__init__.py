@@ -1,0 +1,1 @@
+"""Dieuleveut, Fort, Moulines and Robin (2021): experiments of FedEM, and those of our EM."""

@@ -1,0 +1,1 @@
+"""Liang, Shi, Al Kontar and Fattahi (2023): experiments of PerMA, its competitors, and our dictionary learners."""

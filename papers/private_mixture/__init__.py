@@ -1,0 +1,1 @@
+"""Tables of our private mixture beside other private learners."""

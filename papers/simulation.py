@@ -1,0 +1,152 @@
+"""A training as a simulation: the same method, engine and noise distribution, but no ledger and no promise.
+
+Noise is pseudo-random (`TestNoise`), so that a table can be computed again to the same numbers. What comes out is not
+private, whatever the method's configuration says.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from fedcore.papers.experiment import Place
+
+from fedcore.errors import ConfigError
+from fedcore.methods.registry import make_method
+from fedcore.population.blocks import leaves
+from fedcore.population.store import Population
+from fedcore.privacy.accounting import make_budget
+from fedcore.privacy.mechanisms import TestNoise
+from fedcore.privacy.plan import PlannedRelease
+from fedcore.rounds.clients import Source
+from fedcore.rounds.engine import Training
+from fedcore.rounds.method import Method, PublicFacts, RoundInfo, State
+from fedcore.rounds.statistics import Statistics, merge_all, values
+from fedcore.runs.store import Run
+from fedcore.training.budget import fit_plan
+
+
+class SimulatedPublisher:
+    """Draws test noise and charges nothing; a `Publisher` of the engine for simulations only."""
+
+    def __init__(self, key: str):
+        self.noise = TestNoise(key)
+
+    def published(self, planned: PlannedRelease) -> np.ndarray | None:
+        return None
+
+    def release(self, planned: PlannedRelease, grid_values: np.ndarray) -> np.ndarray:
+        return self.noise.draw(planned, "", grid_values)
+
+    def head(self) -> dict[str, Any]:
+        return {}
+
+
+class SimulatedRun(Run):
+    """A run that keeps no states and no metrics, only the clients' memories that the next round needs.
+
+    A simulation that was interrupted starts again, and durable rounds would take longer than small experiments compute.
+    """
+
+    def commit(
+        self,
+        round: int,
+        state: Any,
+        rows: Sequence[Mapping[str, Any]] = (),
+        *,
+        memories: Mapping[str, str] | None = None,
+        **head: Any,
+    ) -> None:
+        before = self.round
+        self.head = {**self.head, **head, "round": round, "memories": self.memory_folder(round).is_dir()}
+        self._prune({before, round})
+
+
+def simulate(
+    place: Place,
+    key: str,
+    name: str,
+    settings: Mapping[str, Any],
+    population: Population,
+    *,
+    seed: int,
+    budget: tuple[float, float] | None = None,
+    warm_start: Mapping[str, np.ndarray] | None = None,
+    on_round: Callable[[State, RoundInfo], None] | None = None,
+) -> tuple[Method, State]:
+    """Train a method to its end. Returns (method, last state).
+
+    key: of the run's folder, made afresh. budget: (epsilon, delta) of a private configuration, all of it for this
+    run. warm_start: public arrays.
+    on_round: called with the state after every round, and its `RoundInfo`.
+    """
+    method = make_method(name, settings)
+
+    def facts(rho: float | None) -> PublicFacts:
+        return PublicFacts(
+            population.kind,
+            population.features,
+            population.clients_per_leaf,
+            population.manifest.nominal_clients or population.n_clients,
+            None if method.private else population.n_clients,
+            rho,
+            seed,
+            warm_start=warm_start,
+        )
+
+    plan: tuple[PlannedRelease, ...] = ()
+    public = facts(None)
+    if method.private:
+        if budget is None:
+            raise ConfigError(f"this configuration of {name} is private, and the simulation has no budget.")
+        epsilon, delta = budget
+        plan, public = fit_plan(method, facts, make_budget(epsilon, delta).rho_max)
+    shutil.rmtree(place.folder / "runs" / key, ignore_errors=True)  # of an attempt that was interrupted
+    about = {"run_id": key, "method": name, "config": method.config.model_dump(), "private": False, "simulation": True}
+    run = SimulatedRun.create(place.folder / "runs", about)
+    try:
+        state = method.init(public)
+        run.commit(0, state)
+        where = (population.location, population.version)
+        source = Source(*where, cache_bytes=place.cache_bytes, manifest=population.checksum)
+        publisher = SimulatedPublisher(f"{key}|{seed}") if method.private else None
+        training = Training(
+            method,
+            run,
+            state,
+            source,
+            range(len(population.blocks)),
+            place.backend,
+            plan,
+            publisher,
+            population.sizes(),
+        )
+        while (info := training.step()) is not None:
+            if on_round is not None:
+                on_round(training.state, info)
+        return method, training.state
+    finally:
+        run.unlock()
+
+
+def score_heldout_block(
+    function: Callable[[Any, Any], Statistics], path: str, version: int, message: Any, index: int
+) -> Statistics:
+    """function(message, leaf with its held-out part), merged over the leaves of a block."""
+    population = Population.open(path, version=version)
+    block = population.read(index, heldout=True)
+    total = merge_all(function(message, leaf) for leaf in leaves(block, population.clients_per_leaf))
+    assert total is not None  # a block has a leaf
+    return total
+
+
+def over_heldout(
+    place: Place, population: Population, function: Callable[[Any, Any], Statistics], message: Any
+) -> dict[str, Any]:
+    """Finished statistics of function(message, leaf) over all leaves of blocks that have held-out data."""
+    blocks = [i for i, entry in enumerate(population.blocks) if entry.heldout is not None]
+    mapped = partial(score_heldout_block, function, population.location, population.version)
+    return values(place.backend.map_blocks(mapped, message, blocks) or {})
