@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -100,7 +101,9 @@ def _made(cls: type[AnyMethod], settings: Mapping[str, Any]) -> AnyMethod:
     try:
         return cls(cls.Config(**settings))
     except ValidationError as error:
-        raise ConfigError(f"settings of {cls.name!r}: {explain(error)}", f"See `fedcore methods {cls.name}`.") from None
+        raise ConfigError(
+            f"settings of {cls.name!r}: {explain(error, cls.settings_elsewhere)}", f"See `fedcore methods {cls.name}`."
+        ) from None
 
 
 def suited_to(method: AnyMethod, population: Population) -> AnyMethod:
@@ -131,13 +134,14 @@ def with_free_settings(method: AnyMethod, settings: Mapping[str, Any]) -> AnyMet
     return _made(cls, {**method.config.model_dump(mode="json"), **settings})
 
 
-def explain(error: ValidationError) -> str:
-    """A pydantic error in one line: setting, what is wrong, what was given."""
+def explain(error: ValidationError, elsewhere: Mapping[str, str] = MappingProxyType({})) -> str:
+    """A pydantic error in one line: setting, what is wrong, what was given. elsewhere: `Method.settings_elsewhere`"""
     parts = []
     for item in error.errors(include_url=False):
         where = ".".join(str(part) for part in item["loc"]) or "settings"
         if item["type"] == "extra_forbidden":
-            parts.append(f"{where!r} is not a setting")
+            known = elsewhere.get(f"{where}={item['input']}", elsewhere.get(where, "is not a setting"))
+            parts.append(f"{where!r} {known}")
         else:
             parts.append(f"{where!r}: {item['msg']} (given {item['input']!r})")
     return "; ".join(parts) + "."

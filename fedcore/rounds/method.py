@@ -162,6 +162,8 @@ class Method(ABC, Generic[ConfigT, StateT]):
     free_settings: names of settings of `personalise`, `score_block`, `score_table` and `headline`, which neither the
         clients' answers nor the server's moves depend on, but through what they are asked: what they do is a function
         of what a run has ended with, so that they may be given anew to a run that was made
+    settings_elsewhere: names of settings that the method does not have or no longer has, with what to say of them; also
+        "name=value" for one value
     setting_groups: what a form calls the groups of settings, by the first setting of each; a group goes on to the next
         one in the order of `Config`, and is named after the algorithm whose settings alone it holds
     personalises_all_documents: whether a client's outputs are made of both halves of its documents, where these were
@@ -185,6 +187,7 @@ class Method(ABC, Generic[ConfigT, StateT]):
     outputs_use_memories: ClassVar[bool] = True
     personalises_all_documents: ClassVar[bool] = False
     free_settings: ClassVar[tuple[str, ...]] = ()
+    settings_elsewhere: ClassVar[Mapping[str, str]] = {}
     setting_groups: ClassVar[Mapping[str, str]] = {}
     feature_outputs: ClassVar[tuple[str, ...]] = ()
 

@@ -1,1 +1,19 @@
-"""Setlur, Feldman and Talwar (2023): Table 1, the reference on one page, and clusters that are known."""
+"""Setlur, Feldman and Talwar (2023): their algorithms as the method `paper_histograms`, Table 1, the reference on one
+page, and clusters that are known.
+
+    method, config  the method with one small model of settings for each algorithm
+    before_rounds   rounds before the clustering: the mean, the covariance of DimRed, the centres of Algorithm 1
+    fedavg          the mean alone (Lemma 2.1)
+    algorithm2      Lloyd's iterations in KL (Algorithm 2)
+    ifca            gradient steps in place of cluster means (Ghosh et al. 2020)
+    published       private centring with simulated noise (Algorithm 3), which protects nobody
+    clients         what clients answer, in all of them
+    oracle          estimates that know the truth of a synthetic population (Lemma 2.2)
+
+None of it is private. The private method is `histograms`.
+"""
+
+from fedcore.papers.histograms.config import PaperHistogramsConfig
+from fedcore.papers.histograms.method import PaperHistograms
+
+__all__ = ["PaperHistograms", "PaperHistogramsConfig"]

@@ -2,9 +2,9 @@
 
     non-private   the paper's estimators without noise
     faithful      Algorithm 3 as printed, on the rows of clients that Algorithm 1 returns: not private, whatever its
-                  epsilon says (`HistogramsConfig.algorithm` = "published"); with the noise of the paper's own
+                  epsilon says (`paper_histograms`, algorithm "published"); with the noise of the paper's own
                   composition theorem, and with the noise of exact accounting
-    sound         `algorithm` = "private", start included, at its total epsilon
+    sound         `histograms`, start included, at its total epsilon
 
 The paper's data are not available. All columns but the paper's are computed on the synthetic preset "reddit-like",
 which was made to have the paper's non-private pattern, or on a population of the caller's.
@@ -18,19 +18,21 @@ from typing import Any
 
 import numpy as np
 from fedcore.papers.experiment import Cell, Options, Place, ResultTable, mean_and_interval, shown
+from fedcore.papers.histograms.before_rounds import sizes_of
+from fedcore.papers.histograms.config import Algorithm2
+from fedcore.papers.histograms.method import PaperHistograms
 from fedcore.papers.histograms.oracle import known_clusters, oracle_values, posterior_clusters
 from fedcore.papers.simulation import over_heldout, simulate
 
 from fedcore.errors import PopulationError, WrongKind
 from fedcore.evaluation.evaluate import check_public
-from fedcore.methods.histograms import HistogramsConfig, HistogramsState, scores
+from fedcore.methods.histograms import HistogramsState, scores
 from fedcore.methods.histograms.clients import inverse_totals
-from fedcore.methods.histograms.sizes import sizes_of
 from fedcore.methods.histograms.state import initial_state
 from fedcore.population.blocks import CountsBlock, segment_sums
 from fedcore.population.store import Population
 from fedcore.population.synthetic import cluster_weights, settings_of, synthesise, true_centres, true_clusters
-from fedcore.rounds.method import PublicFacts
+from fedcore.rounds.method import AnyMethod, PublicFacts
 from fedcore.rounds.statistics import FloatSum, Statistic, Statistics
 
 PRESET = "reddit-like"
@@ -79,23 +81,19 @@ NON_PRIVATE: dict[str, dict[str, Any]] = {
 PUBLISHED: dict[str, dict[str, dict[str, Any]]] = {
     "kov": {
         "fedavg": {"clusters": 1, "rounds": 1, "published_rounds": 1, "published_floor": 1e-4},
-        "ifca": {"published_step": "ifca", "start": "uniform", "rounds": 50},
+        "ifca": {"algorithm": "published_ifca", "start": "uniform", "rounds": 50},
         "dimred": {"reduction": "eigenvectors", "rounds": 5},
         "algorithm2": {"rounds": 5},
     },
     "exact": {
         "fedavg": {"clusters": 1, "rounds": 1, "published_rounds": 1, "published_floor": 1e-4},
-        "ifca": {"published_step": "ifca", "start": "uniform", "rounds": 50},
+        "ifca": {"algorithm": "published_ifca", "start": "uniform", "rounds": 50},
         "dimred": {"reduction": "eigenvectors", "rounds": 15},
         "algorithm2": {"rounds": 15},
     },
 }
 LITERAL: dict[str, Any] = {"algorithm": "published", "rounds": 3, "published_noise": "mean"}
-SOUND: dict[str, dict[str, Any]] = {
-    "fedavg": {"algorithm": "private", "clusters": 1},
-    "dimred": {"algorithm": "private", "reduction": "frequency"},
-    "algorithm2": {"algorithm": "private"},
-}
+SOUND: dict[str, dict[str, Any]] = {"fedavg": {"clusters": 1}, "dimred": {"reduction": "frequency"}, "algorithm2": {}}
 
 
 class HistogramsTable1:
@@ -144,10 +142,11 @@ class HistogramsTable1:
             return self._oracle(options, place, population, seed)
         epsilon = float(column.removeprefix("sound-")) if column.startswith("sound-") else None
         budget = None if epsilon is None else (epsilon, DELTA)
+        name = "paper_histograms" if epsilon is None else "histograms"
         method, state = simulate(
-            place, cell.key, "histograms", dict(cell.arguments["settings"]), population, seed=seed, budget=budget
+            place, cell.key, name, dict(cell.arguments["settings"]), population, seed=seed, budget=budget
         )
-        return _scores(place, population, method.config, state)
+        return _scores(place, population, method, state)
 
     def table(self, options: Options, results: Mapping[str, dict]) -> ResultTable:
         rows = []
@@ -226,8 +225,7 @@ class HistogramsTable1:
         for name in ("centre known", "mixture"):
             best = int(np.argmin(statistics[f"validation {name}"]))
             found[name] = float(statistics[f"evaluated {name}"][best] / statistics["evaluated_clients"])
-        config = HistogramsConfig(algorithm="algorithm2")
-        return found | _scores(place, population, config, _state_of(truth))
+        return found | _scores(place, population, PaperHistograms(), _state_of(truth))
 
 
 # --- truth ----------------------------------------------------------------------------------------------------------
@@ -274,7 +272,7 @@ def _state_of(truth: Truth) -> HistogramsState:
     """The state of a run that has learnt the truth."""
     k, d = truth.centres.shape
     public = PublicFacts("counts", d, 1, None, 1, None, 0)
-    state = initial_state("done", sizes_of(HistogramsConfig(algorithm="algorithm2", clusters=k), public), public)
+    state = initial_state("done", sizes_of(Algorithm2(clusters=k), public), public)
     return replace(state, round=1, centres=truth.centres, counts=truth.weights, mean=truth.weights @ truth.centres)
 
 
@@ -283,21 +281,21 @@ def _state_of(truth: Truth) -> HistogramsState:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    config: HistogramsConfig
+    method: AnyMethod
     state: HistogramsState
 
 
 def score_leaf(trained: Trained, leaf: CountsBlock) -> Statistics:
-    return scores.score_block(trained.config, trained.state, leaf)
+    return trained.method.score_block(trained.state, leaf, None)
 
 
-def _scores(place: Place, population: Population, config: HistogramsConfig, state: HistogramsState) -> dict:
+def _scores(place: Place, population: Population, method: AnyMethod, state: HistogramsState) -> dict:
     """Mean KL by estimate; + FT with the weight chosen on the validation clients."""
-    table = scores.score_table(config, over_heldout(place, population, score_leaf, Trained(config, state)))
+    table = method.score_table(over_heldout(place, population, score_leaf, Trained(method, state)))
     found: dict[str, float] = {}
-    for row in table.rows:
-        if row.chosen == "validation clients" or (row.prior_tokens is None and not row.chosen):
-            found.setdefault(row.method, row.kl)  # Local is there twice; the first is at the usual smoothing
+    for row in table.to_json("")["rows"]:
+        if row["chosen_by"] == "validation clients" or (row["prior_tokens"] is None and not row["chosen_by"]):
+            found.setdefault(row["method"], row["kl"])  # Local is there twice; the first is at the usual smoothing
     return found
 
 

@@ -16,7 +16,7 @@ from tests.conformance.cases import FAST, OTHERS, SLOW, case
 from tests.digests.cases import CASES
 
 MORE_ROUNDS = "clusters that become empty get new centres in rounds that total_rounds does not count"
-BROKEN = {("histograms/algorithm2-drawn-uniformly", "rounds"): MORE_ROUNDS}
+BROKEN = {("paper_histograms/algorithm2-drawn-uniformly", "rounds"): MORE_ROUNDS}
 
 
 @pytest.mark.parametrize("law", LAWS)

@@ -31,8 +31,7 @@ CASES: dict[str, Case] = {}
 
 
 def histograms(name: str, population: str = "counts", given: str | None = None, relation: str = "", **settings) -> None:
-    """algorithm: the first word of the name, if it is not among the settings."""
-    settings = {"algorithm": name.split("-")[0], "clusters": 2, "rounds": 3, **settings}
+    settings = {"clusters": 2, "rounds": 3, **settings}
     CASES[f"histograms/{name}"] = Case(
         "histograms", population, settings, given, relation=relation or "add_or_remove_one"
     )
@@ -62,29 +61,38 @@ histograms("private-weights", "counts_in_halves", **MANY)
 histograms("private-weights-nearest", "counts_in_halves", relation="replace_one", **MANY, personalisation="centre")
 histograms("private-own-cluster", **PRIVATE, personalisation="centre", weights="local")
 
-histograms("algorithm2")
-histograms("algorithm2-rows", start="algorithm1")
-histograms("algorithm2-farthest", start="algorithm1", temperature=50.0)
-histograms("algorithm2-drawn-uniformly", start="algorithm1", temperature=0.0, clusters=3)
-histograms("algorithm2-merged", start="perturbed_mean", rounds=6, overseed=5, merge_after=3)
-histograms("algorithm2-uniform", start="uniform", clusters=3)
-histograms("algorithm2-frequency", reduction="frequency", keep=3)
-histograms("algorithm2-eigenvectors", reduction="eigenvectors", keep=3)
-histograms("algorithm2-given", given="three histograms", clusters=4, overseed=5, merge_after=1)
-histograms("algorithm2-given-frequency", given="three histograms", clusters=3, reduction="frequency", keep=3)
-histograms("algorithm2-wide", "counts_wide", personalisation="centre")
-histograms("fedavg")
-histograms("fedavg-local-weights", weights="local", personalisation="centre")
-histograms("ifca")
-histograms("ifca-perturbed-mean", start="perturbed_mean", learning_rate=1.0)
-histograms("ifca-uniform-frequency", start="uniform", reduction="frequency", keep=3)
-histograms("ifca-eigenvectors", reduction="eigenvectors")
-histograms("published", published_rounds=3)
-histograms("published-mean", published_noise="mean", published_rounds=3)
-histograms("published-ifca", published_step="ifca", published_rounds=3)
-histograms("published-exact", accounting="exact", published_rounds=3)
-histograms("published-ifca-exact", published_step="ifca", accounting="exact", start="perturbed_mean")
-histograms("published-eigenvectors", reduction="eigenvectors", keep=3)
+
+def paper_histograms(name: str, population: str = "counts", given: str | None = None, **settings) -> None:
+    """algorithm: the first word of the name."""
+    algorithm = name.split("-")[0]
+    sizes = {} if algorithm == "fedavg" else {"clusters": 2, "rounds": 3}
+    settings = {"algorithm": algorithm, **sizes, **settings}
+    CASES[f"paper_histograms/{name}"] = Case("paper_histograms", population, settings, given)
+
+
+paper_histograms("algorithm2")
+paper_histograms("algorithm2-rows", start="algorithm1")
+paper_histograms("algorithm2-farthest", start="algorithm1", temperature=50.0)
+paper_histograms("algorithm2-drawn-uniformly", start="algorithm1", temperature=0.0, clusters=3)
+paper_histograms("algorithm2-merged", start="perturbed_mean", rounds=6, overseed=5, merge_after=3)
+paper_histograms("algorithm2-uniform", start="uniform", clusters=3)
+paper_histograms("algorithm2-frequency", reduction="frequency", keep=3)
+paper_histograms("algorithm2-eigenvectors", reduction="eigenvectors", keep=3)
+paper_histograms("algorithm2-given", given="three histograms", clusters=4, overseed=5, merge_after=1)
+paper_histograms("algorithm2-given-frequency", given="three histograms", clusters=3, reduction="frequency", keep=3)
+paper_histograms("algorithm2-wide", "counts_wide", personalisation="centre")
+paper_histograms("fedavg")
+paper_histograms("fedavg-local-weights", weights="local")
+paper_histograms("ifca")
+paper_histograms("ifca-perturbed-mean", start="perturbed_mean", learning_rate=1.0)
+paper_histograms("ifca-uniform-frequency", start="uniform", reduction="frequency", keep=3)
+paper_histograms("ifca-eigenvectors", reduction="eigenvectors")
+paper_histograms("published", published_rounds=3)
+paper_histograms("published-mean", published_noise="mean", published_rounds=3)
+paper_histograms("published_ifca", published_rounds=3)
+paper_histograms("published-exact", accounting="exact", published_rounds=3)
+paper_histograms("published_ifca-exact", accounting="exact", start="perturbed_mean")
+paper_histograms("published-eigenvectors", reduction="eigenvectors", keep=3)
 
 
 # --- federated EM -----------------------------------------------------------------------------------------------------

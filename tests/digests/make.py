@@ -79,7 +79,7 @@ def record_of(name: str, folder: Path) -> dict[str, Any]:
 
 def _private(case: Case) -> bool:
     asked = case.settings.get("algorithm") == "private" or bool(case.settings.get("private"))
-    return asked or case.method in ("private_gmm", "private_mixture")
+    return asked or case.method in ("histograms", "private_gmm", "private_mixture")
 
 
 def _population(path: Path, people: People, paid: Case | None) -> Population:

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fedcore.methods.histograms.baselines.clients import entropies, inverse_totals, seeding_distances, sums_by_cell
 
 from fedcore.errors import PopulationError
 from fedcore.methods.histograms import Histograms, HistogramsConfig
-from fedcore.methods.histograms.baselines.clients import entropies, inverse_totals, seeding_distances, sums_by_cell
 from fedcore.methods.histograms.messages import MeanMessage, SeedingMessage, WorstFitMessage
 from fedcore.methods.histograms.simplex import smooth
 from fedcore.population.blocks import leaves

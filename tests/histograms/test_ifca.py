@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from fedcore.methods.histograms.baselines.ifca import gradient_step
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore.methods.histograms import Histograms, HistogramsConfig
-from fedcore.methods.histograms.baselines.ifca import gradient_step
 from fedcore.population.blocks import leaves
 from fedcore.rounds.statistics import merge, values
 from tests.histograms.example_clients import block_of, dense_histograms, random_counts

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fedcore.methods.histograms.baselines import published
+from fedcore.methods.histograms.baselines.clients import clipped_deviations_by_cell
+from fedcore.methods.histograms.baselines.published import Noise, noise_of, refined
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore.errors import ConfigError
 from fedcore.methods.histograms import Histograms, HistogramsConfig
-from fedcore.methods.histograms.baselines import published
-from fedcore.methods.histograms.baselines.clients import clipped_deviations_by_cell
-from fedcore.methods.histograms.baselines.published import Noise, noise_of, refined
 from fedcore.methods.histograms.personal import clusters_of
 from fedcore.methods.histograms.reduction import reduce_block
 from fedcore.methods.histograms.scores import validation_clients

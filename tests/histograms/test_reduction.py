@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
+from fedcore.methods.histograms.baselines.before_rounds import check_matrix, whitened_covariance
+from fedcore.methods.histograms.baselines.clients import second_moment
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore.errors import ConfigError
 from fedcore.methods.histograms import Histograms, HistogramsConfig
-from fedcore.methods.histograms.baselines.before_rounds import check_matrix, whitened_covariance
-from fedcore.methods.histograms.baselines.clients import second_moment
 from fedcore.methods.histograms.clients import assign
 from fedcore.methods.histograms.reduction import (
     kept_by_eigenvectors,

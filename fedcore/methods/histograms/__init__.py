@@ -1,4 +1,4 @@
-"""Private personalised histograms (Setlur, Feldman, Talwar 2023)."""
+"""Private personalised histograms (after Setlur, Feldman, Talwar 2023)."""
 
 from fedcore.methods.histograms.config import HistogramsConfig
 from fedcore.methods.histograms.method import Histograms

@@ -79,8 +79,7 @@ def _signal(config: HistogramsConfig, public: PublicFacts) -> float:
 
 def usual_weights(config: HistogramsConfig, public: PublicFacts) -> tuple[float, float]:
     """(a, c) of a run that releases none."""
-    little = config.algorithm == "private" and expected_loss(config, public)[0] < LITTLE
-    return USUAL_OF_LITTLE if little else USUAL_WEIGHTS
+    return USUAL_OF_LITTLE if expected_loss(config, public)[0] < LITTLE else USUAL_WEIGHTS
 
 
 # --- the release ----------------------------------------------------------------------------------------------------
@@ -89,8 +88,8 @@ def usual_weights(config: HistogramsConfig, public: PublicFacts) -> tuple[float,
 def message(config: HistogramsConfig, state: HistogramsState) -> WeightsMessage:
     """Asks every client what it loses, with the bases that the run's estimates have."""
     centres, _ = state.usable_centres()
-    if mixes(config, centres):
-        rows, logs = mixed_rows(config, state), np.zeros((0, 0), np.float32)
+    if mixes(config.outputs, centres):
+        rows, logs = mixed_rows(config.outputs, state), np.zeros((0, 0), np.float32)
     else:
         rows = project(centres, config.centre_floor)
         logs = assignment_logs(centres, config.assignment_smoothing)

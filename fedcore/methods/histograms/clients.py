@@ -5,7 +5,7 @@ numbers whose norm is bounded exactly, in one cell; contributions add up in int6
 from these three facts, in this order.
 
 Everything is vectorised over the clients and sparse: the cost is that of the stored entries. The kernels at the end
-also serve the algorithms without privacy.
+also serve the method `paper_histograms`.
 """
 
 from __future__ import annotations

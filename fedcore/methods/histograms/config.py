@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -10,35 +11,68 @@ from fedcore.rounds.cohort_settings import ABLE, AtLeast, ChosenCohorts, Horizon
 
 DEFAULT_CLUSTERS = 10
 REFERENCE_FEATURES = 1000  # vocabulary for which floors and smoothing are meant
-SCALED = (
-    "first_metric_floor",
-    "metric_floor",
-    "centre_floor",
-    "assignment_smoothing",
-    "start_smoothing",
-    "published_floor",
-)
-DEFAULT_ROUNDS = 50  # non-private; private runs take theirs from `fedcore.methods.histograms.sizes`
+SCALED = ("first_metric_floor", "metric_floor", "centre_floor", "assignment_smoothing")
+PAPER = "belongs to the method paper_histograms"
+ELSEWHERE = {
+    "algorithm": "is not a setting: use the method paper_histograms for the algorithms that are not private",
+    "algorithm=private": "is not a setting: histograms has one algorithm now, leave it out",
+    "start": PAPER,
+    "temperature": PAPER,
+    "start_smoothing": "is a constant of the method paper_histograms",
+    "learning_rate": PAPER,
+    "published_step": 'is an algorithm of the method paper_histograms: "published" or "published_ifca"',
+    "published_noise": PAPER,
+    "published_clip": PAPER,
+    "published_floor": PAPER,
+    "accounting": PAPER,
+    "published_epsilon": PAPER,
+    "published_delta": PAPER,
+    "published_rounds": PAPER,
+}
+
+
+def scaled(value: float, features: int) -> float:
+    """A floor or a smoothing for a vocabulary of `features` tokens: d times a floor is the mass that it takes from the
+    tokens that occur.
+    """
+    return value if features <= REFERENCE_FEATURES else value * REFERENCE_FEATURES / features
+
+
+def check_cells(clusters: int | None, overseed: int | None, merge_after: int | None, rounds: int | None) -> None:
+    """Raises ValueError unless the cells of the first rounds can be merged to the clusters in time."""
+    if overseed is not None and overseed < (clusters or 1):
+        raise ValueError(f"overseed ({overseed}) must be at least clusters ({clusters})")
+    if merge_after is not None and rounds is not None and merge_after > rounds - 2:
+        raise ValueError(
+            f"merge_after ({merge_after}) must be at most rounds - 2 ({rounds - 2}), because the last two rounds are "
+            "pooled"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSettings:
+    """Settings of what clients are given, as they hold for the vocabulary; described in `HistogramsConfig`."""
+
+    personalisation: Literal["mixture", "centre"]
+    mixture_prior: float
+    mixture_steps: int
+    prior_tokens: float | None
+    floor: float | None
+    weights: Literal["shared", "local"]
+    assignment_smoothing: float
+    centre_floor: float
 
 
 class HistogramsConfig(BaseModel):
-    """Private personalised histograms (Setlur, Feldman, Talwar 2023), its private pipeline and its baselines.
+    """Private personalised histograms.
 
-    None means "choose by the size rules" (private) or the default named in the description (not private). Floors and
-    smoothing hold for vocabularies of up to 1000 tokens; a larger one divides them by d / 1000 (`for_vocabulary`),
-    because d times a floor is the mass that it takes from the tokens that occur.
+    None means "choose by the size rules". Floors and smoothing hold for vocabularies of up to 1000 tokens
+    (`for_vocabulary`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    algorithm: Literal["private", "algorithm2", "fedavg", "ifca", "published"] = Field(
-        "private",
-        description="private: clustering with noised, whitened releases; algorithm2: the paper's clustering without "
-        "privacy; fedavg: the plain mean without privacy; ifca: gradient steps instead of cluster means, without "
-        "privacy; published: the paper's Algorithm 3 as printed, with simulated noise, which protects nobody",
-    )
-
-    # the budget of a private run
+    # budget
     epsilon: float | None = Field(
         None, gt=0, le=100, description="this run's share of the population's budget; None: all that is left"
     )
@@ -49,9 +83,7 @@ class HistogramsConfig(BaseModel):
     nominal_clients: int | None = Field(
         None, ge=1, description="size of the population that the size rules assume; None: as declared in the manifest"
     )
-    anyway: bool = Field(
-        False, description="make a private run also if its budget is too small for it to be of any use"
-    )
+    anyway: bool = Field(False, description="make a run also if its budget is too small for it to be of any use")
     spare_releases: int = Field(
         0, ge=0, le=10, description="releases set aside beyond the plan, to draw one again that a crash lost"
     )
@@ -61,41 +93,20 @@ class HistogramsConfig(BaseModel):
         None,
         ge=1,
         le=1000,
-        description=f"clusters K; None: {DEFAULT_CLUSTERS}, or fewer where a private budget cannot pay for them",
+        description=f"clusters K; None: {DEFAULT_CLUSTERS}, or fewer where the budget does not allow as many",
     )
-    rounds: int | None = Field(
-        None,
-        ge=1,
-        le=1000,
-        description=f"clustering rounds T; None: by the size rules if private, at most {DEFAULT_ROUNDS} if not",
-    )
+    rounds: int | None = Field(None, ge=1, le=1000, description="clustering rounds T; None: by the size rules")
     overseed: int | None = Field(
-        None,
-        ge=1,
-        le=1000,
-        description="cells K' >= K of the first rounds, merged to K later; None: by the size rules if private, "
-        "3 K from the perturbed mean, K from Algorithm 1",
+        None, ge=1, le=1000, description="cells K' >= K of the first rounds, merged to K later; None: by the size rules"
     )
     merge_after: int | None = Field(
         None, ge=1, le=998, description="round T1 after which K' cells are merged to K, at most T - 2; None: T / 2 or 4"
-    )
-
-    # start
-    start: Literal["algorithm1", "perturbed_mean", "uniform"] | None = Field(
-        None,
-        description="first centres of algorithm2, ifca and published: rows of clients (the paper's Algorithm 1), "
-        "perturbed copies of the mean, or of the uniform histogram; None: perturbed_mean for algorithm2, algorithm1 "
-        "for the others; a private run always starts from the perturbed noised mean",
-    )
-    temperature: float = Field(
-        0.5, ge=0, le=1e6, description="tau of Algorithm 1: 0 draws clients uniformly, a large value the farthest one"
     )
     perturbation: float | None = Field(
         None,
         gt=0,
         le=3,
-        description="standard deviation p of the log of the factors that perturb the mean; None: by the size rules if "
-        "private, else 0.3",
+        description="standard deviation of the log of the factors that perturb the mean; None: by the size rules",
     )
 
     # dimensionality reduction
@@ -107,38 +118,6 @@ class HistogramsConfig(BaseModel):
     )
     keep: int | None = Field(
         None, ge=1, description="tokens that a reduction keeps; None: two fifths of the vocabulary"
-    )
-
-    # variants of the paper without privacy
-    learning_rate: float = Field(
-        3.0,
-        gt=0,
-        le=1e3,
-        description="eta of ifca: a centre moves eta times its cluster's share of all clients of the way to their mean",
-    )
-    published_step: Literal["centring", "ifca"] = Field(
-        "centring", description="step of published: Algorithm 3, or one noised gradient step of ifca a round"
-    )
-    published_noise: Literal["sum", "mean"] = Field(
-        "sum",
-        description="where Algorithm 3 adds its first noise: to a cluster's sum, or to its mean, as line 4 is printed",
-    )
-    published_clip: float = Field(
-        3.0, gt=0, le=1e3, description="c of Algorithm 3: every coordinate is clipped at c / sqrt(d)"
-    )
-    published_floor: float = Field(1e-3, gt=0, lt=1, description="s of Algorithm 3: floor of the first estimate b1")
-    accounting: Literal["kov", "exact"] = Field(
-        "kov",
-        description="noise of published from advanced composition, as in the paper's appendix B, or from the exact "
-        "composition of its Gaussians",
-    )
-    published_epsilon: float = Field(15.0, gt=0, le=1e3, description="epsilon that the noise of published is made for")
-    published_delta: float = Field(1e-10, gt=0, lt=1, description="delta that the noise of published is made for")
-    published_rounds: int = Field(
-        DEFAULT_ROUNDS,
-        ge=1,
-        le=10_000,
-        description="rounds that the noise of published is made for, however many are run",
     )
 
     # releases
@@ -161,10 +140,7 @@ class HistogramsConfig(BaseModel):
         "than the cells",
     )
     moment_share: float = Field(
-        0.3,
-        gt=0,
-        lt=0.9,
-        description="share of the budget for the second moments of reduction = eigenvectors, if private",
+        0.3, gt=0, lt=0.9, description="share of the budget for the second moments of reduction = eigenvectors"
     )
     adaptive_clip: bool = Field(
         False,
@@ -178,7 +154,7 @@ class HistogramsConfig(BaseModel):
         0.0,
         ge=0,
         allow_inf_nan=False,
-        description="m_0: a private run weights a client with m tokens by m / (m + m_0), after the clip; 0: all alike",
+        description="m_0: a client with m tokens has the weight m / (m + m_0), after the clip; 0: all have the same",
     )
     effective_tokens: float = Field(
         150.0,
@@ -199,9 +175,6 @@ class HistogramsConfig(BaseModel):
     # scores and personalisation
     assignment_smoothing: float = Field(
         1e-6, gt=0, lt=1, description="added to every entry of a centre before the logarithm of the assignment"
-    )
-    start_smoothing: float = Field(
-        1e-4, gt=0, lt=1, description="added to every entry of a client's row when it is compared in Algorithm 1"
     )
     personalisation: Literal["mixture", "centre"] = Field(
         "mixture",
@@ -242,30 +215,13 @@ class HistogramsConfig(BaseModel):
 
     @model_validator(mode="after")
     def _sizes_agree(self) -> Self:
-        if self.algorithm in ("ifca", "published") and (self.overseed or self.merge_after):
-            raise ValueError(f"{self.algorithm} has no cells to merge: overseed and merge_after do not apply")
-        if self.algorithm == "fedavg" and self.reduction != "none":
-            raise ValueError("fedavg has nothing to reduce: the mean is the mean of all tokens")
-        if self.overseed is not None and self.overseed < (self.clusters or 1):
-            raise ValueError(f"overseed ({self.overseed}) must be at least clusters ({self.clusters})")
-        if self.merge_after is not None and self.rounds is not None and self.merge_after > self.rounds - 2:
-            raise ValueError(
-                f"merge_after ({self.merge_after}) must be at most rounds - 2 ({self.rounds - 2}), because the last "
-                "two rounds are pooled"
-            )
+        check_cells(self.clusters, self.overseed, self.merge_after, self.rounds)
         return self
 
     @property
-    def first_centres(self) -> str:
-        """The start, chosen."""
-        return self.start or ("perturbed_mean" if self.algorithm == "algorithm2" else "algorithm1")
-
-    def weight_factors(self) -> tuple[float, ...]:
-        """What a client may multiply prior_tokens by where weights are local."""
-        return tuple(2.0**power for power in range(-3, 4))
+    def outputs(self) -> OutputSettings:
+        return OutputSettings(**{field.name: getattr(self, field.name) for field in fields(OutputSettings)})
 
     def for_vocabulary(self, features: int) -> Self:
-        """This config with its floors and smoothing scaled to a vocabulary of so many tokens."""
-        if features <= REFERENCE_FEATURES:
-            return self
-        return self.model_copy(update={name: getattr(self, name) * REFERENCE_FEATURES / features for name in SCALED})
+        """This config with its floors and smoothing for a vocabulary of `features` tokens."""
+        return self.model_copy(update={name: scaled(getattr(self, name), features) for name in SCALED})

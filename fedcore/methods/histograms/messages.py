@@ -1,7 +1,6 @@
 """What the server sends to the clients: one frozen dataclass for each kind of question.
 
-`ReleaseMessage` and `WeightsMessage` are those of the private pipeline, and everything in them is published or public.
-The others are those of the algorithms without privacy. log_centres are the logarithms of smoothed centres, transposed,
+Everything in them is published or public. log_centres are the logarithms of smoothed centres, transposed,
 as `fedcore.methods.histograms.simplex.assignment_logs` makes them: (d, k) float32. `kept` holds the tokens of a reduced
 problem (`fedcore.methods.histograms.reduction`), (r,) int64 ascending; if it is not empty, d stands for r + 1.
 """
@@ -25,7 +24,7 @@ def all_tokens() -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseMessage:
-    """Asks for the clients' contributions to one release of the private pipeline.
+    """Asks for the clients' contributions to one release.
 
     release:     its planned name
     cells:       k
@@ -65,65 +64,3 @@ class WeightsMessage:
     log_centres: np.ndarray
     mixture_prior: float
     mixture_steps: int = field(metadata=between(0, MOST_STEPS))
-
-
-@dataclass(frozen=True, slots=True)
-class MeanMessage:
-    """Asks for the sum of the clients' histograms.
-
-    with_first_row: asks also for a client drawn uniformly, whose row is the first centre of Algorithm 1 (line 1)
-    """
-
-    with_first_row: bool
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class CovarianceMessage:
-    """Asks for the sum of q q^T."""
-
-
-@dataclass(frozen=True, slots=True)
-class SeedingMessage:
-    """Asks for a client drawn with weight exp(tau D_u) (Algorithm 1, line 5).
-
-    rows: (j, d) float64, the rows chosen so far. smoothing: e. temperature: tau.
-    """
-
-    rows: np.ndarray
-    smoothing: float
-    temperature: float
-    seed: int
-    kept: np.ndarray = field(default_factory=all_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class AssignMessage:
-    """Asks for the sums of the clusters."""
-
-    log_centres: np.ndarray
-    kept: np.ndarray = field(default_factory=all_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class WorstFitMessage:
-    """Asks for the client with the largest min_k KL(q_u || P_k)."""
-
-    log_centres: np.ndarray
-    kept: np.ndarray = field(default_factory=all_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class CentringMessage:
-    """Asks for the clusters' sums of clipped deviations from b1 (Algorithm 3, line 5).
-
-    first: (k, d) float64, b1. bound: c / sqrt(d), of every coordinate.
-    """
-
-    log_centres: np.ndarray
-    first: np.ndarray
-    bound: float
-    kept: np.ndarray = field(default_factory=all_tokens)
-
-
-BaselineMessage = MeanMessage | CovarianceMessage | SeedingMessage | AssignMessage | WorstFitMessage | CentringMessage

@@ -16,7 +16,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from fedcore.methods.histograms.clients import assign, inverse_totals
-from fedcore.methods.histograms.config import HistogramsConfig
+from fedcore.methods.histograms.config import OutputSettings
 from fedcore.methods.histograms.simplex import assignment_logs, project
 from fedcore.methods.histograms.state import HistogramsState
 from fedcore.population.blocks import CountsBlock, segment_sums
@@ -24,6 +24,7 @@ from fedcore.population.blocks import CountsBlock, segment_sums
 ROW_FLOOR = 1e-7  # of a row of the mixture, so that no token is impossible
 GATHERED = 2**17  # numbers of 8 bytes that are fitted at once: few enough for a processor's cache
 LOCAL_TOKENS = 1500.0  # a around which clients choose their own, if the settings name none
+LOCAL_FACTORS = tuple(2.0**power for power in range(-3, 4))  # of that a, from which they choose
 
 
 def base_weight(totals: float | np.ndarray, a: float | np.ndarray, c: float | np.ndarray = 0.0) -> np.ndarray:
@@ -33,11 +34,11 @@ def base_weight(totals: float | np.ndarray, a: float | np.ndarray, c: float | np
     return np.asarray((a + c * totals) / (a + totals))
 
 
-def weights_used(config: HistogramsConfig, state: HistogramsState) -> tuple[float, float]:
+def weights_used(settings: OutputSettings, state: HistogramsState) -> tuple[float, float]:
     """(a, c): those of the settings, else those of the run, which were released or are its default."""
-    if config.prior_tokens is not None:
-        return config.prior_tokens, config.floor or 0.0
-    return state.prior_tokens, state.floor if config.floor is None else config.floor
+    if settings.prior_tokens is not None:
+        return settings.prior_tokens, settings.floor or 0.0
+    return state.prior_tokens, state.floor if settings.floor is None else settings.floor
 
 
 def clusters_of(centres: np.ndarray, block: CountsBlock, smoothing: float) -> np.ndarray:
@@ -48,7 +49,7 @@ def clusters_of(centres: np.ndarray, block: CountsBlock, smoothing: float) -> np
 # --- bases ----------------------------------------------------------------------------------------------------------
 
 
-def base_of(config: HistogramsConfig, state: HistogramsState, block: CountsBlock) -> tuple[np.ndarray, np.ndarray]:
+def base_of(settings: OutputSettings, state: HistogramsState, block: CountsBlock) -> tuple[np.ndarray, np.ndarray]:
     """(weights (C, r), rows (r, d)): every client's base is weights @ rows. The last row serves clients without tokens.
 
     rows of the mixture: the centres, the mean F, and the mixture of the centres by their (noised) counts.
@@ -56,26 +57,26 @@ def base_of(config: HistogramsConfig, state: HistogramsState, block: CountsBlock
     centres, shares = state.usable_centres()
     blend = shares @ centres  # for clients without tokens
     empty = block.totals == 0
-    if not mixes(config, centres):
+    if not mixes(settings, centres):
         rows = np.vstack([centres, blend])
         weights = np.zeros((block.clients, len(rows)))
-        weights[np.arange(block.clients), clusters_of(centres, block, config.assignment_smoothing)] = 1.0
+        weights[np.arange(block.clients), clusters_of(centres, block, settings.assignment_smoothing)] = 1.0
         return weights, rows
-    rows = mixed_rows(config, state)
-    weights = mixture_weights(block, rows, config.mixture_prior, config.mixture_steps)
+    rows = mixed_rows(settings, state)
+    weights = mixture_weights(block, rows, settings.mixture_prior, settings.mixture_steps)
     weights = np.hstack([np.where(empty[:, None], 0.0, weights), empty[:, None]])
     return weights, np.vstack([rows, blend])
 
 
-def mixed_rows(config: HistogramsConfig, state: HistogramsState) -> np.ndarray:
+def mixed_rows(settings: OutputSettings, state: HistogramsState) -> np.ndarray:
     """(k + 1, d) positive: the centres and the mean, from which mixtures are made."""
     centres, _ = state.usable_centres()
-    return project(np.vstack([centres, state.mean]), min(ROW_FLOOR, config.centre_floor))
+    return project(np.vstack([centres, state.mean]), min(ROW_FLOOR, settings.centre_floor))
 
 
-def mixes(config: HistogramsConfig, centres: np.ndarray) -> bool:
+def mixes(settings: OutputSettings, centres: np.ndarray) -> bool:
     """Whether a base is a mixture, rather than the nearest centre or the only one."""
-    return config.personalisation == "mixture" and len(centres) > 1
+    return settings.personalisation == "mixture" and len(centres) > 1
 
 
 def mixture_weights(block: CountsBlock, rows: np.ndarray, prior: float, steps: int) -> np.ndarray:
@@ -169,21 +170,21 @@ def local_prior_tokens(block: CountsBlock, base: np.ndarray, grid: Sequence[floa
 
 
 def weights_of(
-    config: HistogramsConfig, state: HistogramsState, block: CountsBlock, weights: np.ndarray, rows: np.ndarray
+    settings: OutputSettings, state: HistogramsState, block: CountsBlock, weights: np.ndarray, rows: np.ndarray
 ) -> np.ndarray:
     """(C,) lam_u of every client: with the run's a and c, or with each client's own choice of a."""
-    if config.weights == "shared":
-        return base_weight(block.totals, *weights_used(config, state))
+    if settings.weights == "shared":
+        return base_weight(block.totals, *weights_used(settings, state))
     base = np.einsum("ek,ek->e", weights[block.rows_of_entries()], rows.T[block.indices])
-    around = config.prior_tokens or LOCAL_TOKENS
-    chosen = local_prior_tokens(block, base, [around * factor for factor in config.weight_factors()])
+    around = settings.prior_tokens or LOCAL_TOKENS
+    chosen = local_prior_tokens(block, base, [around * factor for factor in LOCAL_FACTORS])
     return base_weight(block.totals, chosen)
 
 
 # --- outputs --------------------------------------------------------------------------------------------------------
 
 
-def personalise(config: HistogramsConfig, state: HistogramsState, block: CountsBlock) -> dict[str, np.ndarray]:
+def personalise(settings: OutputSettings, state: HistogramsState, block: CountsBlock) -> dict[str, np.ndarray]:
     """lam_u base_u + (1 - lam_u) q_u for every client of a leaf.
 
     Returns estimate (C, d) float32; cluster (C,) int32, the nearest centre, -1 without tokens; weight (C,) float64,
@@ -191,13 +192,13 @@ def personalise(config: HistogramsConfig, state: HistogramsState, block: CountsB
     0 without tokens. A client without tokens gets the mixture of the centres by their (noised) counts and weight 1.
     """
     centres, _ = state.usable_centres()
-    cells = clusters_of(centres, block, config.assignment_smoothing)
-    weights, rows = base_of(config, state, block)
-    weight = weights_of(config, state, block, weights, rows)
+    cells = clusters_of(centres, block, settings.assignment_smoothing)
+    weights, rows = base_of(settings, state, block)
+    weight = weights_of(settings, state, block, weights, rows)
     estimate = (weights @ rows * weight[:, None]).astype(np.float32)
     own = np.repeat((1.0 - weight) * inverse_totals(block), np.diff(block.indptr)) * block.data
     estimate[block.rows_of_entries(), block.indices] += own.astype(np.float32)
     outputs = {"estimate": estimate, "cluster": cells.astype(np.int32), "weight": weight}
-    if mixes(config, centres):
+    if mixes(settings, centres):
         outputs["mixture"] = weights[:, :-1].astype(np.float32)
     return outputs

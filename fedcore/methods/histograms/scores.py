@@ -23,15 +23,15 @@ Source of the table: Setlur, Feldman, Talwar 2023, Table 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
 from fedcore.errors import PopulationError
 from fedcore.methods.histograms.clients import inverse_totals
-from fedcore.methods.histograms.config import HistogramsConfig
+from fedcore.methods.histograms.config import OutputSettings
 from fedcore.methods.histograms.personal import (
     base_of,
     base_weight,
@@ -45,6 +45,8 @@ from fedcore.population.blocks import CountsBlock, segment_sums
 from fedcore.randomness import client_uniforms
 from fedcore.rounds.statistics import ArgMax, FloatSum, Statistic, Statistics
 
+PERSONALISATIONS: dict[str, Literal["mixture", "centre"]] = {"Algorithm 2": "centre", "Local mixture": "mixture"}
+ESTIMATES = ("FedAvg", *PERSONALISATIONS)  # that are scored; of a run that has nothing but a mean the first alone
 SMOOTHING = 1e-10
 SECOND_SMOOTHING = 1e-8
 VALIDATION_SHARE = 0.2
@@ -124,7 +126,9 @@ def validation_clients(first: int, clients: int) -> np.ndarray:
     return client_uniforms(0, "evaluation/validation", 0, first, clients)[:, 0] < VALIDATION_SHARE
 
 
-def score_block(config: HistogramsConfig, state: HistogramsState, block: CountsBlock) -> Statistics:
+def score_block(
+    settings: OutputSettings, state: HistogramsState, block: CountsBlock, estimates: Sequence[str] = ESTIMATES
+) -> Statistics:
     """Sums over the clients of one leaf that have held-out tokens; those of all leaves together make the table.
 
     A client without training tokens has the uniform histogram for Local, F for FedAvg, and the mixture of the centres
@@ -134,8 +138,7 @@ def score_block(config: HistogramsConfig, state: HistogramsState, block: CountsB
     """
     if block.heldout is None:
         raise ValueError("the block has no held-out counts")
-    config = config.for_vocabulary(block.features)
-    losses, entropies, unseen = _losses(config, state, block, block.heldout)
+    losses, entropies, unseen = _losses(settings, state, block, block.heldout, estimates)
     validation = validation_clients(block.first, block.clients)
     usable = block.heldout.totals > 0
     statistics: dict[str, Statistic] = {"skipped": FloatSum.at(block.leaf, np.sum(~usable))}
@@ -143,19 +146,19 @@ def score_block(config: HistogramsConfig, state: HistogramsState, block: CountsB
         statistics[f"{name}_clients"] = FloatSum.at(block.leaf, chosen.sum())
         statistics[f"{name}_kl"] = FloatSum.at(block.leaf, losses[:, chosen].sum(axis=1))
         statistics[f"{name}_kl_squared"] = FloatSum.at(block.leaf, (losses[:, chosen] ** 2).sum(axis=1))
-    more = losses - losses[_line_of_the_run(config)]
+    more = losses - losses[_line_of_the_run(settings, estimates)]
     evaluated = usable & ~validation
     statistics["difference_squared"] = FloatSum.at(block.leaf, (more[:, evaluated] ** 2).sum(axis=1))
     statistics["entropy"] = FloatSum.at(block.leaf, entropies[evaluated].sum())
-    statistics[USED] = ArgMax(0.0, block.first, {USED: np.array(weights_used(config, state))})
+    statistics[USED] = ArgMax(0.0, block.first, {USED: np.array(weights_used(settings, state))})
     statistics["unseen_mass"] = FloatSum.at(block.leaf, unseen[usable & ~validation].sum())
     return statistics
 
 
-def score_table(config: HistogramsConfig, statistics: Mapping[str, Any]) -> Table:
+def score_table(settings: OutputSettings, statistics: Mapping[str, Any], estimates: Sequence[str] = ESTIMATES) -> Table:
     """The table from the finished statistics (`fedcore.rounds.statistics.values`) of all leaves.
 
-    Rows: Local at both smoothings; FedAvg and, unless the run is plain FedAvg, Algorithm 2 and Local mixture, each also
+    Rows: Local at both smoothings; each of the estimates, also
     with + FT: at the a and c of the run, at the a that serves the validation clients best, and at every client's own
     choice. Raises PopulationError if nobody was evaluated.
     """
@@ -168,7 +171,7 @@ def score_table(config: HistogramsConfig, statistics: Mapping[str, Any]) -> Tabl
     means = statistics["evaluated_kl"] / n
     variances = np.maximum(statistics["evaluated_kl_squared"] / n - means**2, 0.0)
     errors = np.sqrt(variances / max(n - 1, 1))
-    mine = _line_of_the_run(config)
+    mine = _line_of_the_run(settings, estimates)
     more = means - means[mine]
     variances = np.maximum(statistics["difference_squared"] / n - more**2, 0.0)
     errors_of_more = np.sqrt(variances / max(n - 1, 1))
@@ -189,7 +192,7 @@ def score_table(config: HistogramsConfig, statistics: Mapping[str, Any]) -> Tabl
         return Row(method, kl, error, smoothing, pair[0], chosen, perplexity, difference, pair[1])
 
     rows = [row("Local", 0), row("Local", 1, SECOND_SMOOTHING)]
-    for number, name in enumerate(_estimates(config)):
+    for number, name in enumerate(estimates):
         base = 2 + number * (2 + len(grid))
         tuned = slice(base + 1, base + 1 + len(grid))
         rows += [row(name, base), row(f"{name} + FT", base + 1, pair=grid[0])]
@@ -203,31 +206,36 @@ def score_table(config: HistogramsConfig, statistics: Mapping[str, Any]) -> Tabl
         int(statistics["validation_clients"]),
         int(statistics["skipped"]),
         float(statistics["unseen_mass"]) / n,
-        _run_in_words(config, a, c),
+        _run_in_words(settings, a, c, estimates),
     )
 
 
-def run_of(config: HistogramsConfig) -> tuple[str, str]:
-    """(method, chosen) of the row for what the run gives its clients."""
-    base = {"centre": "Algorithm 2", "mixture": "Local mixture"}[config.personalisation]
-    name = "FedAvg" if config.algorithm == "fedavg" else base
-    return f"{name} + FT", "each client" if config.weights == "local" else ""
+def run_of(settings: OutputSettings, estimates: Sequence[str] = ESTIMATES) -> tuple[str, str]:
+    """(method, chosen) of the row for what the run gives its clients; the first estimate if it has no other."""
+    name = next(name for name, base in PERSONALISATIONS.items() if base == settings.personalisation)
+    name = name if name in estimates else estimates[0]
+    return f"{name} + FT", "each client" if settings.weights == "local" else ""
 
 
-def _run_in_words(config: HistogramsConfig, a: float, c: float) -> str:
-    name, chosen = run_of(config)
+def row_of(run: tuple[str, str], rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The row of `run_of` among those of the table; the first one if there is none."""
+    return next((row for row in rows if (row["method"], row["chosen_by"]) == run), rows[0])
+
+
+def _run_in_words(settings: OutputSettings, a: float, c: float, estimates: Sequence[str]) -> str:
+    name, chosen = run_of(settings, estimates)
     return f"{name}, " + (f"a chosen by {chosen}" if chosen else f"a = {a:g}" + (f", c = {c:g}" if c else ""))
 
 
-def _line_of_the_run(config: HistogramsConfig) -> int:
+def _line_of_the_run(settings: OutputSettings, estimates: Sequence[str]) -> int:
     """The line of `_losses` that is about it."""
-    name, chosen = run_of(config)
+    name, chosen = run_of(settings, estimates)
     grid = 1 + len(PRIOR_TOKENS)
-    return 2 + _estimates(config).index(name.removesuffix(" + FT")) * (2 + grid) + (1 + grid if chosen else 1)
+    return 2 + estimates.index(name.removesuffix(" + FT")) * (2 + grid) + (1 + grid if chosen else 1)
 
 
 def _losses(
-    config: HistogramsConfig, state: HistogramsState, block: CountsBlock, heldout: CountsBlock
+    settings: OutputSettings, state: HistogramsState, block: CountsBlock, heldout: CountsBlock, estimates: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(lines, C) KL of every estimate for every client, (C,) entropies of its held-out tokens, nats, (C,) unseen mass.
 
@@ -245,11 +253,11 @@ def _losses(
 
     local = np.where(block.totals[client] > 0, own, 1.0 / d)
     lines = [kl(local), kl(local, SECOND_SMOOTHING)]
-    pairs = [weights_used(config, state), *((a, 0.0) for a in PRIOR_TOKENS)]
+    pairs = [weights_used(settings, state), *((a, 0.0) for a in PRIOR_TOKENS)]
     shares = [base_weight(block.totals, a, c)[client] for a, c in pairs]
     mine = block.rows_of_entries()
-    for name in _estimates(config):
-        weights, rows = _base(name, config, state, block)
+    for name in estimates:
+        weights, rows = _base(name, settings, state, block)
         base = values_at(weights, rows, client, heldout.indices)
         lines.append(kl(base))
         lines += [kl(share * base + (1.0 - share) * own) for share in shares]
@@ -259,15 +267,10 @@ def _losses(
     return np.stack(lines), -constant, segment_sums(test * (own == 0), heldout.indptr)
 
 
-def _estimates(config: HistogramsConfig) -> list[str]:
-    return ["FedAvg"] if config.algorithm == "fedavg" else ["FedAvg", "Algorithm 2", "Local mixture"]
-
-
 def _base(
-    name: str, config: HistogramsConfig, state: HistogramsState, block: CountsBlock
+    name: str, settings: OutputSettings, state: HistogramsState, block: CountsBlock
 ) -> tuple[np.ndarray, np.ndarray]:
     """(C, r) weights and (r, d) rows of an estimate's base."""
     if name == "FedAvg":
         return np.ones((block.clients, 1)), state.mean[None, :]
-    personalisation = {"Algorithm 2": "centre", "Local mixture": "mixture"}[name]
-    return base_of(config.model_copy(update={"personalisation": personalisation}), state, block)
+    return base_of(replace(settings, personalisation=PERSONALISATIONS[name]), state, block)

@@ -1,4 +1,4 @@
-"""The sound private pipeline: all that leaves the clients are exact integer sums with Gaussian noise.
+"""The private pipeline: all that leaves the clients are exact integer sums with Gaussian noise.
 
     flat_mean       plain histograms, L2 clip 0.2, one cell       -> rough mean, first metric
     whitened_mean   whitened by the first metric, one cell        -> mean F, metric w, frozen from here on
@@ -122,7 +122,7 @@ def _with_history(state: HistogramsState, start: Mapping[str, np.ndarray]) -> Hi
     return replace(state, metric=w, pool_scores=scores).remembering(past)
 
 
-def total_rounds(config: HistogramsConfig, state: HistogramsState) -> int:
+def total_rounds(state: HistogramsState) -> int:
     return len(state.multipliers) + (state.weights_multiplier > 0)
 
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.methods.histograms.config import DEFAULT_CLUSTERS, DEFAULT_ROUNDS, HistogramsConfig
+from fedcore.methods.histograms.config import DEFAULT_CLUSTERS, HistogramsConfig
 from fedcore.methods.histograms.pool import FORGETTING
 from fedcore.methods.histograms.reduction import tokens_kept
 from fedcore.methods.histograms.sensitivities import sensitivity_factor
@@ -112,31 +112,35 @@ def sizes_of(config: HistogramsConfig, public: PublicFacts) -> Sizes:
     Another relation than add_or_remove_one costs noise, which counts as a smaller budget; fewer tokens count as a
     smaller vocabulary. For a warm start see `_sizes_of_warm_start`.
     """
-    if config.algorithm == "private":
-        chosen = size_rules(*accumulated_budget(config, public), config.clip, config.clusters)
-    else:
-        k = config.clusters or DEFAULT_CLUSTERS
-        merges = config.algorithm == "algorithm2" and config.first_centres == "perturbed_mean"
-        overseed = 3 * k if merges else k
-        chosen = Sizes(DEFAULT_ROUNDS, k, overseed, 0, SMALL_PERTURBATION)
+    chosen = size_rules(*accumulated_budget(config, public), config.clip, config.clusters)
     if public.warm_start is not None:
         centres = len(public.warm_start["centres"])
         chosen = _sizes_of_warm_start(config, chosen, centres, continues_series(config, public))
-    k = chosen.clusters if config.overseed is None else min(chosen.clusters, config.overseed)
-    overseed = chosen.overseed if config.overseed is None else config.overseed
-    rounds = config.rounds or chosen.rounds
-    merge_after = 0
-    if overseed > k:
-        merge_after = config.merge_after or min(4, rounds // 2)
-        if merge_after > rounds - 2:
-            if config.overseed is not None or config.merge_after is not None:
-                raise ConfigError(
-                    f"{overseed} cells cannot be merged to {k} after round {merge_after} of {rounds}: the last two "
-                    "rounds are pooled.",
-                    "Raise rounds, or lower merge_after or overseed.",
-                )
-            overseed, merge_after = k, 0
-    return Sizes(rounds, k, overseed, merge_after, config.perturbation or chosen.perturbation)
+    chosen = replace(
+        chosen, rounds=config.rounds or chosen.rounds, perturbation=config.perturbation or chosen.perturbation
+    )
+    return with_merge(chosen, config.overseed, config.merge_after)
+
+
+def with_merge(chosen: Sizes, overseed: int | None, merge_after: int | None) -> Sizes:
+    """The sizes with the round after which cells are merged, if there are more of them than clusters.
+
+    overseed, merge_after: as the settings name them. Raises ConfigError if these leave too few rounds after the merge.
+    """
+    k = chosen.clusters if overseed is None else min(chosen.clusters, overseed)
+    cells = chosen.overseed if overseed is None else overseed
+    if cells <= k:
+        return replace(chosen, clusters=k, overseed=cells, merge_after=0)
+    after = merge_after or min(4, chosen.rounds // 2)
+    if after <= chosen.rounds - 2:
+        return replace(chosen, clusters=k, overseed=cells, merge_after=after)
+    if overseed is None and merge_after is None:
+        return replace(chosen, clusters=k, overseed=k, merge_after=0)
+    raise ConfigError(
+        f"{cells} cells cannot be merged to {k} after round {after} of {chosen.rounds}: the last two rounds are "
+        "pooled.",
+        "Raise rounds, or lower merge_after or overseed.",
+    )
 
 
 def effective_budget(config: HistogramsConfig, public: PublicFacts) -> tuple[int, int, float]:
@@ -153,8 +157,7 @@ def series_before(config: HistogramsConfig, public: PublicFacts) -> Mapping[str,
     A run on fewer tokens does not add to it: it has sums of these tokens only, and another run may choose others.
     """
     start = public.warm_start
-    private = config.algorithm == "private" and config.reduction == "none"
-    return start if private and start is not None and "pool_sums" in start else None
+    return start if config.reduction == "none" and start is not None and "pool_sums" in start else None
 
 
 def continues_series(config: HistogramsConfig, public: PublicFacts) -> bool:
@@ -186,37 +189,34 @@ def _sizes_of_warm_start(config: HistogramsConfig, chosen: Sizes, centres: int, 
     """The sizes of a run that starts from so many centres; chosen: those of a run without a warm start, but with the
     budget of a whole series if the run continues one.
 
-    K clusters: as many as the settings name. If they name none, as many as the rules chose, but no more than there are
-    centres; in a private run all of the centres, up to twice as many as the rules chose, because two rounds in place
-    of eight leave half the noise.
+    K clusters: as many as the settings name. If they name none, all of the centres, up to twice as many as the rules
+    chose, because two rounds in place of eight leave half the noise.
 
-    - As many centres as clusters: a private run needs two rounds only.
+    - As many centres as clusters: two rounds suffice.
     - Fewer: the other clusters start from the perturbed mean, with the rounds of a run without a warm start. In a
       series there are never fewer clusters than centres because of the rules, and cells are split for what is missing:
       three rounds do.
-    - More: they are over-seeded cells. A private run has as many cells as the rules allow; if there are more centres
-      still, votes choose among them.
+    - More: they are over-seeded cells, as many as the rules allow. If there are more centres still, votes choose among
+      them.
     """
-    k, private = chosen.clusters, config.algorithm == "private"
+    k = chosen.clusters
     if config.clusters is None:
-        k = max(centres, k if series else 1) if private and centres <= WARM_CELLS * k else min(k, centres)
-    rounds = chosen.rounds
-    if private and centres == k:
+        k = max(centres, k if series else 1) if centres <= WARM_CELLS * k else min(k, centres)
+    if centres == k:
         rounds = WARM_ROUNDS
     elif series and centres < k:
-        rounds = min(rounds, GROWING_ROUNDS)
-    elif private:
-        rounds = max(rounds, 1)
-    cells = min(centres, chosen.overseed) if private else centres
-    return Sizes(rounds, k, max(cells, k), 0, chosen.perturbation)
+        rounds = min(chosen.rounds, GROWING_ROUNDS)
+    else:
+        rounds = max(chosen.rounds, 1)
+    return Sizes(rounds, k, max(min(centres, chosen.overseed), k), 0, chosen.perturbation)
 
 
 def rho_of(public: PublicFacts) -> float:
     """Of the run. Raises ConfigError without one."""
     if public.rho is None or not public.rho > 0:
         raise ConfigError(
-            "a private histograms run needs a privacy budget.",
-            'Set a budget for the population, or choose algorithm = "algorithm2".',
+            "a histograms run needs a privacy budget.",
+            "Set a budget for the population, or train paper_histograms, which is not private.",
         )
     return public.rho
 
@@ -225,7 +225,7 @@ def _nominal(config: HistogramsConfig, public: PublicFacts) -> int:
     nominal = config.nominal_clients or public.nominal_clients
     if nominal is None:
         raise ConfigError(
-            "a private histograms run needs a nominal number of clients, because the exact one is not public.",
+            "a histograms run needs a nominal number of clients, because the exact one is not public.",
             "Set nominal_clients in the settings, or declare it when the population is made.",
         )
     return nominal

@@ -19,9 +19,8 @@ USUAL_WEIGHTS = (800.0, 0.35)  # a and c of the weight of the base, unless someb
 class HistogramsState:
     """State after a round. d tokens, k cells; k changes when over-seeded cells are merged.
 
-    phase:    of the round that comes next. Private: "flat", "whitened", "votes", "moment", "rounds", "weights",
-              "done". Else: "mean", "given" (the mean of a run with a warm start), "covariance", "start" (Algorithm 1),
-              "rounds", "reseed", "centring", "done"
+    phase:    of the round that comes next: "flat", "whitened", "votes", "moment", "rounds", "weights", "done".
+              `paper_histograms` keeps its runs in the same state, and has phases of its own
     round:    clustering rounds finished
     seed:     of the streams of simulation randomness
     rounds, clusters, overseed, merge_after, perturbation: the `Sizes` of the run

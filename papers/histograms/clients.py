@@ -1,4 +1,4 @@
-"""The clients' side of the algorithms without privacy: float64 sums of one leaf.
+"""What the clients of `paper_histograms` answer: float64 sums of one leaf.
 
 Clients without tokens take no part. Vectorised over the clients and sparse, like `fedcore.methods.histograms.clients`.
 """
@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import numpy as np
 import scipy.sparse as sp
-
-from fedcore.methods.histograms.clients import assign, cell_tokens, inverse_totals, scores
-from fedcore.methods.histograms.messages import (
+from fedcore.papers.histograms.messages import (
     AssignMessage,
-    BaselineMessage,
     CentringMessage,
     CovarianceMessage,
     MeanMessage,
+    PaperMessage,
     SeedingMessage,
     WorstFitMessage,
 )
+
+from fedcore.methods.histograms.clients import assign, cell_tokens, inverse_totals, scores
 from fedcore.methods.histograms.reduction import reduce_block
 from fedcore.methods.histograms.simplex import smooth
 from fedcore.population.blocks import CountsBlock, segment_sums
@@ -27,8 +27,8 @@ from fedcore.rounds.statistics import ArgMax, FloatSum, Statistics
 DRAWS = "histograms/algorithm1"
 
 
-def client_update(message: BaselineMessage, block: CountsBlock) -> Statistics:
-    """The leaf's answer to any message of the algorithms without privacy."""
+def client_update(message: PaperMessage, block: CountsBlock) -> Statistics:
+    """The leaf's answer to any message."""
     match message:
         case MeanMessage():
             return _mean(message, block)

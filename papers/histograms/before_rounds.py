@@ -1,4 +1,4 @@
-"""The passes that all algorithms without privacy begin with.
+"""The passes that all algorithms of the paper begin with.
 
     mean        F and the number of clients; the first row of Algorithm 1
     covariance  what the eigenvectors of DimRed are taken of (reduction = "eigenvectors" only)
@@ -18,13 +18,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from fedcore.papers.histograms.config import EFFECTIVE_TOKENS, METRIC_FLOOR, START_SMOOTHING, Algorithm2, Clusters
+from fedcore.papers.histograms.messages import CovarianceMessage, MeanMessage, SeedingMessage
 
 from fedcore.errors import ConfigError, PopulationError
-from fedcore.methods.histograms.config import HistogramsConfig
-from fedcore.methods.histograms.messages import CovarianceMessage, MeanMessage, SeedingMessage
+from fedcore.methods.histograms.config import DEFAULT_CLUSTERS, scaled
 from fedcore.methods.histograms.reduction import kept_by_eigenvectors, kept_by_frequency, lift, reduce_rows, tokens_kept
 from fedcore.methods.histograms.simplex import metric, smooth
-from fedcore.methods.histograms.sizes import sizes_of
+from fedcore.methods.histograms.sizes import Sizes, with_merge
 from fedcore.methods.histograms.start import perturbed_start
 from fedcore.methods.histograms.state import HistogramsState, Step, initial_state
 from fedcore.rounds.method import PublicFacts, RoundInfo
@@ -32,7 +33,7 @@ from fedcore.rounds.method import PublicFacts, RoundInfo
 LARGEST_MATRIX = 4096  # features
 
 
-def init(config: HistogramsConfig, public: PublicFacts) -> HistogramsState:
+def init(config: Clusters, public: PublicFacts) -> HistogramsState:
     """The state before the pass of the mean. Raises ConfigError if the vocabulary cannot be reduced as asked for."""
     if config.reduction != "none":
         tokens_kept(config.keep, public.features)
@@ -41,21 +42,34 @@ def init(config: HistogramsConfig, public: PublicFacts) -> HistogramsState:
     return initial_state("mean", sizes_of(config, public), public)
 
 
-def passes(config: HistogramsConfig, state: HistogramsState) -> int:
+def sizes_of(config: Clusters, public: PublicFacts) -> Sizes:
+    """The sizes of a run. The centres of a warm start are cells: all of them, or more if there are more clusters."""
+    k = config.clusters or DEFAULT_CLUSTERS
+    if public.warm_start is not None:
+        centres = len(public.warm_start["centres"])
+        k = config.clusters or min(k, centres)
+        cells = max(centres, k)
+    else:
+        cells = 3 * k if isinstance(config, Algorithm2) and config.start == "perturbed_mean" else k
+    sizes = Sizes(config.rounds, k, cells, 0, config.perturbation)
+    return with_merge(sizes, config.overseed, config.merge_after) if isinstance(config, Algorithm2) else sizes
+
+
+def passes(config: Clusters, state: HistogramsState) -> int:
     """How many passes there are before the rounds."""
     return 1 + (config.reduction == "eigenvectors") + (state.overseed - 1 if _seeds_with_rows(config) else 0)
 
 
-def message(config: HistogramsConfig, state: HistogramsState) -> MeanMessage | CovarianceMessage | SeedingMessage:
+def message(config: Clusters, state: HistogramsState) -> MeanMessage | CovarianceMessage | SeedingMessage:
     if state.phase == "mean":
         return MeanMessage(_seeds_with_rows(config), state.seed)
     if state.phase == "covariance":
         return CovarianceMessage()
     rows = reduce_rows(state.centres, state.kept)
-    return SeedingMessage(rows, config.start_smoothing, config.temperature, state.seed, state.kept)
+    return SeedingMessage(rows, _smoothing(state), config.temperature, state.seed, state.kept)
 
 
-def server_update(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]) -> Step:
+def server_update(config: Clusters, state: HistogramsState, result: Mapping[str, Any]) -> Step:
     """result: finished statistics of the pass. The phase becomes "rounds" after the last of these passes."""
     if state.phase == "mean":
         return _mean(config, state, result)
@@ -65,26 +79,26 @@ def server_update(config: HistogramsConfig, state: HistogramsState, result: Mapp
     return _with_rows(config, state, rows), RoundInfo({"chosen": float(len(rows))})
 
 
-def with_mean(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]) -> Step:
+def with_mean(state: HistogramsState, result: Mapping[str, Any]) -> Step:
     """The state with F, the metric, the number of clients and their entropy. Raises PopulationError without clients."""
     clients = float(result["clients"])
     if clients == 0:
         raise PopulationError("no client of the population has any tokens.", "Check what was ingested.")
     mean = result["sums"][0] / clients
-    w = metric(mean, config.metric_floor, config.effective_tokens)
+    w = metric(mean, scaled(METRIC_FLOOR, len(mean)), EFFECTIVE_TOKENS)
     state = replace(state, mean=mean, metric=w, clients=clients, entropy=float(result["entropy"]))
     return state, RoundInfo({"clients": clients, "entropy": -state.entropy / clients})
 
 
-def usable_rows(config: HistogramsConfig, state: HistogramsState, rows: np.ndarray) -> np.ndarray:
+def usable_rows(state: HistogramsState, rows: np.ndarray) -> np.ndarray:
     """(k, d): clients' rows as centres. A raw row has no mass on most tokens; smoothed as it was compared, it can win
     clients.
     """
-    return lift(smooth(reduce_rows(rows, state.kept), config.start_smoothing), state.kept, state.mean)
+    return lift(smooth(reduce_rows(rows, state.kept), _smoothing(state)), state.kept, state.mean)
 
 
-def _mean(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]) -> Step:
-    state, info = with_mean(config, state, result)
+def _mean(config: Clusters, state: HistogramsState, result: Mapping[str, Any]) -> Step:
+    state, info = with_mean(state, result)
     if _seeds_with_rows(config):
         state = replace(state, centres=result["pick"].payload["row"][None, :])
     if config.reduction == "eigenvectors":
@@ -94,7 +108,7 @@ def _mean(config: HistogramsConfig, state: HistogramsState, result: Mapping[str,
     return _with_first_centres(config, state), info
 
 
-def _covariance(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]) -> Step:
+def _covariance(config: Clusters, state: HistogramsState, result: Mapping[str, Any]) -> Step:
     matrix = whitened_covariance(result["second_moment"], state.mean, state.clients)
     keep = tokens_kept(config.keep, len(state.mean))
     kept = kept_by_eigenvectors(matrix, state.clusters - 1, keep)  # centred: K clusters differ in K - 1 directions
@@ -102,25 +116,29 @@ def _covariance(config: HistogramsConfig, state: HistogramsState, result: Mappin
     return _with_first_centres(config, replace(state, kept=kept)), info
 
 
-def _with_first_centres(config: HistogramsConfig, state: HistogramsState) -> HistogramsState:
+def _with_first_centres(config: Clusters, state: HistogramsState) -> HistogramsState:
     """All first centres; or the first row of Algorithm 1, which came with the mean."""
     if _seeds_with_rows(config):
         return _with_rows(config, state, state.centres)
-    around = state.mean if config.first_centres == "perturbed_mean" else np.full(len(state.mean), 1.0 / len(state.mean))
+    around = state.mean if config.start == "perturbed_mean" else np.full(len(state.mean), 1.0 / len(state.mean))
     centres = perturbed_start(around, state.overseed, state.perturbation, state.seed)
     centres = lift(reduce_rows(centres, state.kept), state.kept, state.mean)
     return replace(state, phase="rounds", centres=centres, counts=np.zeros(len(centres)))
 
 
-def _with_rows(config: HistogramsConfig, state: HistogramsState, rows: np.ndarray) -> HistogramsState:
+def _with_rows(config: Clusters, state: HistogramsState, rows: np.ndarray) -> HistogramsState:
     """Another pass of Algorithm 1, or the rounds if there are K' rows."""
     if len(rows) < state.overseed:
         return replace(state, phase="start", centres=rows, counts=np.zeros(len(rows)))
-    return replace(state, phase="rounds", centres=usable_rows(config, state, rows), counts=np.zeros(len(rows)))
+    return replace(state, phase="rounds", centres=usable_rows(state, rows), counts=np.zeros(len(rows)))
 
 
-def _seeds_with_rows(config: HistogramsConfig) -> bool:
-    return config.algorithm != "fedavg" and config.first_centres == "algorithm1"
+def _seeds_with_rows(config: Clusters) -> bool:
+    return config.start == "algorithm1"
+
+
+def _smoothing(state: HistogramsState) -> float:
+    return scaled(START_SMOOTHING, len(state.mean))
 
 
 # --- the covariance of DimRed ---------------------------------------------------------------------------------------

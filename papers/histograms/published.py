@@ -13,7 +13,7 @@ mean's sensitivity is 1/a_k, so that is a_k times as much noise as needed. Clipp
 c, as the paper says, but it is biased: histograms have few large positive deviations and many small negative ones. A
 cluster that nobody chose becomes a live centre of noise. Both are kept, because they are what was published.
 
-`published_step = "ifca"` is the paper's private IFCA as far as it can be told: one release a round of every cluster's
+`PublishedIFCA` is the paper's private IFCA as far as it can be told: one release a round of every cluster's
 sum with its count behind it, L2 sensitivity sqrt(2), then the gradient step of `ifca`.
 
 sigma comes from `fedcore.privacy.composition`. The noise is simulated from the run's seed, and starts, reduction, mean
@@ -28,11 +28,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from fedcore.papers.histograms import algorithm2, before_rounds
+from fedcore.papers.histograms.config import CENTRE_FLOOR, Noisy, Published, PublishedIFCA
+from fedcore.papers.histograms.ifca import gradient_step
+from fedcore.papers.histograms.messages import CentringMessage, PaperMessage
 
-from fedcore.methods.histograms.baselines import algorithm2, before_rounds
-from fedcore.methods.histograms.baselines.ifca import gradient_step
-from fedcore.methods.histograms.config import HistogramsConfig
-from fedcore.methods.histograms.messages import BaselineMessage, CentringMessage
+from fedcore.methods.histograms.config import scaled
 from fedcore.methods.histograms.reduction import lift, reduce_rows
 from fedcore.methods.histograms.simplex import project, total_variation
 from fedcore.methods.histograms.state import HistogramsState, Step
@@ -55,7 +56,7 @@ class Noise:
     count: float
 
 
-def noise_of(config: HistogramsConfig) -> Noise:
+def noise_of(config: Noisy) -> Noise:
     """The noise that makes `published_rounds` rounds cost (published_epsilon, published_delta) by `accounting`.
 
     kov: every release costs the same eps_0, the count too. exact: the sums alone make up the budget; the count's
@@ -63,7 +64,7 @@ def noise_of(config: HistogramsConfig) -> Noise:
     """
     budget = config.published_epsilon, config.published_delta
     rounds, kov = config.published_rounds, config.accounting == "kov"
-    if config.published_step == "ifca":
+    if isinstance(config, PublishedIFCA):
         return Noise(math.sqrt(2) * (kov15_single if kov else gdp)(*budget, rounds).sigma, 0.0)
     if kov:
         multiplier = kov15(*budget, rounds)
@@ -72,12 +73,12 @@ def noise_of(config: HistogramsConfig) -> Noise:
     return Noise(gdp(*budget, 2 * rounds).sigma, 1.0 / COUNT_EPSILON)
 
 
-def not_private_because(config: HistogramsConfig) -> str:
+def not_private_because(config: Noisy) -> str:
     """Why a run of this config is not private, for its privacy statement."""
     why = ["its noise is simulated in floating point from the run's seed, and whoever knows that can subtract it"]
-    if config.first_centres == "algorithm1":
+    if config.start == "algorithm1":
         why.append("its start, Algorithm 1, returns rows of clients, and the first clusters depend on them")
-    if config.first_centres == "perturbed_mean":
+    if config.start == "perturbed_mean":
         why.append("its start is made from the exact mean")
     if config.reduction != "none":
         why.append("its tokens are chosen, and filled in again, from statistics without noise")
@@ -88,36 +89,34 @@ def not_private_because(config: HistogramsConfig) -> str:
 # --- rounds ---------------------------------------------------------------------------------------------------------
 
 
-def init(config: HistogramsConfig, public: PublicFacts) -> HistogramsState:
+def init(config: Noisy, public: PublicFacts) -> HistogramsState:
     """Raises ConfigError as all baselines do, and if the budget cannot be turned into noise."""
     noise_of(config)
     return before_rounds.init(config, public)
 
 
-def total_rounds(config: HistogramsConfig, state: HistogramsState) -> int:
-    passes_per_round = 1 if config.published_step == "ifca" else 2
+def total_rounds(config: Noisy, state: HistogramsState) -> int:
+    passes_per_round = 1 if isinstance(config, PublishedIFCA) else 2
     return before_rounds.passes(config, state) + passes_per_round * state.rounds
 
 
-def message(config: HistogramsConfig, state: HistogramsState) -> BaselineMessage | None:
-    if state.phase != "centring":
+def message(config: Published | PublishedIFCA, state: HistogramsState) -> PaperMessage | None:
+    if state.phase != "centring" or isinstance(config, PublishedIFCA):
         return algorithm2.message(config, state)
     bound = config.published_clip / math.sqrt(state.sums.shape[1])
-    return CentringMessage(algorithm2.assignment(config, state, state.centres), state.sums, bound, state.kept)
+    return CentringMessage(algorithm2.assignment(state, state.centres), state.sums, bound, state.kept)
 
 
-def server_update(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]) -> Step:
+def server_update(config: Published | PublishedIFCA, state: HistogramsState, result: Mapping[str, Any]) -> Step:
     """result: finished statistics of the pass."""
-    match state.phase:
-        case "rounds":
-            step = _gradient if config.published_step == "ifca" else _first
-            return step(config, state, result)
-        case "centring":
-            return _centring(config, state, result)
-    return before_rounds.server_update(config, state, result)
+    if state.phase not in ("rounds", "centring"):
+        return before_rounds.server_update(config, state, result)
+    if isinstance(config, PublishedIFCA):
+        return _gradient(config, state, result)
+    return _first(config, state, result) if state.phase == "rounds" else _centring(config, state, result)
 
 
-def _first(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]) -> Step:
+def _first(config: Published, state: HistogramsState, result: Mapping[str, Any]) -> Step:
     """Lines 3 and 4: the count and the first estimate."""
     noise, generator = noise_of(config), stream(state.seed, NOISE, 2 * state.round + 1)
     counts = np.asarray(result["counts"], np.float64)
@@ -126,7 +125,7 @@ def _first(config: HistogramsConfig, state: HistogramsState, result: Mapping[str
         first = simulated_gaussian(generator, result["sums"] / sizes[:, None], noise.sigma)
     else:
         first = simulated_gaussian(generator, result["sums"], noise.sigma) / sizes[:, None]
-    first = np.maximum(first, config.published_floor)
+    first = np.maximum(first, scaled(config.published_floor, len(state.mean)))
     info = RoundInfo(
         {
             "objective": algorithm2.objective(state, result),
@@ -138,12 +137,12 @@ def _first(config: HistogramsConfig, state: HistogramsState, result: Mapping[str
     return replace(state, phase="centring", sums=first, counts=sizes), info
 
 
-def _centring(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]) -> Step:
+def _centring(config: Published, state: HistogramsState, result: Mapping[str, Any]) -> Step:
     """Lines 5 and 6: the deviations, and the new centres."""
     scale = config.published_clip * noise_of(config).sigma
     generator = stream(state.seed, NOISE, 2 * state.round + 2)
     deviations = simulated_gaussian(generator, result["deviations"], scale)
-    centres = refined(state.sums, deviations, state.counts, config.centre_floor)
+    centres = refined(state.sums, deviations, state.counts, _centre_floor(state))
     return _with_centres(replace(state, sums=np.zeros((0, len(state.mean)))), centres, {})
 
 
@@ -152,7 +151,7 @@ def refined(first: np.ndarray, deviations: np.ndarray, sizes: np.ndarray, floor:
     return project(first + np.sqrt(first) * deviations / sizes[:, None], floor)
 
 
-def _gradient(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]) -> Step:
+def _gradient(config: PublishedIFCA, state: HistogramsState, result: Mapping[str, Any]) -> Step:
     """A noised step of IFCA. The number of all clients is taken as known."""
     noise, generator = noise_of(config), stream(state.seed, NOISE, 2 * state.round + 1)
     counts = np.asarray(result["counts"], np.float64)
@@ -166,7 +165,11 @@ def _gradient(config: HistogramsConfig, state: HistogramsState, result: Mapping[
         "empty_clusters": float(np.sum(counts == 0)),
     }
     state = replace(state, counts=np.maximum(together[:, -1], 1.0))
-    return _with_centres(state, project(centres, config.centre_floor), scalars)
+    return _with_centres(state, project(centres, _centre_floor(state)), scalars)
+
+
+def _centre_floor(state: HistogramsState) -> float:
+    return scaled(CENTRE_FLOOR, len(state.mean))
 
 
 def _with_centres(state: HistogramsState, centres: np.ndarray, scalars: Mapping[str, float]) -> Step:

@@ -16,11 +16,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from fedcore.papers.histograms import before_rounds
+from fedcore.papers.histograms.config import ASSIGNMENT_SMOOTHING, Algorithm2, Clusters
+from fedcore.papers.histograms.messages import AssignMessage, MeanMessage, PaperMessage, WorstFitMessage
 
 from fedcore.errors import ConfigError
-from fedcore.methods.histograms.baselines import before_rounds
-from fedcore.methods.histograms.config import HistogramsConfig
-from fedcore.methods.histograms.messages import AssignMessage, BaselineMessage, MeanMessage, WorstFitMessage
+from fedcore.methods.histograms.config import scaled
 from fedcore.methods.histograms.reduction import kept_by_frequency, lift, lift_log_likelihood, reduce_rows, tokens_kept
 from fedcore.methods.histograms.simplex import assignment_logs, total_variation, ward_merge
 from fedcore.methods.histograms.start import filled_up
@@ -28,7 +29,7 @@ from fedcore.methods.histograms.state import HistogramsState, Step
 from fedcore.rounds.method import PublicFacts, RoundInfo
 
 
-def init(config: HistogramsConfig, public: PublicFacts) -> HistogramsState:
+def init(config: Algorithm2, public: PublicFacts) -> HistogramsState:
     """Raises ConfigError if the warm start cannot be used with these settings."""
     state = before_rounds.init(config, public)
     if public.warm_start is None:
@@ -47,26 +48,26 @@ def init(config: HistogramsConfig, public: PublicFacts) -> HistogramsState:
     return replace(state, phase="given", centres=centres, counts=np.zeros(len(centres)))
 
 
-def total_rounds(config: HistogramsConfig, state: HistogramsState) -> int:
+def total_rounds(config: Clusters, state: HistogramsState) -> int:
     """The passes of a run in which no cluster becomes empty."""
     return before_rounds.passes(config, state) + state.rounds
 
 
-def message(config: HistogramsConfig, state: HistogramsState) -> BaselineMessage | None:
+def message(config: Clusters, state: HistogramsState) -> PaperMessage | None:
     match state.phase:
         case "done":
             return None
         case "given":
             return MeanMessage(False, state.seed)
         case "rounds":
-            return AssignMessage(assignment(config, state, state.centres), state.kept)
+            return AssignMessage(assignment(state, state.centres), state.kept)
         case "reseed":
             others = np.delete(state.centres, state.reseed, axis=0)
-            return WorstFitMessage(assignment(config, state, others), state.kept)
+            return WorstFitMessage(assignment(state, others), state.kept)
     return before_rounds.message(config, state)
 
 
-def server_update(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]) -> Step:
+def server_update(config: Clusters, state: HistogramsState, result: Mapping[str, Any]) -> Step:
     """result: finished statistics of the pass."""
     match state.phase:
         case "given":
@@ -74,16 +75,16 @@ def server_update(config: HistogramsConfig, state: HistogramsState, result: Mapp
         case "rounds":
             return _round(state, result)
         case "reseed":
-            return _reseed(config, state, result)
+            return _reseed(state, result)
     return before_rounds.server_update(config, state, result)
 
 
 # --- of one round, also for the algorithms that take another step ---------------------------------------------------
 
 
-def assignment(config: HistogramsConfig, state: HistogramsState, centres: np.ndarray) -> np.ndarray:
+def assignment(state: HistogramsState, centres: np.ndarray) -> np.ndarray:
     """(d or r + 1, k) float32: ln of the smoothed, reduced centres."""
-    return assignment_logs(reduce_rows(centres, state.kept), config.assignment_smoothing)
+    return assignment_logs(reduce_rows(centres, state.kept), scaled(ASSIGNMENT_SMOOTHING, len(state.mean)))
 
 
 def objective(state: HistogramsState, result: Mapping[str, Any]) -> float:
@@ -97,9 +98,9 @@ def objective(state: HistogramsState, result: Mapping[str, Any]) -> float:
 # --- steps ----------------------------------------------------------------------------------------------------------
 
 
-def _warm_start(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]) -> Step:
+def _warm_start(config: Clusters, state: HistogramsState, result: Mapping[str, Any]) -> Step:
     """The mean is there: choose the tokens, and fill up the centres that the run starts from."""
-    state, info = before_rounds.with_mean(config, state, result)
+    state, info = before_rounds.with_mean(state, result)
     kept = state.kept
     if config.reduction == "frequency":
         kept = kept_by_frequency(state.mean, tokens_kept(config.keep, len(state.mean)))
@@ -142,11 +143,11 @@ def _merged(state: HistogramsState, centres: np.ndarray, counts: np.ndarray) -> 
     return merged, merged_counts
 
 
-def _reseed(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]) -> Step:
+def _reseed(state: HistogramsState, result: Mapping[str, Any]) -> Step:
     """The first of the empty clusters takes the row of the client that the others serve worst."""
     cell, waiting = int(state.reseed[0]), state.reseed[1:]
     centres = state.centres.copy()
-    centres[cell] = before_rounds.usable_rows(config, state, result["worst"].payload["row"][None, :])[0]
+    centres[cell] = before_rounds.usable_rows(state, result["worst"].payload["row"][None, :])[0]
     phase = "reseed" if len(waiting) else "rounds"
     info = RoundInfo({"misfit": result["worst"].score, "cell": float(cell)})
     return replace(state, phase=phase, centres=centres, reseed=waiting), info

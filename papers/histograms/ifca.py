@@ -21,9 +21,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from fedcore.papers.histograms import algorithm2, before_rounds
+from fedcore.papers.histograms.config import IFCA
 
-from fedcore.methods.histograms.baselines import algorithm2, before_rounds
-from fedcore.methods.histograms.config import HistogramsConfig
 from fedcore.methods.histograms.reduction import lift, reduce_rows
 from fedcore.methods.histograms.simplex import total_variation
 from fedcore.methods.histograms.state import HistogramsState, Step
@@ -34,7 +34,7 @@ total_rounds = algorithm2.total_rounds
 message = algorithm2.message
 
 
-def server_update(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, Any]) -> Step:
+def server_update(config: IFCA, state: HistogramsState, result: Mapping[str, Any]) -> Step:
     """result: finished statistics of the pass."""
     if state.phase != "rounds":
         return before_rounds.server_update(config, state, result)
