@@ -15,7 +15,7 @@ from fedcore.rounds.statistics import merge, values
 from tests.histograms.example_clients import block_of, counts_arrays, dense_histograms, random_counts, row_of
 from tests.histograms.run_in_memory import facts, run
 
-MIXTURE = HistogramsConfig(algorithm="algorithm2", clusters=3, prior_tokens=40.0, mixture_prior=2.0)
+MIXTURE = HistogramsConfig(clusters=3, rounds=4, overseed=3, prior_tokens=40.0, mixture_prior=2.0)
 CONFIG = MIXTURE.model_copy(update={"personalisation": "centre"})
 
 
@@ -24,7 +24,7 @@ def trained():
     generator = np.random.default_rng(7)
     train, test = random_counts(generator, 80, 11), random_counts(generator, 80, 11)
     block = block_of(train, heldout=test)
-    return block, run(Histograms(CONFIG), block, facts(11))[0]
+    return block, run(Histograms(CONFIG), block, facts(11, rho=50.0, nominal=80))[0]
 
 
 def estimates(block, state, a):
@@ -111,7 +111,7 @@ def test_local_weights_are_what_personalise_uses(trained):
     weight = Histograms(local).personalise(state, block, None)["weight"]
     filled = block.totals > 0
     a = weight[filled] * block.totals[filled] / (1 - weight[filled])
-    allowed = 40.0 * np.array(local.weight_factors())
+    allowed = 40.0 * np.array(personal.LOCAL_FACTORS)
     assert np.abs(a[:, None] / allowed - 1).min(axis=1).max() < 1e-9
     assert len(np.unique(np.round(a, 6))) > 1 and (weight[~filled] == 1).all()
 
@@ -142,8 +142,8 @@ def dense_kl(block, p, e):
 def scored(block, state, clients_per_leaf=16):
     total = None
     for leaf in leaves(block, clients_per_leaf):
-        total = merge(total, score_block(CONFIG, state, leaf))
-    return score_table(CONFIG, values(total))
+        total = merge(total, score_block(CONFIG.outputs, state, leaf))
+    return score_table(CONFIG.outputs, values(total))
 
 
 def test_the_table_is_that_of_the_dense_matrices(trained):

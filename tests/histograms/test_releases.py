@@ -38,7 +38,6 @@ def test_the_plan_knows_config_and_public_facts_only():
     shapes = [release.shape for release in Histograms(SMALL).plan(public)]
     assert shapes == [(1, 8), (1, 8), (4, 8), (4, 8), (2, 8), (2, 8), (2, 8)]
     assert all(isinstance(release, PlannedRelease) for release in Histograms(SMALL).plan(public))
-    assert Histograms(HistogramsConfig(algorithm="fedavg")).plan(public) == []
 
 
 @given(counts_arrays(), st.integers(0, 5))

@@ -59,13 +59,6 @@ def test_what_the_config_names_is_kept():
     assert sizes_of(HistogramsConfig(nominal_clients=100_000), facts(1000, rho=2.0, nominal=10)).clusters == 10
 
 
-def test_sizes_without_privacy():
-    rows = HistogramsConfig(algorithm="algorithm2", start="algorithm1")
-    assert sizes_of(rows, facts(9)) == Sizes(50, 10, 10, 0, 0.3)
-    config = HistogramsConfig(algorithm="algorithm2", clusters=4)
-    assert sizes_of(config, facts(9)) == Sizes(50, 4, 12, 4, 0.3)
-
-
 def test_too_few_rounds_to_merge():
     few = HistogramsConfig(rounds=2, clusters=3, overseed=6)
     with pytest.raises(ConfigError, match="cannot be merged") as error:
@@ -92,7 +85,7 @@ def test_a_private_run_needs_a_budget_and_a_nominal_size(public):
         {"clusters": 0},
         {"clip": 0},
         {"colour": 1},
-        {"algorithm": "magic"},
+        {"algorithm": "private"},
         {"clusters": 5, "overseed": 4},
         {"rounds": 5, "merge_after": 4},
         {"first_share": 0.6},

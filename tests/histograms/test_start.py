@@ -1,16 +1,12 @@
-"""Warm starts of the private pipeline and of Algorithm 2."""
-
-import dataclasses
+"""Warm starts."""
 
 import numpy as np
 import pytest
 
-from fedcore.errors import ConfigError
 from fedcore.methods.histograms import Histograms, HistogramsConfig
 from fedcore.methods.histograms.start import elected, filled_up, mean_of_warm_start
-from fedcore.rounds.statistics import values
-from tests.histograms.example_clients import RELATIONS, distance, facts_of_two_groups, two_groups, warm_start
-from tests.histograms.run_in_memory import answer, facts, rounded_normal, run
+from tests.histograms.example_clients import RELATIONS, distance, facts_of_two_groups, two_groups
+from tests.histograms.run_in_memory import answer, rounded_normal, run
 
 
 def test_a_warm_start_spends_everything_on_its_two_rounds():
@@ -63,45 +59,3 @@ def test_votes_choose_the_candidates_that_clients_are_near_to(relation):
     state, info = method.server_update(state, {"votes": noise(planned, grid["votes"])})
     assert state.phase == "rounds" and state.centres.shape == (2, 12) and distance(state.centres, truth) < 0.15
     assert info.scalars["live_cells"] < 22
-
-
-def test_algorithm_2_starts_where_it_is_told_to():
-    block, truth = two_groups()
-    known = dataclasses.replace(facts(12), warm_start={"centres": truth})
-    config = HistogramsConfig(algorithm="algorithm2", clusters=2)
-    state, infos = run(Histograms(config), block, known)
-    assert distance(state.centres, truth) < 0.05 and state.phase == "done"
-    assert len(infos) <= 6, "one pass for the mean, and few rounds, since the start is good"
-    reduced, _ = run(Histograms(config.model_copy(update={"reduction": "frequency", "keep": 8})), block, known)
-    assert reduced.centres.shape == (2, 12) and len(reduced.kept) == 8
-
-
-@pytest.mark.parametrize("given_centres, clusters, cells", [(5, 2, 5), (1, 3, 3), (4, None, 4), (12, None, 12)])
-def test_algorithm_2_merges_and_fills_up(given_centres, clusters, cells):
-    block, _ = two_groups()
-    config = HistogramsConfig(algorithm="algorithm2", clusters=clusters)
-    known = dataclasses.replace(facts(12), warm_start=warm_start(given_centres, 12))
-    method = Histograms(config)
-    state = method.init(known)
-    assert method.total_rounds(state) >= 1 + state.rounds
-    message = method.message(state)
-    state, _ = method.server_update(state, values(answer(method, message, block, 1024)))
-    assert state.phase == "rounds" and len(state.centres) == cells and state.clients == block.clients
-    last, _ = run(method, block, known)
-    assert len(last.centres) == (clusters or min(given_centres, 10))
-
-
-@pytest.mark.parametrize(
-    "config, words",
-    [
-        ({"algorithm": "fedavg"}, "fedavg"),
-        ({"algorithm": "ifca"}, "ifca"),
-        ({"algorithm": "published"}, "published"),
-        ({"algorithm": "algorithm2", "reduction": "eigenvectors"}, "eigenvectors"),
-        ({"algorithm": "algorithm2", "clusters": 2, "rounds": 2}, "cannot be merged"),
-    ],
-)
-def test_what_does_not_accept_a_warm_start(config, words):
-    with pytest.raises(ConfigError, match=words) as refused:
-        Histograms(HistogramsConfig(**config)).init(dataclasses.replace(facts(12), warm_start=warm_start(5, 12)))
-    assert refused.value.remedy

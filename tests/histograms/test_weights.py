@@ -178,8 +178,6 @@ def test_reasons_against_the_release():
     sketch = Histograms().budget_sketch(with_halves(public()), [])
     assert "not released, because" in sketch["weights"]
     assert "weights of the base: released" in Histograms(LARGE).worth(with_halves(public())).expect
-    fedavg = Histograms(HistogramsConfig(algorithm="fedavg"))
-    assert fedavg.worth(public()) is None and "weights" not in fedavg.budget_sketch(public(), [])
 
 
 @pytest.mark.parametrize(("relation", "factor"), zip(RELATIONS, (1, 2), strict=True))
@@ -205,7 +203,7 @@ def test_without_a_release_the_weights_are_usual_ones():
     for rho, expected in ((0.05, USUAL_WEIGHTS), (1e-3, (500.0, 0.2))):
         state = Histograms().init(facts(1000, rho=rho, nominal=1000))
         assert (state.prior_tokens, state.floor) == expected and state.weights_multiplier == 0
-    state = Histograms(HistogramsConfig(algorithm="algorithm2")).init(facts(9))
+    state = Histograms().init(facts(1000, rho=0.05, nominal=1000))
     assert weights_used(HistogramsConfig(), state) == USUAL_WEIGHTS
     assert weights_used(HistogramsConfig(prior_tokens=70.0), state) == (70.0, 0.0)
     assert weights_used(HistogramsConfig(prior_tokens=70.0, floor=0.5), state) == (70.0, 0.5)

@@ -16,6 +16,7 @@ from fedcore.methods.histograms import Histograms, HistogramsConfig
 from fedcore.randomness import client_uniforms, stream
 from tests.histograms.example_clients import block_of
 from tests.histograms.run_in_memory import facts, run
+from tests.papers.histograms.paper import paper
 
 
 def with_margin(margin: float, counts: np.ndarray):
@@ -57,7 +58,7 @@ def populations(draw, clients: int):
     populations(14), st.integers(1, 6), st.integers(1, 12), st.sampled_from([0.0, 0.5, 100.0]), st.integers(0, 2**31)
 )
 def test_algorithms_1_and_2(counts, clusters, rounds, temperature, seed):
-    config = HistogramsConfig(
+    config = dict(
         algorithm="algorithm2",
         start="algorithm1",
         clusters=clusters,
@@ -75,9 +76,9 @@ def test_algorithms_1_and_2(counts, clusters, rounds, temperature, seed):
         centres = reference.algorithm_2(histograms, start, rounds)
         estimates = [reference.personalised(x, centres, 40.0) for x in counts]
     block = block_of(counts)
-    state, _ = run(Histograms(config), block, facts(counts.shape[1], seed=seed), clients_per_leaf=4)
+    state, _ = run(paper(**config), block, facts(counts.shape[1], seed=seed), clients_per_leaf=4)
     np.testing.assert_allclose(state.centres, centres, rtol=1e-12, atol=1e-15)
-    found = Histograms(config).personalise(state, block, None)["estimate"]
+    found = paper(**config).personalise(state, block, None)["estimate"]
     np.testing.assert_allclose(found, estimates, rtol=2e-6, atol=1e-7)
 
 

@@ -2,17 +2,17 @@
 
 import numpy as np
 import pytest
-from fedcore.methods.histograms.baselines.ifca import gradient_step
+from fedcore.papers.histograms.ifca import gradient_step
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.methods.histograms import Histograms, HistogramsConfig
 from fedcore.population.blocks import leaves
 from fedcore.rounds.statistics import merge, values
 from tests.histograms.example_clients import block_of, dense_histograms, random_counts
 from tests.histograms.run_in_memory import facts, run
+from tests.papers.histograms.paper import paper
 
-IFCA = HistogramsConfig(algorithm="ifca", clusters=3, start="perturbed_mean")
+IFCA = dict(algorithm="ifca", clusters=3, start="perturbed_mean")
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_an_exact_step_lies_between_the_centre_and_the_mean(seed, k, rate):
 
 
 def test_a_round_is_the_step_of_the_dense_matrices(block):
-    method = Histograms(IFCA.model_copy(update={"rounds": 1, "learning_rate": 2.0}))
+    method = paper(**{**IFCA, "rounds": 1, "learning_rate": 2.0})
     state, infos = run(method, block, facts(17, seed=3), clients_per_leaf=8)
     before = method.init(facts(17, seed=3))
     start, _ = method.server_update(before, values(method.client_update(method.message(before), block, None)[0]))
@@ -66,7 +66,7 @@ def test_a_round_is_the_step_of_the_dense_matrices(block):
 @pytest.mark.parametrize("start", ["algorithm1", "perturbed_mean", "uniform"])
 @pytest.mark.parametrize("reduction", ["none", "frequency"])
 def test_leaves_in_any_groups_give_the_same_bits_and_a_histogram(block, start, reduction):
-    method = Histograms(IFCA.model_copy(update={"rounds": 4, "start": start, "reduction": reduction}))
+    method = paper(**{**IFCA, "rounds": 4, "start": start, "reduction": reduction})
     parts, state, passes = list(leaves(block, 8)), method.init(facts(17)), 0
     total = method.total_rounds(state)
     while (message := method.message(state)) is not None:
@@ -88,7 +88,7 @@ def test_leaves_in_any_groups_give_the_same_bits_and_a_histogram(block, start, r
 
 
 def test_a_uniform_start_is_the_perturbed_uniform_histogram(block):
-    method = Histograms(IFCA.model_copy(update={"start": "uniform", "perturbation": 0.2}))
+    method = paper(**{**IFCA, "start": "uniform", "perturbation": 0.2})
     state = method.init(facts(17, seed=5))
     state, _ = method.server_update(state, values(method.client_update(method.message(state), block, None)[0]))
     assert len(state.centres) == 3
@@ -101,22 +101,14 @@ def test_many_steps_reach_the_means_of_the_clusters():
     """Two far groups of different sizes: linear convergence at rate 1 - eta n_k / n."""
     block = block_of([[9, 1, 0]] * 4 + [[0, 1, 9]] * 2 + [[0, 0, 0]])
     for start in ("perturbed_mean", "algorithm1"):
-        config = HistogramsConfig(
-            algorithm="ifca", clusters=2, start=start, rounds=60, learning_rate=1.0, temperature=1e6
-        )
-        state, infos = run(Histograms(config), block, facts(3))
+        config = dict(algorithm="ifca", clusters=2, start=start, rounds=60, learning_rate=1.0, temperature=1e6)
+        state, infos = run(paper(**config), block, facts(3))
         order = np.argsort(-state.counts)
         np.testing.assert_allclose(state.centres[order], [[0.9, 0.1, 0], [0, 0.1, 0.9]], atol=1e-5)
         objective = [info.scalars["objective"] for info in infos if "objective" in info.scalars]
         assert len(objective) == 60 and objective[-1] < 1e-4 < objective[0]
 
 
-def test_cells_are_never_merged():
-    for extra in ({"overseed": 6}, {"merge_after": 2}):
-        with pytest.raises(ValueError, match="ifca has no cells to merge"):
-            HistogramsConfig(algorithm="ifca", **extra)
-
-
 def test_it_says_that_it_is_not_private():
-    method = Histograms(IFCA)
+    method = paper(**IFCA)
     assert not method.private and method.plan(facts(3)) == [] and "exact" in method.not_private_because

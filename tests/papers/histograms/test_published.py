@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fedcore.methods.histograms.baselines import published
-from fedcore.methods.histograms.baselines.clients import clipped_deviations_by_cell
-from fedcore.methods.histograms.baselines.published import Noise, noise_of, refined
+from fedcore.papers.histograms import PaperHistograms, published
+from fedcore.papers.histograms.clients import clipped_deviations_by_cell
+from fedcore.papers.histograms.published import Noise, noise_of, refined
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore.errors import ConfigError
-from fedcore.methods.histograms import Histograms, HistogramsConfig
 from fedcore.methods.histograms.personal import clusters_of
 from fedcore.methods.histograms.reduction import reduce_block
 from fedcore.methods.histograms.scores import validation_clients
@@ -21,8 +20,9 @@ from fedcore.randomness import stream
 from fedcore.rounds.statistics import merge, values
 from tests.histograms.example_clients import block_of, counts_arrays, dense_histograms, random_counts, synthetic
 from tests.histograms.run_in_memory import answer, facts, run
+from tests.papers.histograms.paper import paper
 
-PUBLISHED = HistogramsConfig(algorithm="published", clusters=3, rounds=2)
+PUBLISHED = dict(algorithm="published", clusters=3, rounds=2)
 
 
 @pytest.fixture
@@ -35,8 +35,8 @@ def no_noise(monkeypatch):
     monkeypatch.setattr(published, "noise_of", lambda config: Noise(0.0, 0.0))
 
 
-def with_config(**settings) -> Histograms:
-    return Histograms(PUBLISHED.model_copy(update=settings))
+def with_config(**settings) -> PaperHistograms:
+    return paper(**{**PUBLISHED, **settings})
 
 
 # --- clients --------------------------------------------------------------------------------------------------------
@@ -75,13 +75,14 @@ def test_the_new_centre_worked_by_hand():
 
 
 @pytest.mark.parametrize("floor", [1e-9, 1e-3, 0.2])
-def test_without_noise_and_clip_a_round_is_that_of_algorithm_2(block, no_noise, floor):
+def test_without_noise_and_clip_a_round_is_that_of_algorithm_2(block, no_noise, monkeypatch, floor):
     """b1 + (mean - b1) is the mean, whatever the floor s made of b1; only the floor of the centres remains."""
+    monkeypatch.setattr(published, "CENTRE_FLOOR", 1e-12)
     start = {"start": "perturbed_mean", "perturbation": 0.4}
-    settings = {"published_clip": 1e3, "published_floor": floor, "centre_floor": 1e-12, "rounds": 3, **start}
+    settings = {"published_clip": 1e3, "published_floor": floor, "rounds": 3, **start}
     state, infos = run(with_config(**settings), block, facts(17))
-    plain = HistogramsConfig(algorithm="algorithm2", clusters=3, overseed=3, rounds=3, **start)
-    expected, others = run(Histograms(plain), block, facts(17))
+    plain = dict(algorithm="algorithm2", clusters=3, overseed=3, rounds=3, **start)
+    expected, others = run(paper(**plain), block, facts(17))
     assert (expected.counts > 0).all()
     np.testing.assert_allclose(state.centres, expected.centres, atol=1e-9)
     objectives = [info.scalars["objective"] for info in infos if "objective" in info.scalars]
@@ -135,7 +136,7 @@ def test_where_the_first_noise_goes(block, monkeypatch, where):
 
 def test_a_step_of_ifca_is_one_release_of_sums_and_counts(block, monkeypatch):
     monkeypatch.setattr(published, "noise_of", lambda config: Noise(2.0, 0.0))
-    method = with_config(published_step="ifca", start="uniform", rounds=1, learning_rate=0.5)
+    method = with_config(algorithm="published_ifca", start="uniform", rounds=1, learning_rate=0.5)
     state = method.init(facts(17, seed=9))
     state, _ = method.server_update(state, values(answer(method, method.message(state), block, 8)))
     result = values(answer(method, method.message(state), block, 8))
@@ -172,17 +173,17 @@ def test_a_cluster_that_nobody_chose_becomes_a_live_centre_of_noise(monkeypatch)
         ({"published_rounds": 1}, 1.384, 0.2),  # Algorithm 3 alone: eps_0 = 5
         ({"published_rounds": 1, "accounting": "exact"}, 0.6775, 20.0),
         # sums with their counts have the sensitivity sqrt 2: sqrt(2) sqrt(50) / 2.0874
-        ({"published_step": "ifca", "accounting": "exact"}, 4.791, 0.0),
-        ({"published_step": "ifca"}, 40.54, 0.0),
+        ({"algorithm": "published_ifca", "accounting": "exact"}, 4.791, 0.0),
+        ({"algorithm": "published_ifca"}, 40.54, 0.0),
     ],
 )
 def test_the_noise_of_a_budget(settings, sigma, count):
-    noise = noise_of(PUBLISHED.model_copy(update=settings))
+    noise = noise_of(with_config(**settings).config.algorithm)
     assert noise.sigma == pytest.approx(sigma, rel=3e-4) and noise.count == pytest.approx(count, rel=1e-3)
 
 
 def test_the_noise_is_that_of_all_rounds_however_many_are_run():
-    assert noise_of(PUBLISHED.model_copy(update={"rounds": 1})) == noise_of(PUBLISHED)
+    assert noise_of(with_config(rounds=1).config.algorithm) == noise_of(with_config().config.algorithm)
 
 
 # --- runs -----------------------------------------------------------------------------------------------------------
@@ -194,7 +195,7 @@ def test_the_noise_is_that_of_all_rounds_however_many_are_run():
         ({}, 1 + 2 + 2 * 2),
         ({"clusters": 1}, 1 + 2 * 2),
         ({"start": "perturbed_mean", "published_noise": "mean"}, 1 + 2 * 2),
-        ({"start": "uniform", "published_step": "ifca"}, 1 + 2),
+        ({"start": "uniform", "algorithm": "published_ifca"}, 1 + 2),
         ({"reduction": "eigenvectors", "keep": 5}, 2 + 2 + 2 * 2),
         ({"reduction": "frequency", "keep": 5, "accounting": "exact"}, 1 + 2 + 2 * 2),
     ],
@@ -249,11 +250,9 @@ def test_it_says_exactly_why_it_is_not_private():
     assert "made from the exact mean" in with_config(start="perturbed_mean").not_private_because
 
 
-def test_a_budget_that_is_none_and_cells_to_merge_are_refused():
+def test_a_budget_that_is_none_is_refused():
     with pytest.raises(ConfigError, match="delta"):
-        with_config(published_delta=0.0).init(facts(17))
-    with pytest.raises(ValueError, match="published has no cells to merge"):
-        HistogramsConfig(algorithm="published", overseed=6)
+        with_config(published_delta=0.0)
 
 
 # --- utility --------------------------------------------------------------------------------------------------------
@@ -276,7 +275,7 @@ def test_the_order_of_the_methods_on_a_small_preset():
     block, _ = synthetic(SyntheticSettings(clients=4000, heldout_clients=1500), 3)
 
     def score(**settings):
-        return loss(block, run(Histograms(HistogramsConfig(**settings)), block, facts(1000, seed=1))[0].centres)
+        return loss(block, run(paper(**settings), block, facts(1000, seed=1))[0].centres)
 
     fedavg, algorithm2 = score(algorithm="fedavg"), score(algorithm="algorithm2", start="perturbed_mean")
     reduced = score(algorithm="algorithm2", start="perturbed_mean", reduction="eigenvectors")
