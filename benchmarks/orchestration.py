@@ -64,7 +64,7 @@ class Case:
 CHEAP = (
     Case("em", {"algorithm": "em", "components": 3}, (20, 300)),
     Case("fedem, memories", {"algorithm": "fedem", "components": 3}, (20, 300)),
-    Case("private histograms", {"algorithm": "private", "clusters": 2, "epsilon": 8.0}, (20, 150), method="histograms"),
+    Case("private histograms", {"clusters": 2, "epsilon": 8.0}, (20, 150), method="histograms"),
 )
 SEVERAL_BLOCKS = Case("em, several blocks", {"algorithm": "em", "components": 3}, (20, 300), 20_000)
 LONG = [

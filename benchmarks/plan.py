@@ -66,7 +66,7 @@ ATOMS = partial(Case, method="dictionaries", population=shared_dictionaries, par
 SIMILAR = partial(Case, method="gradient_em", population=similar_mixtures, part=20)
 DIAGONAL = {"components": COMPONENTS, "covariance": "diag"}
 CASES = (
-    COUNTS("histograms, float", settings={"algorithm": "algorithm2", "start": "perturbed_mean", "rounds": 40}),
+    COUNTS("histograms, float", method="paper_histograms", settings={"rounds": 40}),
     COUNTS("histograms, private", settings={"clusters": 10, "epsilon": 15.0, "rounds": 30}),
     COUNTS(
         "histograms, documents",

@@ -12,13 +12,16 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+from fedcore.papers.histograms import PaperHistograms, PaperHistogramsConfig
+from fedcore.papers.histograms.config import Algorithm2
+from fedcore.papers.histograms.messages import AssignMessage
 from threadpoolctl import threadpool_limits
 
 from benchmarks import floors, machine
 from benchmarks.measured import Measured, in_turns, seconds
 from benchmarks.populations import reddit_like
 from fedcore.methods.histograms.config import HistogramsConfig
-from fedcore.methods.histograms.messages import AssignMessage, ReleaseMessage
+from fedcore.methods.histograms.messages import ReleaseMessage
 from fedcore.methods.histograms.method import Histograms
 from fedcore.methods.histograms.simplex import assignment_logs
 from fedcore.population.synthetic import settings_of, true_centres
@@ -44,12 +47,12 @@ def measure(options) -> dict:
     # A stored number and its index are read once; a product with every centre, an addition to one.
     limits, entries = machine.limits(), counts.nnz
     del counts
-    for kind, floor, settings in (
-        ("float sums", float_floor, {"algorithm": "algorithm2", "start": "perturbed_mean", "overseed": 10}),
-        ("grid sums", grid_floor, {"algorithm": "private", "clusters": 10, "overseed": 10, "epsilon": 15.0}),
+    for kind, floor, config in (
+        ("float sums", float_floor, PaperHistogramsConfig(algorithm=Algorithm2(overseed=10, rounds=ROUNDS))),
+        ("grid sums", grid_floor, HistogramsConfig(clusters=10, overseed=10, epsilon=15.0, rounds=ROUNDS)),
     ):
         for cache, name in ((CACHE, "cached"), (0, "from the store")):
-            took = [flow(population, settings, cache, options.workers) for _ in range(options.repeats)]
+            took = [flow(population, config, cache, options.workers) for _ in range(options.repeats)]
             whole, clients, release = (Measured(column) for column in zip(*took, strict=True))
             shares = limits.shares(
                 float(clients) * options.workers, 8.0 * entries, entries * (2.0 * len(centres) + 1), "single"
@@ -74,16 +77,15 @@ def clients_alone(population, counts, centres, repeats: int) -> list[dict]:
     """What the clients of one round take of one core."""
     logs, mean = assignment_logs(centres, 1e-6), centres.mean(axis=0)
     turns, rows = {}, []
-    for kind, floor, message, algorithm in (
-        ("float sums", floors.clustering(counts, centres), AssignMessage(logs), "algorithm2"),
+    for kind, floor, message, method in (
+        ("float sums", floors.clustering(counts, centres), AssignMessage(logs), PaperHistograms()),
         (
             "grid sums",
             floors.grid_sums(counts, centres, mean),
             ReleaseMessage("clusters_001", len(centres), logs, 1 / np.sqrt(mean), 3.0),
-            "private",
+            Histograms(),
         ),
     ):
-        method = Histograms(HistogramsConfig(algorithm=algorithm))
         turns[kind, "floor"] = floor
         for cache, name in ((CACHE, "cached"), (0, "from the store")):
             source = Source(str(population.path), population.version, cache_bytes=cache, training="benchmark")
@@ -103,13 +105,15 @@ def answer_everybody(method, source: Source, message, blocks: int) -> None:
         answer_block(method, source, message, index)
 
 
-def flow(population, settings: dict, cache: int, workers: int) -> tuple[float, float, float]:
+def flow(
+    population, config: HistogramsConfig | PaperHistogramsConfig, cache: int, workers: int
+) -> tuple[float, float, float]:
     """Median seconds of a round without its release, of its client part, and of its release."""
-    from fedcore.flows.train import Compute, train_histograms
+    from fedcore.flows.train import Compute, train_histograms, train_paper_histograms
 
     with tempfile.TemporaryDirectory() as folder:
-        config = HistogramsConfig(rounds=ROUNDS, **settings)
-        path = train_histograms(
+        train = train_histograms if isinstance(config, HistogramsConfig) else train_paper_histograms
+        path = train(
             population=str(population.path),
             config=config,
             runs=folder,

@@ -60,8 +60,8 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("float", "histograms", "counts", {"algorithm": "algorithm2", "start": "perturbed_mean", **HISTOGRAMS}),
-    Case("grid", "histograms", "counts", {"algorithm": "private", "clusters": 10, "epsilon": 15.0, **HISTOGRAMS}),
+    Case("float", "paper_histograms", "counts", HISTOGRAMS),
+    Case("grid", "histograms", "counts", {"clusters": 10, "epsilon": 15.0, **HISTOGRAMS}),
     Case("em", "federated_em", "rows", {"algorithm": "em", **MIXTURES}),
     Case("ragged em", "federated_em", "ragged", {"algorithm": "em", **MIXTURES}, every=False),
 )

@@ -33,11 +33,11 @@ PATIENCE = 180.0  # seconds for a run
 FILE = """
 [[deployment]]
 name = "quick"
-method = "histograms"
+method = "paper_histograms"
 population = "{population}"
 runs = "{folder}/runs"
 retention = 3
-config = {{ algorithm = "algorithm2", clusters = 2, rounds = 2 }}
+config = {{ clusters = 2, rounds = 2 }}
 """
 
 

@@ -20,7 +20,7 @@ from benchmarks.processes import Server, own_server, taken
 
 CLIENTS = 1000
 MIXTURE = ("--set", "algorithm=em", "--set", "components=3", "--set", "rounds=10")
-PRIVATE = ("--set", "algorithm=private", "--set", "clusters=5", "--set", "rounds=3", "--set", "epsilon=8")
+PRIVATE = ("--set", "clusters=5", "--set", "rounds=3", "--set", "epsilon=8")
 TARGETS = {"fedcore --help": 0.5, "train --local": 3.0, "train --local, private": 3.0, "train, Prefect server": 10.0}
 IMPORTED = re.compile(r"import time:\s*(\d+) \|\s*(\d+) \|\s*(\S+)")
 

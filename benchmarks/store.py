@@ -9,12 +9,11 @@ from time import perf_counter, process_time
 from unittest import mock
 
 import numpy as np
+from fedcore.papers.histograms import PaperHistograms
+from fedcore.papers.histograms.messages import AssignMessage
 
 from benchmarks.measured import in_turns, seconds
 from benchmarks.populations import reddit_like
-from fedcore.methods.histograms.config import HistogramsConfig
-from fedcore.methods.histograms.messages import AssignMessage
-from fedcore.methods.histograms.method import Histograms
 from fedcore.methods.histograms.simplex import assignment_logs
 from fedcore.population import arrays, kept_blocks, slots
 from fedcore.population.kept_blocks import keeping
@@ -111,7 +110,7 @@ def rounds(population, repeats: int) -> list[dict]:
     centres = true_centres(settings_of("reddit-like", {"clients": population.n_clients}), 1)
     message, blocks = AssignMessage(assignment_logs(centres, 1e-6)), range(len(population.blocks))
     source = Source(str(population.path), population.version, cache_bytes=0)
-    method = Histograms(HistogramsConfig(algorithm="algorithm2"))
+    method = PaperHistograms()
 
     def kept():
         for index in blocks:

@@ -110,3 +110,8 @@ def base(request, tmp_path):
 @pytest.fixture
 def memory(tmp_path):
     return f"memory://{tmp_path.name}"
+
+
+def counts_method(settings) -> str:
+    """The method of counts that has these settings: the private one has no algorithms."""
+    return "paper_histograms" if "algorithm" in settings else "histograms"

@@ -14,7 +14,7 @@ from fedcore.training.budget import begin_cohorts
 from fedcore.training.request import Series, TrainRequest
 from fedcore.training.session import start_run
 from tests.command import fedcore, private_population, works
-from tests.conftest import small_counts, write_counts
+from tests.conftest import counts_method, small_counts, write_counts
 from tests.test_events import trained
 from tests.test_monitoring import own_server  # noqa: F401  a fixture, which pytest finds by its name
 from tests.test_prefect import process
@@ -25,7 +25,7 @@ EXACT = {"algorithm": "algorithm2", "clusters": 2, "rounds": 2}
 FILE = """
 [[deployment]]
 name = "weekly"
-method = "histograms"
+method = "paper_histograms"
 population = "p"
 config = { algorithm = "algorithm2", clusters = 2, rounds = 2 }
 """
@@ -50,7 +50,8 @@ def grown(tmp_path_factory):
 
 
 def deployed(population, folder, **given):
-    given = {"method": "histograms", "runs": str(folder), "config": EXACT, **given}
+    given = {"runs": str(folder), "config": EXACT, **given}
+    given = {"method": counts_method(given["config"]), **given}
     return Deployment(name="weekly", population=str(population.path), **given)
 
 
@@ -60,7 +61,7 @@ def test_versions_without_a_run(grown, tmp_path):
     item = deployed(grown, tmp_path / "runs")
     for name, version, ends in (("weekly", 1, True), ("weekly", 3, False), ("other", 2, True)):
         request = TrainRequest(
-            method="histograms",
+            method="paper_histograms",
             population=item.population,
             runs=item.runs,
             settings=EXACT,
@@ -95,7 +96,7 @@ def test_what_is_not_made_up_for(tmp_path):
     begin_cohorts(population, ledger)
     with pytest.raises(ConfigError, match="kept by cohort"):
         check_backfill(item, [1])
-    check_backfill(item.model_copy(update={"config": EXACT}), [1, 2, 3, 4])  # not private
+    check_backfill(item.model_copy(update={"method": "paper_histograms", "config": EXACT}), [1, 2, 3, 4])  # not private
 
 
 def test_such_runs_are_never_promoted_and_prune_nothing(tmp_path):

@@ -26,8 +26,8 @@ from tests.command import fedcore, private_population, works
 from tests.conftest import small_counts, write_counts
 
 SMALL = ("--set", "clusters=2", "--set", "rounds=2")
-PLAIN = ("--set", "algorithm=fedavg")
 TRAIN = ("train", "histograms", "p", "--local", "--run-id", "r")
+PLAIN = ("train", "paper_histograms", "p", "--local", "--run-id", "r", "--set", "algorithm=fedavg")
 
 
 # --- what is there before a command ---------------------------------------------------------------------------------
@@ -83,18 +83,18 @@ def half_spent(place: Path) -> None:
 
 def trained(place: Path) -> None:
     counts(place)
-    works(*TRAIN, *PLAIN)
+    works(*PLAIN)
 
 
 def scored(place: Path) -> None:
     """A run, and a population with held-out data that is not public."""
     write_counts(place / "p", small_counts(), heldout=small_counts(seed=1))
-    works(*TRAIN, *PLAIN)
+    works(*PLAIN)
 
 
 def public_without_heldout(place: Path) -> None:
     write_counts(place / "p", small_counts(), public_for_evaluation="made up")
-    works(*TRAIN, *PLAIN)
+    works(*PLAIN)
 
 
 def other_features(place: Path) -> None:
@@ -107,7 +107,7 @@ def unstarted(place: Path) -> None:
     """A run that has its first state and no round."""
     counts(place)
     request = TrainRequest(
-        method="histograms",
+        method="paper_histograms",
         population=str(place / "p"),
         runs=str(place / "runs"),
         run_id="r",
@@ -555,12 +555,12 @@ TABLE = [
         ("'gamma'", "greater than 0"),
     ),
     # populations that cannot be used
-    Row("no population", files(), (*TRAIN, *PLAIN), "PopulationNotFound", ("p",)),
-    Row("no such version", counts, (*TRAIN, *PLAIN, "--version", "7"), "PopulationNotFound", ("version 7", "It has 1")),
-    Row("altered manifest", broken_manifest, (*TRAIN, *PLAIN), "ManifestError", ("000001.json", "checksum")),
-    Row("torn manifest", torn_manifest, (*TRAIN, *PLAIN), "ManifestError", ("000001.json", "JSON")),
+    Row("no population", files(), PLAIN, "PopulationNotFound", ("p",)),
+    Row("no such version", counts, (*PLAIN, "--version", "7"), "PopulationNotFound", ("version 7", "It has 1")),
+    Row("altered manifest", broken_manifest, PLAIN, "ManifestError", ("000001.json", "checksum")),
+    Row("torn manifest", torn_manifest, PLAIN, "ManifestError", ("000001.json", "JSON")),
     Row("torn manifest described", torn_manifest, ("population", "describe", "p"), "ManifestError", ("000001.json",)),
-    Row("wrong kind", rows, (*TRAIN, *PLAIN), "WrongKind", ("counts", "rows", "'p'")),
+    Row("wrong kind", rows, PLAIN, "WrongKind", ("counts", "rows", "'p'")),
     # settings
     setting("unknown setting", "colour=3", "'colour'", "fedcore methods histograms"),
     setting("setting out of range", "clusters=0", "'clusters'", "greater than or equal to 1", "0"),
@@ -586,8 +586,8 @@ TABLE = [
     Row("missing TOML", counts, (*TRAIN, "--config", "c.toml"), "ConfigError", ("c.toml", "No such file")),
     Row("unknown method", counts, ("train", "magic", "p", "--local"), "ConfigError", ("'magic'", "histograms")),
     Row("unknown method shown", files(), ("methods", "magic"), "ConfigError", ("'magic'", "histograms")),
-    Row("a run name that is a path", counts, (*TRAIN[:-1], "../r", *PLAIN), "ConfigError", ("'run_id'", "'../r'")),
-    Row("a negative cache", counts, (*TRAIN, *PLAIN, "--cache", "-1MiB"), "ConfigError", ("'-1MiB'",)),
+    Row("a run name that is a path", counts, (*PLAIN, "--run-id", "../r"), "ConfigError", ("'run_id'", "'../r'")),
+    Row("a negative cache", counts, (*PLAIN, "--cache", "-1MiB"), "ConfigError", ("'-1MiB'",)),
     Row(
         "a plan with an empty start",
         counts,
@@ -595,14 +595,8 @@ TABLE = [
         "ConfigError",
         ("'start_from'",),
     ),
-    Row("an empty key of test noise", counts, (*TRAIN, *PLAIN, "--test-noise", ""), "ConfigError", ("'test_noise'",)),
-    Row(
-        "runs in a file",
-        lambda place: (counts(place), files(runs="")(place)),
-        (*TRAIN, *PLAIN),
-        "RunError",
-        ("'runs'",),
-    ),
+    Row("an empty key of test noise", counts, (*PLAIN, "--test-noise", ""), "ConfigError", ("'test_noise'",)),
+    Row("runs in a file", lambda place: (counts(place), files(runs="")(place)), PLAIN, "RunError", ("'runs'",)),
     # budgets
     Row("no ledger", counts, TRAIN, "LedgerMissing", ("names no ledger",)),
     Row(
@@ -749,7 +743,7 @@ TABLE = [
     # runs
     Row("resume of a finished run", trained, RESUME, "RunError", ("'r'", "finished", "nothing to resume")),
     Row("abandon of a finished run", trained, ("runs", "abandon", "runs/r"), "RunError", ("'r'", "finished")),
-    Row("a name in use", trained, (*TRAIN, *PLAIN), "RunError", ("'r'", "exists already", "another name")),
+    Row("a name in use", trained, PLAIN, "RunError", ("'r'", "exists already", "another name")),
     *(
         Row(f"unknown run: {' '.join(command[:2])}", counts, command, "RunNotFound", ("runs/none",))
         for command in (
@@ -991,7 +985,7 @@ def test_empty_clients_are_kept(tmp_path, monkeypatch):
     made = works("population", "ingest", "texts", "p", "--vocabulary", "words.txt", "--json").json
     assert made["clients"] == 3
     assert contents(tmp_path / "p") == {"full.txt": [2, 1], "empty.txt": [0, 0], "strange.txt": [0, 0]}
-    assert works(*TRAIN, *PLAIN, "--json").json["metrics"]["clients"] == 1
+    assert works(*PLAIN, "--json").json["metrics"]["clients"] == 1
 
 
 def test_tolerated_rows_are_counted(tmp_path, monkeypatch):
@@ -1051,5 +1045,5 @@ def test_a_damaged_block_of_a_personalisation_leaves_no_folder(tmp_path, monkeyp
 def test_a_damaged_vocabulary(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     damaged_vocabulary(tmp_path)
-    outcome = fedcore(*TRAIN, *PLAIN)
+    outcome = fedcore(*PLAIN)
     assert outcome.code == 2 and "ManifestError" in outcome.err and "checksum" in outcome.err

@@ -166,7 +166,7 @@ def test_what_a_share_cannot_pay_is_refused_with_its_numbers_before_anything_is_
     assert refused.code == 2 and "the run names none" in refused.err and "team-a, team-b" in refused.err
     refused = fedcore("budget", "divide", "p", "--share", "team-a=0")
     assert refused.code == 2 and "the runs of share 'team-a' have spent" in refused.err
-    public = ("train", "histograms", "p", "--local", "--set", 'algorithm="algorithm2"', "--share", "team-a")
+    public = ("train", "paper_histograms", "p", "--local", "--set", 'algorithm="algorithm2"', "--share", "team-a")
     refused = fedcore(*public)
     assert refused.code == 2 and "not private" in refused.err
 

@@ -165,7 +165,7 @@ def test_the_share_converts_to_no_more_than_it_may(place):
 
 def test_what_cannot_be_planned(place, tmp_path):
     with pytest.raises(ConfigError, match="not private"):
-        planned_method("histograms", {"algorithm": "algorithm2"}, place[0])
+        planned_method("paper_histograms", {}, place[0])
     with pytest.raises(ConfigError, match="at least 1"):
         planned(place, 0)
     with pytest.raises(BudgetMissing):
@@ -181,7 +181,7 @@ def test_the_command(place):
     assert "epsilon_per_run" in text and "cold" in text and "warm" in text
     help = works("budget", "plan", "--help").out
     assert "cold" in help and "nothing is reserved" in " ".join(help.split())
-    refused = fedcore("budget", "plan", population.path, "--runs", 5, "--set", "algorithm=fedavg")
+    refused = fedcore("budget", "plan", population.path, "--runs", 5, "--method", "paper_histograms")
     assert refused.code == 2 and "not private" in refused.err
     assert ledger.head(population.id) == before, "nothing is reserved"
 

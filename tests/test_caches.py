@@ -377,7 +377,7 @@ def test_private_rounds_from_what_is_kept_have_the_same_sums(tmp_path, monkeypat
     write_counts(tmp_path / "p", small_counts(64))
     generator, cut, real = np.random.default_rng(0), [], contributions.clipped_on_grid
     monkeypatch.setattr(contributions, "clipped_on_grid", lambda *given: (cut.append(1), real(*given))[1])
-    method = Histograms(HistogramsConfig(algorithm="private"))
+    method = Histograms(HistogramsConfig())
     plain = Source(str(tmp_path / "p"), 1, cache_bytes=0)
     keeping = replace(plain, cache_bytes=2**20, training="one")
     features = Population.open(tmp_path / "p").features

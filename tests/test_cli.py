@@ -20,7 +20,7 @@ from fedcore.runs.store import Run
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, start_run
 from tests.command import fedcore, private_population, works
-from tests.conftest import small_counts, write_counts
+from tests.conftest import counts_method, small_counts, write_counts
 
 SMALL = ("--set", "clusters=2", "--set", "rounds=2")
 COMMANDS = [
@@ -88,7 +88,7 @@ def texts(place):
 def trained(place):
     """A population of counts with a held-out part, public for evaluation, and a run over it that is not private."""
     write_counts(place / "p", small_counts(), heldout=small_counts(seed=1), public_for_evaluation="made up")
-    works("train", "histograms", "p", "--local", "--run-id", "open", "--set", "algorithm=algorithm2", *SMALL)
+    works("train", "paper_histograms", "p", "--local", "--run-id", "open", "--set", "algorithm=algorithm2", *SMALL)
     return place
 
 
@@ -329,7 +329,7 @@ def test_methods_and_their_settings(monkeypatch):
     assert works("methods", "--json").json["methods"][0]["reads"] == "counts"
     assert "histograms" in works("methods").out
     shown = works("methods", "histograms").out
-    for words in ("epsilon", "> 0, <= 100", "spare_releases", ">= 0, <= 10", "private | algorithm2 | fedavg", "None"):
+    for words in ("epsilon", "> 0, <= 100", "spare_releases", ">= 0, <= 10", "mixture | centre", "None"):
         assert words in shown, words
     schema = works("methods", "histograms", "--json").json["schema"]
     assert schema["properties"]["clusters"]["default"] is None and schema["additionalProperties"] is False
@@ -364,10 +364,12 @@ def test_train_json_of_a_private_run(place):
     assert "Price of this run" in short and "clusters_002" not in short and "--all" in short and "Centres" in short
 
 
-@pytest.mark.parametrize(("algorithm", "rounds", "reason"), [("fedavg", 1, "mean"), ("algorithm2", None, "exact")])
-def test_train_json_of_a_run_that_is_not_private(place, algorithm, rounds, reason):
+@pytest.mark.parametrize(
+    ("settings", "rounds", "reason"), [(("--set", "algorithm=fedavg"), 1, "mean"), (SMALL, None, "exact")]
+)
+def test_train_json_of_a_run_that_is_not_private(place, settings, rounds, reason):
     write_counts(place / "p", small_counts())
-    answer = works("train", "histograms", "p", "--local", "--json", "--set", f"algorithm={algorithm}", *SMALL).json
+    answer = works("train", "paper_histograms", "p", "--local", "--json", *settings).json
     check_facts(answer, rounds=rounds or answer["rounds"])
     assert not answer["private"] and answer["privacy"]["privacy"] == "none" and reason in answer["privacy"]["reason"]
 
@@ -384,7 +386,7 @@ def test_settings_of_a_file_reach_the_run(place):
     (place / "run.toml").write_text('algorithm = "algorithm2"\nclusters = 4\nrounds = 3\n')
     answer = works(
         "train",
-        "histograms",
+        "paper_histograms",
         "p",
         "--local",
         "--json",
@@ -401,20 +403,22 @@ def test_settings_of_a_file_reach_the_run(place):
     ).json
     run = Run.open(place / "kept" / "mine")
     assert answer["run"] == "kept/mine" and run.info["seed"] == 5
-    assert (run.info["config"]["clusters"], run.info["config"]["rounds"]) == (3, 3)
+    assert (run.info["config"]["algorithm"]["clusters"], run.info["config"]["algorithm"]["rounds"]) == (3, 3)
 
 
 def test_an_older_version_can_be_trained_on(texts):
     works("population", "ingest", "texts", "p", "--vocabulary", "words.txt")
     works("population", "ingest", "texts", "p", "--append")
-    answer = works("train", "histograms", "p", "--local", "--json", "--version", "1", "--set", "algorithm=fedavg").json
+    answer = works(
+        "train", "paper_histograms", "p", "--local", "--json", "--version", "1", "--set", "algorithm=fedavg"
+    ).json
     assert answer["population"]["version"] == 1
 
 
 @pytest.mark.slow
 def test_workers_answer_the_same_and_report_their_memory(place):
     write_counts(place / "p", small_counts(200))
-    common = ("train", "histograms", "p", "--local", "--json", "--set", "algorithm=algorithm2", *SMALL)
+    common = ("train", "paper_histograms", "p", "--local", "--json", "--set", "algorithm=algorithm2", *SMALL)
     alone = works(*common, "--run-id", "alone").json
     many = works(*common, "--run-id", "many", "--workers", "2").json
     check_facts(many, rounds=alone["rounds"])
@@ -425,12 +429,13 @@ def test_workers_answer_the_same_and_report_their_memory(place):
 
 def interrupt(place, run_id="half", **changes):
     """A run whose process was interrupted after its first round."""
+    settings = {"clusters": 2, "rounds": 2, **changes}
     request = TrainRequest(
-        method="histograms",
+        method=counts_method(settings),
         population=str(place / "p"),
         runs=str(place / "runs"),
         run_id=run_id,
-        settings={"clusters": 2, "rounds": 2, **changes},
+        settings=settings,
     )
     session = start_run(request, InProcessBackend(), stamp="then")
     with pytest.raises(KeyboardInterrupt), concluding(session):
@@ -450,7 +455,9 @@ def test_who_stops_a_run_is_told_how_to_go_on(place, monkeypatch):
         return rounds[-1]
 
     monkeypatch.setattr(Training, "step", stopped)
-    outcome = fedcore("train", "histograms", "p", "--local", "--run-id", "r", "--set", "algorithm=algorithm2", *SMALL)
+    outcome = fedcore(
+        "train", "paper_histograms", "p", "--local", "--run-id", "r", "--set", "algorithm=algorithm2", *SMALL
+    )
     assert outcome.code not in (0, 2) and rounds[2] == "running"
     assert "interrupted. Go on with: fedcore resume runs/r" in outcome.err
     assert works("runs", "list", "--json").json["runs"][0]["status"] == "interrupted"
@@ -527,7 +534,7 @@ def test_runs_list(trained, monkeypatch):
     assert works("runs", "list", "--runs", "nowhere").out == "no runs in nowhere\n"
     assert works("runs", "list", "--runs", "nowhere", "--json").json == {"runs": []}
     (row,) = works("runs", "list", "--json").json["runs"]
-    assert row["method"] == "histograms" and row["population"] == "p" and row["private"] is False
+    assert row["method"] == "paper_histograms" and row["population"] == "p" and row["private"] is False
     assert "runs/open" in works("runs", "list").out
 
 

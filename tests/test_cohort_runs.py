@@ -244,7 +244,7 @@ def test_a_copy_that_was_appended_to_by_itself_is_refused(tmp_path):
 def test_a_run_that_is_not_private_reads_everybody(tmp_path, asked):
     growing = Growing(tmp_path)
     with pytest.raises(ConfigError, match=f"{next(iter(asked))} is for private runs"):
-        growing.begin(method="histograms", algorithm="algorithm2", **asked)
+        growing.begin(method="federated_em", algorithm="em", model="poisson", kind="counts", **asked)
 
 
 def test_who_was_there_before_cohorts_has_spent_what_was_spent(tmp_path):

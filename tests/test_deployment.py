@@ -35,7 +35,7 @@ workers = 4
 
 [[deployment]]
 name = "by-hand"
-method = "histograms"
+method = "paper_histograms"
 population = "/data/blogs"
 
 [deployment.config]
@@ -188,8 +188,8 @@ def test_the_form_has_settings_in_their_order_under_their_own_names_by_group(fil
     shown = form.definitions[cls.Config.__name__]["properties"]
     assert sorted(shown, key=lambda name: shown[name]["position"]) == list(cls.Config.model_fields)
     titles = [shown[name]["title"] for name in cls.Config.model_fields]
-    assert titles[:2] == ["algorithm", "private: budget · epsilon"] and "private: budget · cohorts" in titles
-    assert shown["published_clip"]["title"] == "ifca, published: steps and noise · published_clip"
+    assert titles[:2] == ["budget · epsilon", "budget · horizon"] and "budget · cohorts" in titles
+    assert shown["first_clip"]["title"] == "releases · first_clip"
     compute = form.definitions["Compute"]["properties"]
     assert [(one["position"], one["title"]) for one in compute.values()] == list(enumerate(compute))
 
@@ -359,5 +359,6 @@ def test_schedules_say_what_to_expect_of_the_next_run(file, tmp_path):
     assert line.startswith("a: what to expect of the next run, by the budget: none: ") and "will be refused" in line
     (line,) = expectations(read_deployments(file(entry + "anyway = true\n")))
     assert "budget: none: " in line and "refused" not in line
+    entry = entry.replace("histograms", "paper_histograms")
     assert not expectations(read_deployments(file(entry + 'algorithm = "fedavg"\n')))
     assert not expectations(read_deployments(file(entry.replace('"p"', '"elsewhere"'))))

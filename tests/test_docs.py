@@ -52,6 +52,7 @@ ERROR, LEFT_OUT, READ = "error", "the row is left out", "read as unobserved"
         ("`gradient_em`", "gradient_em", {}, ERROR),
         ("`dictionaries`, not private", "dictionaries", {"atoms": 2, "global_atoms": 1}, ERROR),
         ("`histograms`", "histograms", {}, "reads counts"),
+        ("`paper_histograms`", "paper_histograms", {}, "reads counts"),
     ],
 )
 def test_what_a_method_does_with_missing_values(line, method, settings, does):

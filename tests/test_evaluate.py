@@ -16,7 +16,7 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, start_run
 from tests.command import works
-from tests.conftest import small_counts, write_counts
+from tests.conftest import counts_method, small_counts, write_counts
 
 SETTINGS = {"algorithm": "fedavg", "prior_tokens": 6.0}
 BY_HAND = [[3, 1], [1, 1], [0, 4], [2, 2]]
@@ -25,7 +25,7 @@ HELDOUT = [[1, 1], [1, 3], [0, 2], [0, 0]]
 
 def train(population, tmp_path, **settings):
     request = TrainRequest(
-        method="histograms",
+        method=counts_method(settings or SETTINGS),
         population=str(population.path),
         runs=str(tmp_path / "runs"),
         run_id="r",
@@ -120,7 +120,7 @@ def test_scores_with_other_free_settings_are_told_with_them_and_not_kept(tmp_pat
     assert other["title"] == f"{kept['title']} with prior_tokens = 50.0"
     mixed = rows_of(other)["FedAvg + FT", "", 1e-10]
     assert mixed["prior_tokens"] == 50.0 and mixed["kl"] != rows_of(kept)["FedAvg + FT", "", 1e-10]["kl"]
-    with pytest.raises(ConfigError, match="'algorithm' of method 'histograms' acts on training"):
+    with pytest.raises(ConfigError, match="'algorithm' of method 'paper_histograms' acts on training"):
         evaluate_run(run.path, population, settings={"algorithm": "ifca"})
 
 

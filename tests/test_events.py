@@ -21,18 +21,18 @@ from fedcore.training.budget import begin_cohorts
 from fedcore.training.request import Series, TrainRequest
 from fedcore.training.session import concluding, start_run
 from tests.command import private_population
-from tests.conftest import small_counts, write_counts
+from tests.conftest import counts_method, small_counts, write_counts
 from tests.test_deployment import ENTRY
 
 
 def trained(population, folder, number, deployment="weekly", finish=True, share=None, **settings):
     """A finished run of the deployment, and what is left then."""
     request = TrainRequest(
-        method="histograms",
+        method=counts_method(settings),
         population=str(population.path),
         runs=str(folder),
         run_id=f"r{number}",
-        settings={"clusters": 2, "rounds": 1, "anyway": True, **settings},
+        settings={"clusters": 2, "rounds": 1, **({} if "algorithm" in settings else {"anyway": True}), **settings},
         deployment=deployment,
         series=Series() if deployment else None,
         share=share,
@@ -122,7 +122,7 @@ def test_a_schedule_of_a_horizon_is_low_when_nobody_comes(tmp_path):
 
 def test_a_run_that_is_not_private_has_no_budget(tmp_path):
     population = write_counts(tmp_path / "p", small_counts())
-    assert trained(population, tmp_path / "runs", 0, algorithm="algorithm2", anyway=False)[1] is None
+    assert trained(population, tmp_path / "runs", 0, algorithm="algorithm2")[1] is None
 
 
 def test_what_events_say(tmp_path):
@@ -214,9 +214,9 @@ def test_the_last_time_of_a_schedule(schedule, until, last):
 def test_when_a_run_hangs(tmp_path):
     """Longer than ten of its rounds without another one, and never within `patience`; finished runs do not hang."""
     population = write_counts(tmp_path / "p", small_counts())
-    trained(population, tmp_path / "runs", 0, algorithm="algorithm2", anyway=False)
+    trained(population, tmp_path / "runs", 0, algorithm="algorithm2")
     request = TrainRequest(
-        method="histograms",
+        method="paper_histograms",
         population=str(population.path),
         runs=str(tmp_path / "runs"),
         run_id="now",

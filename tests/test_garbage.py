@@ -235,7 +235,7 @@ def test_nul_characters_in_files_and_values(inside, tmp_path):
         with pytest.raises(ConfigError, match="NUL"):
             place(location)
     (tmp_path / "d.toml").write_text(
-        '[[deployment]]\nname = "a"\nmethod = "histograms"\npopulation = "p\\u0000"\nconfig = {algorithm = "fedavg"}\n'
+        '[[deployment]]\nname = "a"\nmethod = "paper_histograms"\npopulation = "p\\u0000"\n'
     )
     (entry,) = read_file(tmp_path / "d.toml").deployment
     with pytest.raises(ConfigError, match="NUL"):
@@ -314,14 +314,14 @@ def test_a_start_that_declares_more_than_it_holds(inside, tmp_path, shape):
     inside("trained")
     with zipfile.ZipFile(tmp_path / "start.npz", "w") as archive:
         archive.writestr("clusters.npy", npy_head(shape, "f8") + bytes(8))
-    told = refused(*TRAIN[:-1], "s", *PLAIN, "--start-from", tmp_path / "start.npz")
+    told = refused(*PLAIN, "--run-id", "s", "--start-from", tmp_path / "start.npz")
     assert "ConfigError" in told and "start.npz" in told
 
 
 def test_a_start_that_unpacks_to_gigabytes(inside, tmp_path):
     inside("trained")
     bomb(tmp_path / "start.npz", "clusters.npy", npy_head((LARGE // 8,), "f8"), LARGE)
-    told = refused(*TRAIN[:-1], "s", *PLAIN, "--start-from", tmp_path / "start.npz")
+    told = refused(*PLAIN, "--run-id", "s", "--start-from", tmp_path / "start.npz")
     assert "ConfigError" in told and "start.npz" in told
 
 
@@ -438,7 +438,7 @@ def test_dev_zero_is_no_vocabulary_and_no_settings(inside, tmp_path):
     assert "ConfigError" in refused(*TRAIN, "--config", "/dev/zero")
     assert "ConfigError" in refused("serve", "/dev/zero")
     (tmp_path / "start.npz").symlink_to("/dev/zero")
-    start = (*TRAIN, *PLAIN, "--start-from", tmp_path / "start.npz")
+    start = (*PLAIN, "--start-from", tmp_path / "start.npz")
     for command in (("report", "runs/r", "--plan", "/dev/zero"), start):
         assert "regular file" in refused(*command)
 

@@ -131,8 +131,8 @@ def test_the_command(place, tmp_path):
     text = works(*plan, "--horizon", 12, "--arrivals", 0.03).out
     assert "refused after 12 runs" in text and "able_share" in text
     file = tmp_path / "schedules.toml"
-    entry = '[[deployment]]\nname = "{}"\nmethod = "histograms"\npopulation = "p"\n[deployment.config]\n{}\n'
-    file.write_text(entry.format("a", "horizon = 12") + entry.format("b", 'algorithm = "fedavg"'))
+    entry = '[[deployment]]\nname = "{}"\nmethod = "{}histograms"\npopulation = "p"\n[deployment.config]\n{}\n'
+    file.write_text(entry.format("a", "", "horizon = 12") + entry.format("b", "paper_", 'algorithm = "fedavg"'))
     shared = works(*plan, "--horizon", 12, "--arrivals", 0.03, "--beside", file, "--json").json
     assert list(shared["other_schedules"]) == ["a"] and shared["runs_until_a_cohort_retires"] == 6
     begun = begin_cohorts(population, ledger)

@@ -41,7 +41,7 @@ ONLY_PRIVATE = {"sqlalchemy", "flint"}
         (["methods"], {"zarr", "matplotlib", *ONLY_PRIVATE}),
         (["runs", "list"], {"zarr", "matplotlib", *ONLY_PRIVATE}),
         (["population", "describe", "people"], {"zarr", "matplotlib", "pyarrow", *ONLY_PRIVATE}),
-        (["train", "histograms", "people", "--local", "--set", "algorithm=fedavg"], {"pyarrow", *ONLY_PRIVATE}),
+        (["train", "paper_histograms", "people", "--local", "--set", "algorithm=fedavg"], {"pyarrow", *ONLY_PRIVATE}),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
 )

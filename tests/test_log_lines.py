@@ -43,12 +43,21 @@ def test_what_json_does_not_know_is_text(capsys):
 
 def test_rounds_and_errors_of_a_local_run(tmp_path, monkeypatch):
     population = write_counts(tmp_path / "p", small_counts())
-    given = ("train", "histograms", population.path, "--runs", tmp_path / "runs", "--run-id", "r", *NOT_PRIVATE[:-1])
+    given = (
+        "train",
+        "paper_histograms",
+        population.path,
+        "--runs",
+        tmp_path / "runs",
+        "--run-id",
+        "r",
+        *NOT_PRIVATE[:-1],
+    )
     monkeypatch.setenv("FEDCORE_LOG", "json")
     done = works(*given)
     rounds = [each for each in lines(done.err) if each.get("event") == "round"]
     assert [each["round"] for each in rounds] == list(range(1, len(rounds) + 1)) and len(rounds) >= 3
-    assert {(each["run"], each["method"], each["population"]) for each in rounds} == {("r", "histograms", "p")}
+    assert {(each["run"], each["method"], each["population"]) for each in rounds} == {("r", "paper_histograms", "p")}
     again = fedcore(*given)
     (failed,) = lines(again.err)
     assert again.code == 2 and (failed["event"], failed["error"], failed["level"]) == ("failed", "RunError", "ERROR")
@@ -64,7 +73,7 @@ def test_a_flow_says_all_in_json(tmp_path):
     population = write_counts(tmp_path / "p", small_counts())
     environment = os.environ | {"FEDCORE_LOG": "json", "PREFECT_HOME": str(tmp_path / "home")}
     environment.pop("PREFECT_API_URL", None)
-    given = ["train", "histograms", str(population.path), "--runs", str(tmp_path / "runs"), *NOT_PRIVATE[:-2]]
+    given = ["train", "paper_histograms", str(population.path), "--runs", str(tmp_path / "runs"), *NOT_PRIVATE[:-2]]
     command = [sys.executable, "-m", "fedcore.cli", *given, "--run-id", "r"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]

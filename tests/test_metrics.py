@@ -75,7 +75,7 @@ def test_a_text_file_for_prometheus(tmp_path, monkeypatch):
 def test_a_file_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch):
     population = write_counts(tmp_path / "p", small_counts())
     monkeypatch.setenv(metrics.FILE, str(tmp_path / "missing" / "fedcore.prom"))
-    done = works("train", "histograms", population.path, "--runs", tmp_path / "runs", *NOT_PRIVATE)
+    done = works("train", "paper_histograms", population.path, "--runs", tmp_path / "runs", *NOT_PRIVATE)
     assert done.json["status"] == "finished" and done.err.count("metrics cannot be written") == 1
 
 
@@ -113,7 +113,7 @@ def test_an_otlp_endpoint_is_sent_the_same(tmp_path, monkeypatch):
     with endpoint() as (url, bodies):
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
         where = ("--runs", tmp_path / "runs", "--run-id", "r")
-        rounds = works("train", "histograms", population.path, *where, *NOT_PRIVATE).json["rounds"]
+        rounds = works("train", "paper_histograms", population.path, *where, *NOT_PRIVATE).json["rounds"]
     path, kind, body = bodies[-1]
     assert (path, kind) == ("/v1/metrics", "application/x-protobuf")
     (sent,) = ExportMetricsServiceRequest.FromString(body).resource_metrics
@@ -126,7 +126,7 @@ def test_an_otlp_endpoint_is_sent_the_same(tmp_path, monkeypatch):
         values[metric.name] = (point.as_double, metric.unit, counts)
         told = {item.key: item.value.string_value for item in point.attributes}
         assert told == {
-            "fedcore.method": "histograms",
+            "fedcore.method": "paper_histograms",
             "fedcore.population": "p",
             "fedcore.population_id": population.id,
         }
@@ -153,7 +153,7 @@ def test_an_endpoint_that_does_not_answer_delays_no_run(tmp_path, monkeypatch, w
     population = write_counts(tmp_path / "p", small_counts())
     with endpoint(delay=20.0) as (url, _):
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url if what == "hangs" else "http://127.0.0.1:9")
-        works("train", "histograms", population.path, "--runs", tmp_path / "runs", *NOT_PRIVATE)
+        works("train", "paper_histograms", population.path, "--runs", tmp_path / "runs", *NOT_PRIVATE)
     assert 0 < ended[0] < 3.0
 
 
@@ -163,5 +163,5 @@ def test_without_the_extra_there_is_one_warning(tmp_path, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.delitem(sys.modules, "fedcore.operations.otlp", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.metrics", None)
-    done = fedcore("train", "histograms", population.path, "--runs", tmp_path / "runs", *NOT_PRIVATE)
+    done = fedcore("train", "paper_histograms", population.path, "--runs", tmp_path / "runs", *NOT_PRIVATE)
     assert done.code == 0 and done.err.count("pip install 'fedcore[telemetry]'") == 1

@@ -133,7 +133,7 @@ patience = 60
 
 [[deployment]]
 name = "often"
-method = "histograms"
+method = "paper_histograms"
 population = "public"
 config = { algorithm = "algorithm2", clusters = 2, rounds = 3 }
 schedule = { interval = 2 }
@@ -157,7 +157,7 @@ def test_missed_starts_and_runs_that_hang_are_told_once(own_server, tmp_path):
 
     population = write_counts(tmp_path / "public", small_counts(100))
     request = TrainRequest(
-        method="histograms",
+        method="paper_histograms",
         population=str(population.path),
         runs=str(tmp_path / "runs"),
         run_id="stuck",

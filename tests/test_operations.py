@@ -21,7 +21,7 @@ from fedcore.training.personalise import personalise, trained
 from fedcore.training.request import Series, TrainRequest
 from fedcore.training.session import concluding, resume, start_run
 from tests.command import fedcore, private_population, works
-from tests.conftest import edit_record, small_counts, write_counts
+from tests.conftest import counts_method, edit_record, small_counts, write_counts
 
 OPEN = {"algorithm": "algorithm2", "clusters": 2, "rounds": 2}
 PRIVATE = {"epsilon": 1.0, "clusters": 2, "rounds": 2}
@@ -31,7 +31,7 @@ KEPT = ("run.json", "head.json", "metrics.jsonl", "statement.json")
 
 def begin(population, tmp_path, run_id, settings=OPEN, deployment="nightly", stamp=None, **more):
     request = TrainRequest(
-        method="histograms",
+        method=counts_method(settings),
         population=str(population.path),
         runs=str(tmp_path / "runs"),
         run_id=run_id,
@@ -167,7 +167,7 @@ def test_scores_of_different_kinds_are_not_compared():
     ],
 )
 def test_the_score_is_that_of_what_clients_are_given(population, public, tmp_path, config, expected):
-    run = train(population, tmp_path, "a", settings={**OPEN, **config})
+    run = train(population, tmp_path, "a", settings=config if "algorithm" in config else {**OPEN, **config})
     table = operations.evaluate_run(run.path, public)
     found = headline(run, trained(run)[0], table)
     (row,) = [row for row in table["rows"] if (row["method"], row["chosen_by"]) == expected]
@@ -228,7 +228,7 @@ def test_a_private_run_is_compared_on_public_data_only(public, tmp_path):
 
 
 def test_what_is_compared_is_checked_before_training(population, tmp_path):
-    method = make_method("histograms", OPEN)
+    method = make_method("paper_histograms", OPEN)
 
     def ask(path, method=method, population=population):
         return operations.public_population(Series(evaluate_on=str(path)), method, population)
@@ -422,7 +422,7 @@ def test_runs_that_no_deployment_asked_for_are_not_concluded(population, tmp_pat
     assert not (run.path / "comparison.json").exists() and all_latest(tmp_path / "runs") == []
     edit_record(run.path, lambda asked: asked.update(deployment="nightly", series={"promote": "often"}))
     with pytest.raises(RunError, match="series in run.json"):
-        operations.conclusion_of(Run.open(run.path), make_method("histograms", OPEN), population)
+        operations.conclusion_of(Run.open(run.path), make_method("paper_histograms", OPEN), population)
 
 
 # --- the command line -----------------------------------------------------------------------------------------------

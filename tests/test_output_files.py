@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 import zarr
+from fedcore.papers.histograms import PaperHistograms
 
 from fedcore.errors import ConfigError
-from fedcore.methods.histograms import Histograms
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
@@ -132,7 +132,7 @@ def test_blocks_change_no_byte(tmp_path, suffix, monkeypatch):
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "zarr"])
 def test_a_failure_half_way_leaves_nothing(tmp_path, counted, suffix, monkeypatch):
     population, run = counted
-    original = Histograms.personalise
+    original = PaperHistograms.personalise
 
     def fails_later(self, state, block, memory):
         if block.first >= 16:
@@ -140,7 +140,7 @@ def test_a_failure_half_way_leaves_nothing(tmp_path, counted, suffix, monkeypatc
         return original(self, state, block, memory)
 
     before = sorted(path.name for path in tmp_path.iterdir())
-    monkeypatch.setattr(Histograms, "personalise", fails_later)
+    monkeypatch.setattr(PaperHistograms, "personalise", fails_later)
     with pytest.raises(ValueError):
         personalise(run.path, population.path, tmp_path / f"out.{suffix}")
     assert sorted(path.name for path in tmp_path.iterdir()) == before

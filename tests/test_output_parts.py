@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
+from fedcore.papers.histograms import PaperHistograms
 
 from fedcore.errors import PopulationError
-from fedcore.methods.histograms import Histograms
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
@@ -143,9 +143,9 @@ def test_what_was_done_is_not_done_again(tmp_path, counted, monkeypatch):
     interrupted(monkeypatch, run, population, dest, after=4)  # two blocks of two leaves
     parts = tmp_path / ".out.csv.parts"
     assert parts.stat().st_mode & 0o077 == 0 and all(file.stat().st_mode & 0o077 == 0 for file in parts.iterdir())
-    original = Histograms.personalise
+    original = PaperHistograms.personalise
     monkeypatch.setattr(
-        Histograms,
+        PaperHistograms,
         "personalise",
         lambda self, state, block, memory: asked.append(block.first) or original(self, state, block, memory),
     )

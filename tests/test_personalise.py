@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import zarr
+from fedcore.papers.histograms import PaperHistograms
 
 from fedcore.errors import ConfigError, PopulationError, RunError, WorkerFailed, WrongKind
 from fedcore.interface.data import rows_stored
-from fedcore.methods.histograms import Histograms
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run
 from fedcore.storage.arrays import write_values
@@ -19,13 +19,17 @@ from fedcore.training.personalise import NOTE, personalise
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, start_run
 from tests.command import fedcore, works
-from tests.conftest import seal_anew, small_counts, write_counts
+from tests.conftest import counts_method, seal_anew, small_counts, write_counts
 from tests.toy import Toy
 
 
-def train(population, tmp_path, method="histograms", **settings):
+def train(population, tmp_path, method=None, **settings):
     request = TrainRequest(
-        method=method, population=str(population.path), runs=str(tmp_path / "runs"), run_id="r", settings=settings
+        method=method or counts_method(settings),
+        population=str(population.path),
+        runs=str(tmp_path / "runs"),
+        run_id="r",
+        settings=settings,
     )
     with concluding(session := start_run(request, InProcessBackend(), stamp="then")):
         while session.training.step() is not None:
@@ -44,14 +48,7 @@ def test_fedavg_by_hand(tmp_path):
         "dest": str(tmp_path / "out"),
         "clients": 3,
         "outputs": ["cluster", "estimate", "weight"],
-        "settings": {
-            "prior_tokens": 6.0,
-            "floor": 0.0,
-            "mixture_prior": 1.0,
-            "mixture_steps": 30,
-            "personalisation": "mixture",
-            "weights": "shared",
-        },
+        "settings": {"prior_tokens": 6.0, "floor": 0.0, "weights": "shared"},
         "sensitive": True,
         "note": NOTE,
     }
@@ -69,13 +66,13 @@ def test_free_settings_are_those_of_a_run_that_was_made_with_them_and_are_record
     population = write_counts(tmp_path / "p", small_counts())
     run = train(population, tmp_path / "one", algorithm="algorithm2", clusters=3, rounds=3)
     same = train(population, tmp_path / "two", algorithm="algorithm2", clusters=3, rounds=3, prior_tokens=3.0)
-    given = {"prior_tokens": 3.0, "mixture_prior": 2.5}
+    given = {"prior_tokens": 3.0, "floor": 0.25}
     told = personalise(run.path, population.path, tmp_path / "out", settings={"prior_tokens": 3.0})
     personalise(same.path, population.path, tmp_path / "expected")
     personalise(run.path, population.path, tmp_path / "both", settings=given)
     out, expected, both = (zarr.open_group(tmp_path / name, mode="r") for name in ("out", "expected", "both"))
     assert all((out[name][:] == expected[name][:]).all() for name in ("estimate", "weight", "mixture"))
-    assert (both["weight"][:] == out["weight"][:]).all() and (both["mixture"][:] != out["mixture"][:]).any()
+    assert (both["mixture"][:] == out["mixture"][:]).all() and (both["weight"][:] != out["weight"][:]).any()
     assert out.attrs["settings"] == expected.attrs["settings"] == told["settings"]
     assert both.attrs["settings"] == told["settings"] | given
     assert Run.open(run.path).info["config"]["prior_tokens"] is None
@@ -84,7 +81,7 @@ def test_free_settings_are_those_of_a_run_that_was_made_with_them_and_are_record
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"rounds": 4}, "'rounds' of method 'histograms' acts on training"),
+        ({"algorithm": "ifca"}, "'algorithm' of method 'paper_histograms' acts on training"),
         ({"prior_tokens": 3.0, "prior_token": 3.0}, "has no setting 'prior_token'"),
         ({"prior_tokens": -1.0}, "greater than 0"),
     ],
@@ -105,7 +102,7 @@ def test_the_outputs_are_marked_and_for_their_owner_only(tmp_path):
         personalise(run.path, population.path, tmp_path / "below" / "out")
     out = zarr.open_group(tmp_path / "below" / "out", mode="r")
     assert out.attrs["sensitive"] is True and "not differentially private" in out.attrs["note"]
-    assert (out.attrs["run"], out.attrs["method"]) == ("r", "histograms")
+    assert (out.attrs["run"], out.attrs["method"]) == ("r", "paper_histograms")
     assert stat.S_IMODE((tmp_path / "below" / "out").stat().st_mode) == 0o700
     assert not list((tmp_path / "below").glob(".*")) and not list(run.path.rglob("*.partial"))
     before = sorted(path.relative_to(run.path) for path in run.path.rglob("*"))
@@ -230,15 +227,15 @@ def test_a_failure_half_way_leaves_nothing_and_withholds_values(tmp_path, monkey
     """Also where the method is private: the text of its error could quote a client's data."""
     population = write_counts(tmp_path / "p", small_counts())
     run = train(population, tmp_path, algorithm="fedavg")
-    original = Histograms.personalise
+    original = PaperHistograms.personalise
 
     def fails_later(self, state, block, memory):
         if block.first >= 16:
             raise ValueError(f"client {block.first} has {block.data[0]} tokens")
         return original(self, state, block, memory)
 
-    monkeypatch.setattr(Histograms, "personalise", fails_later)
-    monkeypatch.setattr(Histograms, "private", property(lambda self: True))
+    monkeypatch.setattr(PaperHistograms, "personalise", fails_later)
+    monkeypatch.setattr(PaperHistograms, "private", property(lambda self: True))
     with pytest.raises(WorkerFailed, match="block 2 failed with ValueError") as caught:
         personalise(run.path, population.path, tmp_path / "out")
     assert "tokens" not in str(caught.value)

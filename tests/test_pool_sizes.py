@@ -105,7 +105,7 @@ def test_workers_are_those_of_the_file_or_as_many_as_the_deadline_needs(tmp_path
 @pytest.mark.slow
 def test_a_real_plan_sizes_a_deployment(tmp_path):
     write_counts(tmp_path / "q", small_counts(4000, 50), leaf=16, block=64)
-    slow = item(population=str(tmp_path / "q"), runs=str(tmp_path / "runs"), config={"algorithm": "algorithm2"})
+    slow = item(method="paper_histograms", population=str(tmp_path / "q"), runs=str(tmp_path / "runs"))
     size = planned_size(slow, 1e6, 0.5)
     assert size.workers == 0 and size.cores == 1, "one process meets it"
     assert 64 * MIB < size.memory_bytes < size.limit_bytes < 4 * 2**30

@@ -117,7 +117,7 @@ def test_a_server_imports_nothing_of_the_working_folder_and_its_database_is_priv
 FILE = """
 [[deployment]]
 name = "often"
-method = "histograms"
+method = "paper_histograms"
 population = "population"
 runs = "runs"
 schedule = { interval = 20 }
@@ -209,13 +209,13 @@ webhook = "WEBHOOK"
 
 [[deployment]]
 name = "broken"
-method = "histograms"
+method = "paper_histograms"
 population = "missing \\"one\\""
 config = { algorithm = "algorithm2" }
 
 [[deployment]]
 name = "recurring"
-method = "histograms"
+method = "paper_histograms"
 population = "population"
 schedule = { interval = 5 }
 evaluate_on = "public"
@@ -399,7 +399,7 @@ def test_a_refused_run_says_why_in_its_state(prefect_server, tmp_path):
     (tmp_path / "one.csv").write_text("client,a,b\nu,1,2\n")
     open_one = write_counts(tmp_path / "open", small_counts(100))
     request = TrainRequest(
-        method="histograms",
+        method="paper_histograms",
         population=str(open_one.path),
         runs=str(tmp_path / "runs"),
         run_id="interrupted",
@@ -552,9 +552,9 @@ def test_a_run_that_waits_for_newcomers_is_no_failure(prefect_server, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.prefect
-@pytest.mark.parametrize("method", ["histograms", "federated-em"])
+@pytest.mark.parametrize("method", ["paper-histograms", "federated-em"])
 def test_a_flow_and_a_local_run_end_in_the_same_bits(prefect_server, tmp_path, method):
-    if method == "histograms":
+    if method == "paper-histograms":
         population = write_counts(tmp_path / "population", small_counts(200))
         settings = ["--set", "algorithm=algorithm2", "--set", "clusters=3", "--set", "rounds=6"]
     else:

@@ -11,6 +11,7 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.budget import ledger_name, ledger_of
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, start_run
+from tests.conftest import counts_method
 
 FOLDER = os.environ.get("FEDCORE_DATA")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not FOLDER, reason="FEDCORE_DATA names no folder of data sets")]
@@ -18,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not FOLDER, reason="FEDCORE_D
 
 def scores(tmp_path, population, **settings) -> dict[str, float]:
     request = TrainRequest(
-        method="histograms", population=str(population.path), settings=settings, runs=str(tmp_path / "runs")
+        method=counts_method(settings), population=str(population.path), settings=settings, runs=str(tmp_path / "runs")
     )
     session = start_run(request, InProcessBackend(), stamp="t")
     with concluding(session):

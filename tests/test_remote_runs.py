@@ -155,7 +155,8 @@ def test_scores_report_outputs_and_pages(population, memory, tmp_path):
         tmp_path / "public", small_counts(40, seed=2), heldout=small_counts(40, seed=3), public_for_evaluation="made up"
     )
     near, run = (
-        train(population, runs, method="histograms", settings=OPEN) for runs in (tmp_path / "runs", f"{memory}/runs")
+        train(population, runs, method="paper_histograms", settings=OPEN)
+        for runs in (tmp_path / "runs", f"{memory}/runs")
     )
     table = evaluate_run(run.path, public, keep=True)
     assert table == evaluate_run(near.path, public) == json.loads(files.read_bytes(run.path / "evaluation.json"))
@@ -170,9 +171,11 @@ def test_scores_report_outputs_and_pages(population, memory, tmp_path):
 
 def test_a_run_starts_from_a_run_behind_a_url(population, memory, tmp_path):
     for runs in (str(tmp_path / "runs"), f"{memory}/runs"):
-        train(population, runs, "first", method="histograms", settings=OPEN)
-        train(population, runs, "second", stamp="x", method="histograms", settings=OPEN, start_from=f"{runs}/first")
-        train(population, runs, "third", stamp="y", method="histograms", settings=OPEN, start_from="previous")
+        train(population, runs, "first", method="paper_histograms", settings=OPEN)
+        train(
+            population, runs, "second", stamp="x", method="paper_histograms", settings=OPEN, start_from=f"{runs}/first"
+        )
+        train(population, runs, "third", stamp="y", method="paper_histograms", settings=OPEN, start_from="previous")
     near, far = (load_run(f"{runs}/third") for runs in (tmp_path / "runs", f"{memory}/runs"))
     assert same_result(far, near)
     assert far.info["start"]["name"] == "second" and far.info["start"]["from"] == f"{memory}/runs/second"
@@ -180,13 +183,22 @@ def test_a_run_starts_from_a_run_behind_a_url(population, memory, tmp_path):
     np.savez(tmp_path / "start.npz", **arrays)
     object_storage.write_bytes(place(f"{memory}/start.npz"), (tmp_path / "start.npz").read_bytes())
     run = begin(
-        population, f"{memory}/runs", "fourth", method="histograms", settings=OPEN, start_from=f"{memory}/start.npz"
+        population,
+        f"{memory}/runs",
+        "fourth",
+        method="paper_histograms",
+        settings=OPEN,
+        start_from=f"{memory}/start.npz",
     ).run
     np.testing.assert_allclose(read_values(run.path / "start.zip")["centres"], arrays["centres"])
     with pytest.raises(ConfigError, match="cannot read"):
         resolve(
             request_of(
-                population, f"{memory}/runs", method="histograms", settings=OPEN, start_from=f"{memory}/missing.npz"
+                population,
+                f"{memory}/runs",
+                method="paper_histograms",
+                settings=OPEN,
+                start_from=f"{memory}/missing.npz",
             )
         )
 
@@ -494,7 +506,14 @@ def test_the_runs_of_a_deployment(population, s3, tmp_path):
     runs = f"{s3}/runs"
     for name in "ab":
         run = train(
-            population, runs, name, stamp=name, deployment="nightly", series=series, method="histograms", settings=OPEN
+            population,
+            runs,
+            name,
+            stamp=name,
+            deployment="nightly",
+            series=series,
+            method="paper_histograms",
+            settings=OPEN,
         )
         outcome = conclude(run, "nightly", series, public, name)
         assert latest(runs, "nightly").run == name and load_run(pointer(runs, "nightly")).info["run_id"] == name
@@ -511,7 +530,7 @@ def test_the_runs_of_a_deployment(population, s3, tmp_path):
 
 
 def test_one_process_at_a_time_moves_pointers_and_prunes(population, memory, monkeypatch, hosts):
-    run = train(population, f"{memory}/runs", method="histograms", settings=OPEN)
+    run = train(population, f"{memory}/runs", method="paper_histograms", settings=OPEN)
     monkeypatch.setattr(latest_runs, "PATIENCE", 0.0)
     with latest_runs.alone(place(f"{memory}/runs")):
         for refused in (lambda: promote(run, "nightly", "", "then"), lambda: prune(f"{memory}/runs", 1, "now")):
@@ -519,7 +538,7 @@ def test_one_process_at_a_time_moves_pointers_and_prunes(population, memory, mon
                 refused()
     promote(run, "nightly", "", "then")
     for name in ("x", "y"):
-        last = train(population, f"{memory}/runs", name, stamp=name, method="histograms", settings=OPEN)
+        last = train(population, f"{memory}/runs", name, stamp=name, method="paper_histograms", settings=OPEN)
     assert last.id == "y" and latest(f"{memory}/runs", "nightly").run == "r"
     last = Run.open_locked(f"{memory}/runs/x")
     assert [item["removed"] for item in prune(f"{memory}/runs", 1, "now")] == [False], "somebody holds it"
@@ -533,7 +552,16 @@ def test_the_command_line(population, memory, tmp_path):
     settings = [word for name, value in OPEN.items() for word in ("--set", f"{name}={value}")]
     for name in "ab":
         told = works(
-            "train", "histograms", population.path, "--runs", runs, "--run-id", name, "--local", "--json", *settings
+            "train",
+            "paper_histograms",
+            population.path,
+            "--runs",
+            runs,
+            "--run-id",
+            name,
+            "--local",
+            "--json",
+            *settings,
         ).json
         assert told["run"] == f"{runs}/{name}" and told["status"] == "finished"
     assert works("runs", "promote", f"{runs}/a", "--deployment", "nightly", "--json").json["file"] == (

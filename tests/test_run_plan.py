@@ -303,7 +303,7 @@ def test_a_method_that_needs_more_clients_still_has_a_plan(tmp_path, quick):
     write_counts(tmp_path / "p", small_counts(), block=16, leaf=8)
     told = plan_run(
         TrainRequest(
-            method="histograms",
+            method="paper_histograms",
             population=str(tmp_path / "p"),
             runs=str(tmp_path / "runs"),
             settings={"algorithm": "algorithm2", "clusters": 9, "rounds": 3},
@@ -455,7 +455,7 @@ def test_what_is_kept_of_a_private_plan_tells_no_exact_count(tmp_path, quick):
     for path in (tmp_path / "plan.json", tmp_path / "runs" / "r" / "promise.json"):
         kept = json.loads(path.read_text())
         assert kept["clients"] == 1000 and not exact & numbers_in(kept)
-    works("plan", *asked, "--calibration", "30", "--save", tmp_path / "open.json", "--set", "algorithm=algorithm2")
+    works("plan", "paper_histograms", *asked[1:], "--calibration", "30", "--save", tmp_path / "open.json")
     refused = fedcore("report", tmp_path / "runs" / "r", "--plan", tmp_path / "open.json", "--json")
     assert refused.code == 2 and "exact counts" in refused.json["message"]
 
@@ -588,7 +588,7 @@ def test_more_clients_take_more_and_a_foreign_plan_is_refused(tmp_path, quick):
     write_counts(tmp_path / "q", small_counts())
     works(
         "train",
-        "histograms",
+        "paper_histograms",
         tmp_path / "q",
         "--local",
         "--runs",

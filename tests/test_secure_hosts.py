@@ -30,7 +30,7 @@ from tests.faults.test_cluster import free_port
 from tests.tls import certificate, tls_environment
 
 SECRET = "operator:correct horse"
-TRAIN = ["-c", "from fedcore.cli import main; main()", "train", "histograms"]
+TRAIN = ["-c", "from fedcore.cli import main; main()", "train", "paper_histograms"]
 
 
 @contextmanager
@@ -108,8 +108,6 @@ def test_a_server_that_wants_a_password(tmp_path):
                     sys.executable,
                     *TRAIN,
                     str(population.path),
-                    "--set",
-                    "algorithm=algorithm2",
                     "--set",
                     "clusters=2",
                     "--set",

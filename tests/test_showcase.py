@@ -59,7 +59,7 @@ def sent(monkeypatch, clock):
 def session(tmp_path):
     write_counts(tmp_path / "population", small_counts(40))
     request = TrainRequest(
-        method="histograms",
+        method="paper_histograms",
         population=str(tmp_path / "population"),
         runs=str(tmp_path / "runs"),
         settings={"algorithm": "algorithm2", "clusters": 2, "rounds": 12},
@@ -172,7 +172,7 @@ def test_starts_are_those_that_the_server_has_scheduled_on_the_population(monkey
 def test_artifacts_are_named_by_deployment(session):
     run = session.run
     id = run.info["population"]["id"][:8]
-    assert artifacts.name_of(run) == f"histograms-population-{id}"
+    assert artifacts.name_of(run) == f"paper_histograms-population-{id}"
     run.info["deployment"] = "nightly"
     assert artifacts.name_of(run) == "nightly"
 

@@ -24,7 +24,7 @@ from fedcore.training.shared_ids import register
 from fedcore.training.spec import START_FILE, resolve
 from fedcore.training.warm_start import in_words, previous_runs, start_lineage
 from tests.command import fedcore, private_population, works
-from tests.conftest import edit_record, small_counts, write_counts
+from tests.conftest import counts_method, edit_record, small_counts, write_counts
 from tests.toy import WarmToy
 
 SMALL = {"epsilon": 1.0, "clusters": 2, "rounds": 2}
@@ -35,7 +35,7 @@ FEATURES = 7
 
 def request_for(population, tmp_path, **changes) -> TrainRequest:
     given = {
-        "method": "histograms",
+        "method": counts_method(changes.get("settings") or SMALL),
         "population": str(population.path),
         "runs": str(tmp_path / "runs"),
         "run_id": "r",
@@ -531,12 +531,12 @@ def test_which_run_is_the_previous_one(private, tmp_path):
     runs = tmp_path / "runs"
     train(population, tmp_path, "zzz", run_id="open", settings=OPEN)
     assert previous_runs(runs, "histograms", True, population)[0].id == "first"
-    assert previous_runs(runs, "histograms", False, population)[0].id == "open"
+    assert previous_runs(runs, "paper_histograms", False, population)[0].id == "open"
     assert previous_runs(runs, "toy", False, population) == []
     assert previous_runs(runs, "histograms", True, population, deployment="nightly") == []
     assert previous_runs(tmp_path / "nowhere", "histograms", True, population) == []
     other = write_counts(tmp_path / "other", small_counts())
-    assert previous_runs(runs, "histograms", False, other) == []
+    assert previous_runs(runs, "paper_histograms", False, other) == []
     train(population, tmp_path, "aaa", run_id="nightly", deployment="nightly")
     assert previous_runs(runs, "histograms", True, population, deployment="nightly")[0].id == "nightly"
     session = begin(population, tmp_path, "zzzz", run_id="going")

@@ -40,8 +40,6 @@ def test_a_private_run_in_this_process_imports_no_accountant_and_no_orchestratio
         str(tmp_path / "runs"),
         "--json",
         "--set",
-        "algorithm=private",
-        "--set",
         "clusters=2",
         "--set",
         "rounds=2",

@@ -101,7 +101,7 @@ def test_what_is_not_at_hand_is_told_and_is_not_right(place, lost, monkeypatch):
 
 
 def test_a_run_without_privacy_promises_nothing_and_that_is_right(place):
-    works("train", "histograms", "people", "--local", "--set", "algorithm=fedavg", "--run-id", "open")
+    works("train", "paper_histograms", "people", "--local", "--set", "algorithm=fedavg", "--run-id", "open")
     for file in ("statement.json", "report.html"):
         assert verify_statement(f"runs/open/{file}").verdict == "right"
     write({**statement(), "private": True}, anew=True)

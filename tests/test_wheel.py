@@ -232,7 +232,7 @@ def user(environment, tmp_path) -> User:
 FILE = """
 [[deployment]]
 name = "often"
-method = "histograms"
+method = "paper_histograms"
 population = "population"
 schedule = {{ interval = {interval} }}
 config = {{ algorithm = "algorithm2", clusters = 2, rounds = 2 }}

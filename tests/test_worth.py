@@ -67,8 +67,8 @@ def test_as_many_units_as_are_said_to_be_enough_are():
     assert feasibility.strength(method.config, replace(public, nominal_clients=round(units / 1.3))).word == "fair"
 
 
-def test_algorithms_without_privacy_say_nothing():
-    assert Histograms(HistogramsConfig(algorithm="algorithm2")).worth(facts(9)) is None
+def test_methods_without_privacy_say_nothing():
+    assert make_method("paper_histograms", {}).worth(facts(9)) is None
 
 
 @pytest.fixture

@@ -34,17 +34,35 @@ def methods(
 
 
 def settings_rows(cls: type[AnyMethod]) -> list[dict[str, str]]:
-    """The settings of a method, a row for each: setting, type, default, range, what."""
+    """The settings of a method, a row for each: setting, type, default, range, what. Where algorithms have settings of
+    their own, the row of such a setting lists the algorithms.
+    """
+    schema = cls.Config.model_json_schema()
+    rows = [_setting(name, item) for name, item in schema["properties"].items()]
+    of_algorithms: dict[str, list[str]] = {}
+    for item in schema["properties"].values():
+        for algorithm, place in item.get("discriminator", {}).get("mapping", {}).items():
+            for name, own in schema["$defs"][place.rpartition("/")[2]]["properties"].items():
+                if name not in of_algorithms and name != "name":
+                    rows.append(_setting(name, own))
+                of_algorithms.setdefault(name, []).append(algorithm)
     return [
-        {
-            "setting": field,
-            "type": _type(item),
-            "default": str(item.get("default")),
-            "range": _range(item),
-            "what": item.get("description", ""),
-        }
-        for field, item in cls.Config.model_json_schema()["properties"].items()
+        row | {"what": f"{row['what']} ({', '.join(of_algorithms[row['setting']])})"}
+        if row["setting"] in of_algorithms
+        else row
+        for row in rows
     ]
+
+
+def _setting(name: str, item: dict) -> dict[str, str]:
+    default = item.get("default")
+    return {
+        "setting": name,
+        "type": _type(item),
+        "default": str(default["name"] if "discriminator" in item and isinstance(default, dict) else default),
+        "range": _range(item),
+        "what": item.get("description", ""),
+    }
 
 
 def _row(name: str) -> dict[str, str]:
@@ -60,6 +78,8 @@ def _row(name: str) -> dict[str, str]:
 
 
 def _type(item: dict) -> str:
+    if "discriminator" in item:
+        return " | ".join(item["discriminator"]["mapping"])
     if "enum" in item:
         return " | ".join(map(str, item["enum"]))
     if "anyOf" in item:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedcore.errors import FedcoreError
-from fedcore.evaluation.run_summary import privacy_of, public_score
+from fedcore.evaluation.run_summary import flat, privacy_of, public_score
 from fedcore.evaluation.written import iso_date, show
 from fedcore.population.store import Population
 from fedcore.runs.store import Run, list_runs
@@ -154,7 +154,7 @@ def _settings(before: Run, now: Run) -> list[Change]:
 def _settings_of(run: Run) -> dict[str, Any]:
     info = run.info
     asked = {"method": info.get("method"), "seed": info.get("seed"), "starts from": _start(info.get("start"))}
-    return {**asked, **(info.get("config") or {})}
+    return {**asked, **flat(info.get("config") or {})}
 
 
 def _start(record: Mapping[str, Any] | None) -> str:

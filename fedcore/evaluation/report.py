@@ -30,6 +30,7 @@ from fedcore.evaluation.privacy_page import privacy_page
 from fedcore.evaluation.run_summary import (
     declared_metrics,
     evaluation_of,
+    flat,
     privacy_of,
     read_object,
     result_of,
@@ -218,15 +219,16 @@ def _promise(summary: Mapping) -> dict:
 
 def _settings(run: Run) -> list[dict]:
     """One row for each setting; "given" where it is not the default, and those come first."""
-    config = run.info.get("config") or {}
+    config = flat(run.info.get("config") or {})
     try:
-        fields = method_class(str(run.info.get("method"))).Config.model_fields
+        of_method = method_class(str(run.info.get("method"))).Config
+        fields, defaults = of_method.model_fields, flat(of_method().model_dump(mode="json"))
     except FedcoreError:  # a method of another installation: defaults unknown
-        fields = {}
+        fields, defaults = {}, {}
     rows = []
     for name in sorted(config, key=lambda name: list(fields).index(name) if name in fields else len(fields)):
         value = config[name]
-        default = fields[name].get_default(call_default_factory=True) if name in fields else value
+        default = defaults.get(name, value)
         meaning = fields[name].description if name in fields else None
         rows.append(
             {"name": name, "value": value, "default": default, "meaning": meaning or "", "given": value != default}

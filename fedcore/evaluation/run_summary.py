@@ -144,6 +144,17 @@ def method_of(run: Run) -> AnyMethod | None:
         return None
 
 
+def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with those of an algorithm by their own names: {"algorithm": {"name": "a", "rounds": 3}} is
+    {"algorithm": "a", "rounds": 3}.
+    """
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        own = dict(value) if isinstance(value, Mapping) and "name" in value else {"name": value}
+        found |= {name: own.pop("name"), **own}
+    return found
+
+
 def declared_metrics(run: Run) -> tuple[Metric, ...]:
     method = method_of(run)
     return () if method is None else method.metrics

@@ -47,6 +47,11 @@ class FederatedEstimator(BaseEstimator, ABC):
         tags.input_tags.sparse = tags.input_tags.positive_only = self.kind == "counts"
         return tags
 
+    @property
+    def _trained_by(self) -> str:
+        """The name of the method."""
+        return self.method
+
     @abstractmethod
     def _method_settings(self) -> dict[str, Any]:
         """The settings of the method that the parameters of the estimator stand for."""
@@ -70,7 +75,7 @@ class FederatedEstimator(BaseEstimator, ABC):
             settings = {**self._method_settings(), **paid, **dict(self.settings or {})}
             self.n_features_in_ = stored.population.features
             model = train(
-                self.method,
+                self._trained_by,
                 stored.population,
                 settings,
                 runs=place / "runs",

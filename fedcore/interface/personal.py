@@ -23,8 +23,8 @@ TRANSFORMED = 4096  # clients at once
 class PersonalHistograms(TransformerMixin, PrivateEstimator):
     """A histogram for each client: its own counts, mixed with what clients like it have in common.
 
-    It is the method `histograms` (Setlur, Feldman, Talwar 2023). With `epsilon` the shared part is differentially
-    private against adding or removing a client; without it, it is clustering without privacy.
+    With `epsilon` it is the method `histograms`, and the shared part is differentially private against adding or
+    removing a client. Without it, it is `paper_histograms`: clustering without privacy (Setlur, Feldman, Talwar 2023).
 
     n_clusters: K; None: by the method's rules
     epsilon, delta: of this fit; delta well below 1 / number of clients
@@ -71,11 +71,11 @@ class PersonalHistograms(TransformerMixin, PrivateEstimator):
         return self._fit(X, None)
 
     def _method_settings(self) -> dict[str, Any]:
-        if self.epsilon is None:
-            chosen: dict[str, Any] = {"algorithm": "algorithm2"}
-        else:
-            chosen = {"algorithm": "private"}
-        return chosen | ({} if self.n_clusters is None else {"clusters": self.n_clusters})
+        return {} if self.n_clusters is None else {"clusters": self.n_clusters}
+
+    @property
+    def _trained_by(self) -> str:
+        return "paper_histograms" if self.epsilon is None else self.method
 
     def _take(self, model: Model, stored: Stored) -> None:
         method, state = model.fitted

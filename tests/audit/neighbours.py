@@ -318,7 +318,7 @@ class World:
         for name in ("broken", "given"):
             self.run("counts", "histograms", HISTOGRAMS, name, rounds=1)
         # Not private: what it holds is exact. It may be in the way of a private run of the same clients.
-        self.run("counts", "histograms", EXACT, "exact")
+        self.run("counts", "paper_histograms", EXACT, "exact")
         for name in ("older", "newer"):
             self.run(
                 "counts",

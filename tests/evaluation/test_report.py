@@ -14,7 +14,7 @@ from fedcore.evaluation import report
 from fedcore.evaluation.figures import seconds_figure
 from fedcore.evaluation.report import markdown_report, run_figures, show, show_bytes, write_report
 from fedcore.evaluation.run_summary import run_summary
-from fedcore.methods.histograms import Histograms, HistogramsConfig, HistogramsState
+from fedcore.methods.histograms import Histograms, HistogramsState
 from fedcore.privacy.statement import NOT_COVERED, PrivacyStatement, no_privacy
 from fedcore.rounds.method import PublicFacts
 from fedcore.runs.store import Run
@@ -53,7 +53,7 @@ STATEMENT = PrivacyStatement(
 
 def state(round: int) -> HistogramsState:
     centres = np.array([[0.6, 0.2, 0.05, 0.05, 0.05, 0.05], [0.05, 0.05, 0.3, 0.2, 0.2, 0.2]])
-    before = Histograms(HistogramsConfig(algorithm="fedavg")).init(PublicFacts("counts", 6, 4, None, 30, None, 0))
+    before = Histograms().init(PublicFacts("counts", 6, 4, 30, None, 1.0, 0))
     known = {"centres": centres, "mean": centres.mean(axis=0), "counts": np.array([30.0, -1.0])}
     return replace(before, **known, round=round)
 
@@ -78,7 +78,7 @@ def make(folder, *, private, rounds=3, statement=None, status="finished", **info
         folder,
         {
             "run_id": "run-1",
-            "method": "histograms",
+            "method": "histograms" if private else "paper_histograms",
             "config": {"epsilon": 5.0, "clip": 3.0, "mystery": "kept"},
             "seed": 12345,
             "code_version": "0.1.0",

@@ -42,7 +42,7 @@ from tests.faults.driver import Kill
 from tests.faults.place import KILLED, same_result, to_end
 
 SIZES = {"clients": 1024, "features": 40, "clusters": 3, "tokens": 60, "test_tokens": 0, "heldout_clients": 0}
-SETTINGS = {"clusters": 3, "epsilon": 1.5, "spare_releases": 1, "temperature": 2.0}
+SETTINGS = {"clusters": 3, "epsilon": 1.5, "spare_releases": 1}
 EPSILON = 7.2  # of the population; pays for fewer days than a long month has
 WARM = "the runs of this test are made with test noise"
 ROUND_SECONDS = 0.4  # a round waits so long, so that there is a middle of it

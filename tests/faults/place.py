@@ -21,6 +21,7 @@ from fedcore.runs.store import LoadedRun, Run, load_run
 from fedcore.training.budget import public_facts
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import Session, concluding, resume, start_run
+from tests.conftest import counts_method
 from tests.faults.driver import PATIENCE, PROCESSES, Kill, train
 
 KILLED = -9
@@ -88,7 +89,7 @@ class Place:
         settings = SETTINGS[self.mode] | ({"spare_releases": self.spares} if self.private else {})
         settings |= {"epsilon": None} if self.whole else {}
         return {
-            "method": "histograms",
+            "method": counts_method(settings),
             "population": str(self.folder / "population"),
             "settings": settings,
             "runs": str(self.folder / "runs"),

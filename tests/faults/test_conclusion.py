@@ -201,7 +201,7 @@ def test_a_trained_run_can_be_used_by_who_names_it(trained):
     assert load_run(trained.run_path).state
     population = trained.folder / "population"
     assert works("personalise", trained.run_path, population, trained.folder / "out", "--json").json["clients"] == 400
-    asked = ["train", "histograms", population, "--local", "--json", "--runs", trained.folder / "runs"]
+    asked = ["train", "paper_histograms", population, "--local", "--json", "--runs", trained.folder / "runs"]
     settings = ["--set", "algorithm=algorithm2", "--set", "clusters=3", "--set", "rounds=1"]
     assert works(*asked, *settings, "--start-from", trained.run_path).json["status"] == "finished"
 
@@ -281,7 +281,7 @@ def test_a_report_that_cannot_be_written_fails_no_run(place, monkeypatch, error)
     where = ["--runs", here.folder / "runs", "--run-id", "run"]
     with monkeypatch.context() as patched:
         patched.setattr(fedcore.evaluation.report, "write_whole", fails)
-        told = works("train", "histograms", here.folder / "population", "--local", "--json", *where, *settings)
+        told = works("train", "paper_histograms", here.folder / "population", "--local", "--json", *where, *settings)
         refused = command("report", here.run_path, "--json") if isinstance(error, OSError) else None
     assert told.json["status"] == "finished" and "warning: report.html" in told.err
     assert f"`fedcore report {here.run_path}`" in told.err and str(error).split("]")[-1].strip() in told.err

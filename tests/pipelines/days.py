@@ -47,7 +47,7 @@ runs_left = 39  # each day brings a cohort that pays for 40 runs, and each run m
 
 [[deployment]]
 name = "open"
-method = "histograms"
+method = "paper_histograms"
 population = "population"
 retention = 3
 config = {{ algorithm = "algorithm2", clusters = 2, rounds = 2 }}

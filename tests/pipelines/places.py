@@ -13,7 +13,7 @@ from fedcore.operations.pipelines.running import run_pipeline
 OPEN = """
 [[deployment]]
 name = "open"
-method = "histograms"
+method = "paper_histograms"
 population = "population"
 config = { algorithm = "algorithm2", clusters = 2, rounds = 2 }
 """

@@ -47,6 +47,7 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
     }
     settings_elsewhere: ClassVar[Mapping[str, str]] = ELSEWHERE
     accepts_warm_start: ClassVar[bool] = True
+    warm_starts_for: ClassVar[tuple[str, ...]] = ("paper_histograms",)
     series_arrays: ClassVar[tuple[str, ...]] = start.SERIES_NAMES + start.LATER_NAMES
     feature_outputs: ClassVar[tuple[str, ...]] = ("estimate",)
     free_settings: ClassVar[tuple[str, ...]] = (
