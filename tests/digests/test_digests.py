@@ -12,6 +12,7 @@ import types
 from typing import Literal, Union, get_args, get_origin
 
 import pytest
+from pydantic import BaseModel
 
 from fedcore.methods.registry import make_method, method_class
 from tests.digests.cases import CASES
@@ -51,9 +52,27 @@ def choices(annotation) -> set:
     return set()
 
 
+def settings(model: type[BaseModel]):
+    """(name, annotation) of each setting, those of algorithms included."""
+    for name, field in model.model_fields.items():
+        yield name, field.annotation
+        for part in get_args(field.annotation):
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                yield from settings(part)
+
+
+def values(config: BaseModel):
+    """(name, value) likewise."""
+    for name, value in config:
+        yield name, value
+        if isinstance(value, BaseModel):
+            yield from values(value)
+
+
 @pytest.mark.parametrize("method", sorted({case.method for case in CASES.values()}))
 def test_every_choice_of_a_setting_is_taken(method):
     configs = [make_method(method, dict(case.settings)).config for case in CASES.values() if case.method == method]
-    for setting, field in method_class(method).Config.model_fields.items():
-        taken = {value for config in configs if isinstance(value := getattr(config, setting), (str, bool))}
-        assert choices(field.annotation) <= taken, setting
+    given = [pair for config in configs for pair in values(config)]
+    for setting, annotation in settings(method_class(method).Config):
+        taken = {value for name, value in given if name == setting and isinstance(value, (str, bool))}
+        assert choices(annotation) <= taken, setting
