@@ -29,7 +29,8 @@ NO_DEPLOYMENT = "-"  # in tables
 def run_summary(run: Run) -> dict[str, Any]:
     """What is known of a run, as JSON: parts that do not exist are left out.
 
-    run_id, status, method, rounds, private (whether it may claim privacy), outcome (of methods that tell one),
+    run_id, status, method, rounds, private (whether it may claim privacy), algorithm (of methods with
+    several), outcome (of methods that tell one),
     population {name, version, id}, started, code_version, seed, seconds (wall, of all rounds), metrics (the last row),
     peak_memory_bytes {flow, workers}, privacy (`privacy_of`), evaluation (title, rows), promise
     (`fedcore.runs.plan_check.compare`). Raises RunError for unreadable files.
@@ -42,6 +43,8 @@ def run_summary(run: Run) -> dict[str, Any]:
         "rounds": max(run.round, 0),
         "private": privacy["private"],
     }
+    if (info.get("config") or {}).get("algorithm"):
+        summary["algorithm"] = info["config"]["algorithm"]
     if run.head.get("outcome"):
         summary["outcome"] = run.head["outcome"]
     population = info.get("population") or {}

@@ -234,16 +234,15 @@ class RobustMultiTaskMixture(ClusterMixin, FederatedEstimator):
     """A mixture for each client, shrunk towards common centres from which clients may differ and some may be outliers.
 
     It is the method `gradient_em` (Tian, Weng, Feng 2023: FedGrEM). With model "regression" the last column of X, or y,
-    is the response. It is not private.
+    is the response; a single regression for each client (n_components = 1) is the method `mixed_effects`. Neither is
+    private.
 
-    n_components: R; settings: others of the method, by name (`fedcore methods gradient_em`)
+    n_components: R; settings: others of the method, by name (`fedcore methods gradient_em` or `mixed_effects`)
 
     Fitted: centers_ (R, p) common, clients_ (C,) ids, client_centers_ (C, R, p), client_weights_ (C, R) and apart_
     (C, R) bool or None, in the order of clients_; labels_ (n,) the component of each row, -1 beyond the first 10,000
     rows of a client; n_iter_, outcome_, statement_, run_, model_.
     """
-
-    method = "gradient_em"
 
     def __init__(
         self,
@@ -275,8 +274,14 @@ class RobustMultiTaskMixture(ClusterMixin, FederatedEstimator):
             X = np.column_stack([X, y])
         return self._fit(X, groups)
 
+    @property
+    def method(self) -> str:
+        """The method that a fit trains, by the model and the number of components."""
+        return "mixed_effects" if self.model == "regression" and self.n_components == 1 else "gradient_em"
+
     def _method_settings(self) -> dict[str, Any]:
-        return {"components": self.n_components, "model": self.model}
+        model = {} if self.method == "mixed_effects" else {"model": self.model}
+        return {"components": self.n_components, **model}
 
     def _take(self, model: Model, stored: Stored) -> None:
         outputs = model.personalised(stored.population)

@@ -29,6 +29,7 @@ OWN = {
     "histograms": "fedcore.methods.histograms:Histograms",
     "federated_em": "fedcore.methods.federated_em:FederatedEM",
     "gradient_em": "fedcore.methods.gradient_em:GradientEM",
+    "mixed_effects": "fedcore.methods.mixed_effects:MixedEffects",
     "private_gmm": "fedcore.methods.private_gmm:PrivateGMM",
     "private_mixture": "fedcore.methods.private_mixture:PrivateMixture",
     "dictionaries": "fedcore.methods.dictionaries:Dictionaries",
@@ -102,7 +103,7 @@ def _made(cls: type[AnyMethod], settings: Mapping[str, Any]) -> AnyMethod:
         return cls(cls.Config(**settings))
     except ValidationError as error:
         raise ConfigError(
-            f"settings of {cls.name!r}: {explain(error, cls.settings_elsewhere)}", f"See `fedcore methods {cls.name}`."
+            f"settings of {cls.name!r}: {explain(error, cls.moved_settings)}", f"See `fedcore methods {cls.name}`."
         ) from None
 
 
@@ -134,14 +135,17 @@ def with_free_settings(method: AnyMethod, settings: Mapping[str, Any]) -> AnyMet
     return _made(cls, {**method.config.model_dump(mode="json"), **settings})
 
 
-def explain(error: ValidationError, elsewhere: Mapping[str, str] = MappingProxyType({})) -> str:
-    """A pydantic error in one line: setting, what is wrong, what was given. elsewhere: `Method.settings_elsewhere`"""
+def explain(error: ValidationError, moved: Mapping[str, str] = MappingProxyType({})) -> str:
+    """A pydantic error in one line: setting, what is wrong, what was given. moved: as `Method.moved_settings`."""
     parts = []
     for item in error.errors(include_url=False):
         where = ".".join(str(part) for part in item["loc"]) or "settings"
-        if item["type"] == "extra_forbidden":
-            known = elsewhere.get(f"{where}={item['input']}", elsewhere.get(where, "is not a setting"))
-            parts.append(f"{where!r} {known}")
+        if told := moved.get(f"{where}={item['input']}"):
+            parts.append(f"{where} = {item['input']!r} {told}")
+        elif told := moved.get(where):
+            parts.append(f"{where!r} {told}")
+        elif item["type"] == "extra_forbidden":
+            parts.append(f"{where!r} is not a setting")
         else:
             parts.append(f"{where!r}: {item['msg']} (given {item['input']!r})")
     return "; ".join(parts) + "."

@@ -162,12 +162,12 @@ class Method(ABC, Generic[ConfigT, StateT]):
     free_settings: names of settings of `personalise`, `score_block`, `score_table` and `headline`, which neither the
         clients' answers nor the server's moves depend on, but through what they are asked: what they do is a function
         of what a run has ended with, so that they may be given anew to a run that was made
-    settings_elsewhere: names of settings that the method does not have or no longer has, with what to say of them; also
-        "name=value" for one value
     setting_groups: what a form calls the groups of settings, by the first setting of each; a group goes on to the next
         one in the order of `Config`, and is named after the algorithm whose settings alone it holds
     personalises_all_documents: whether a client's outputs are made of both halves of its documents, where these were
         dealt to halves and are not public for evaluation (`joined`); for methods of counts
+    moved_settings: settings that the method had and has no more, "name" or "name=value", with what to read of them in
+        the error that refuses one: "is the method mixed_effects now"
     feature_outputs: names of outputs of `personalise` whose last axis are the features of the population
     """
 
@@ -187,8 +187,8 @@ class Method(ABC, Generic[ConfigT, StateT]):
     outputs_use_memories: ClassVar[bool] = True
     personalises_all_documents: ClassVar[bool] = False
     free_settings: ClassVar[tuple[str, ...]] = ()
-    settings_elsewhere: ClassVar[Mapping[str, str]] = {}
     setting_groups: ClassVar[Mapping[str, str]] = {}
+    moved_settings: ClassVar[Mapping[str, str]] = {}
     feature_outputs: ClassVar[tuple[str, ...]] = ()
 
     config: ConfigT

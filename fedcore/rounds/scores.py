@@ -27,6 +27,7 @@ RUN = "this run"
 ROWS = "rows"  # how many they are, where sizes are sums of weights
 SIZES_OF = "sizes of "  # a line, among the statistics
 MORE_THAN = "more than the run: "  # a line, likewise
+ERRORS_OF = "squared errors of "  # a line, likewise
 LOSSES = {  # (title, axis)
     "nll": ("Negative log-likelihood", "negative log-likelihood (nats per row)"),
     "mse": ("Mean squared error", "mean squared error of a number"),
@@ -191,6 +192,51 @@ def _ratio(sums: np.ndarray, sizes: np.ndarray) -> tuple[float, float]:
     mean = total / rows
     spread = max(squares - 2 * mean * product + mean**2 * rows_squared, 0.0)
     return float(mean), float(np.sqrt(spread) / rows)
+
+
+@dataclass(frozen=True, slots=True)
+class WithErrors:
+    """A table of mean negative log-likelihoods with mean squared errors beside them, units of the data, each with the
+    difference to that of the run and its standard error."""
+
+    table: Table
+    errors: Mapping[str, Row]
+
+    def to_json(self, where: str) -> dict[str, Any]:
+        found = self.table.to_json(where)
+        return found | {"rows": [row | self._errors(row["method"]) for row in found["rows"]]}
+
+    def _errors(self, line: str) -> dict[str, Any]:
+        mine = self.errors[line]
+        more, error = mine.difference or (None, None)
+        return {"mse": mine.loss, "mse_difference": more, "mse_difference_se": error}
+
+
+def sums_with_errors(
+    leaf: int,
+    m: np.ndarray,
+    losses: Mapping[str, np.ndarray],
+    errors: Mapping[str, np.ndarray],
+    of: Mapping[str, np.ndarray] | None = None,
+) -> Statistics:
+    """`sums` of the losses, and of squared errors by the same lines; empty errors: of the losses alone. A line without
+    errors has zeros."""
+    found = sums(leaf, m, losses, of)
+    if not errors:
+        return found
+    named = {f"{ERRORS_OF}{name}": errors.get(name, np.zeros(len(m))) for name in losses}
+    about = None if of is None else {f"{ERRORS_OF}{name}": whom for name, whom in of.items()}
+    return {**found, **sums(leaf, m, named, about)}
+
+
+def table_with_errors(statistics: Mapping[str, np.ndarray], names: Sequence[str]) -> ScoreTable:
+    """The table from the finished statistics of all leaves, with squared errors if there are any. Raises
+    PopulationError if nothing was held out."""
+    losses = table(statistics, names)
+    if f"{ERRORS_OF}{names[0]}" not in statistics:
+        return losses
+    errors = table(statistics, [f"{ERRORS_OF}{name}" for name in names])
+    return WithErrors(losses, {line.method.removeprefix(ERRORS_OF): line for line in errors.lines})
 
 
 def differences_in_words(table: Mapping[str, Any]) -> str:

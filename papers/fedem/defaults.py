@@ -1,4 +1,4 @@
-"""What the defaults of federated_em and gradient_em do on people's data, beside scikit-learn and statsmodels.
+"""What the defaults of federated_em and mixed_effects do on people's data, beside scikit-learn and statsmodels.
 
     mixtures      nothing is set but the number of components; held-out negative log-likelihood, beside scikit-learn's
                   GaussianMixture on all training rows in one place, the best of four starts
@@ -26,7 +26,7 @@ from fedcore.papers.fedgrem import runs as fedgrem_runs
 from fedcore.papers.simulation import simulate
 
 from fedcore.methods.federated_em import FederatedEM
-from fedcore.methods.gradient_em.personal import personalise
+from fedcore.methods.mixed_effects import MixedEffects, MixedEffectsConfig
 from fedcore.randomness import stream
 
 DEALT = 20  # clients of a set that has none of its own
@@ -303,11 +303,11 @@ def rival_loss(split: Sequence, components: int, seed: int) -> dict[str, Any]:
 
 # --- regressions ----------------------------------------------------------------------------------------------------
 
-OURS = "gradient_em"
+OURS = "mixed_effects"
 
 
 def regression_errors(task: Regression, seed: int) -> dict[str, Any]:
-    """error: mean squares of held-out residuals, by line. seconds: of gradient_em."""
+    """error: mean squares of held-out residuals, by line. seconds: of mixed_effects."""
     x, clients = task.read()
     x = x[:, [*task.inputs, task.response]]
     whole = np.isfinite(x).all(axis=1)
@@ -315,8 +315,8 @@ def regression_errors(task: Regression, seed: int) -> dict[str, Any]:
     x = (x - x.mean(axis=0)) / x.std(axis=0)
     train, held = map(list, zip(*clients_of((x, clients), seed, lambda rows: max(rows - task.rows, 0)), strict=True))
     block = fedgrem_runs.block_of(train)
-    ran = fedgrem_runs.run(block, seed, {"model": "regression", "components": 1, "intercept": True})
-    ours = personalise(ran.method.config, ran.state, block, ran.memory)["centres"][:, 0]
+    ran = fedgrem_runs.run(block, seed, MixedEffects(MixedEffectsConfig(intercept=True)))
+    ours = ran.method.personalise(ran.state, block, ran.memory)["centres"][:, 0]
     fits = [_with_one(own) for own in train]
     pooled = np.linalg.lstsq(np.concatenate(fits), np.concatenate(train)[:, -1], rcond=None)[0]
     lines: dict[str, Sequence[np.ndarray] | np.ndarray] = {

@@ -88,7 +88,7 @@ class FedGrEMPenDigits:
         block = runs.block_of(train)
         x = contaminated(block.x, block.ptr, bad.tolist(), "outlier", seed)
         block = runs.block_of(np.split(x, block.ptr[1:-1]))
-        ran = runs.run(block, seed, cell.arguments["settings"])
+        ran = runs.run(block, seed, runs.fedgrem(cell.arguments["settings"]))
         config, held = ran.method.config, runs.block_of(test)
         own = parameters(config, ran.state, block, ran.memory)
         found = labelling(config, ran.state, held, ran.memory, own).argmax(axis=1)
@@ -102,7 +102,8 @@ class FedGrEMPenDigits:
         }
         if cell.arguments["loop"] and level == 0:
             alone = {"components": self.components, "algorithm": "local-fit"}
-            start = runs.run(block, seed, {**cell.arguments["settings"], "preset": "estimated", **alone})
+            beginning = runs.fedgrem({**cell.arguments["settings"], "preset": "estimated", **alone})
+            start = runs.run(block, seed, beginning)
             result["loop"] = runs.per_task_loop(block, start.memory["theta"], start.memory["w"], ran.rounds)
         return result
 

@@ -14,10 +14,10 @@ from typing import Any, cast
 import numpy as np
 from fedcore.papers.experiment import Options
 
-from fedcore.methods.gradient_em import GradientEM, GradientEMConfig, GradientEMState, central
-from fedcore.methods.gradient_em.local_steps import Rows, e_step
+from fedcore.methods.gradient_em import GradientEM, GradientEMConfig, central
+from fedcore.methods.mixture_models.local_steps import Rows, e_step
 from fedcore.population.blocks import RowsBlock, leaves
-from fedcore.rounds.method import Memory, PublicFacts
+from fedcore.rounds.method import AnyMethod, Memory, PublicFacts
 from fedcore.rounds.statistics import Statistics, merge_all, values
 
 CLIENTS_PER_LEAF = 1024
@@ -44,8 +44,8 @@ REGRESSIONS = tuple(label for label in LINES if label not in ("TGMM", "FedGrEM (
 class Ran:
     """seconds: of the whole run; of_start: of it, before the first round. rounds: that were made."""
 
-    method: GradientEM
-    state: GradientEMState
+    method: AnyMethod
+    state: Any
     memory: Memory
     block: RowsBlock
     seconds: float
@@ -59,9 +59,13 @@ def block_of(rows: Sequence[np.ndarray]) -> RowsBlock:
     return RowsBlock(0, 0, ptr, np.concatenate(rows))
 
 
-def run(block: RowsBlock, seed: int, settings: Mapping[str, Any]) -> Ran:
-    """Trains the method gradient_em on all clients of the block, to its end."""
-    method = GradientEM(GradientEMConfig(**settings))
+def fedgrem(settings: Mapping[str, Any]) -> GradientEM:
+    """The method of a line of the tables."""
+    return GradientEM(GradientEMConfig(**settings))
+
+
+def run(block: RowsBlock, seed: int, method: AnyMethod) -> Ran:
+    """Trains a method on all clients of the block, to its end."""
     facts = PublicFacts("rows", block.features, CLIENTS_PER_LEAF, None, block.clients, None, seed)
     state, begun, of_start = method.init(facts), time.perf_counter(), 0.0
     parts = list(leaves(block, CLIENTS_PER_LEAF))

@@ -88,7 +88,8 @@ class FedGrEMGaussians:
         found: dict[str, list[float]] = {"largest": [], "rms": [], "weights": [], "seconds": []}
         for seed in cell.arguments["seeds"]:
             simulated = simulated_clients(seed, model=self.model, h=cell.arguments["h"], preset=self.preset)
-            ran = runs.run(runs.block_of(simulated.rows), seed, {"model": self.model, **cell.arguments["settings"]})
+            method = runs.fedgrem({"model": self.model, **cell.arguments["settings"]})
+            ran = runs.run(runs.block_of(simulated.rows), seed, method)
             out = ran.method.personalise(ran.state, ran.block, ran.memory)
             centres = errors(out["centres"], simulated.theta, simulated.inlier)
             found["largest"].append(centres.largest)

@@ -44,7 +44,8 @@ FAST = [
 ]
 SLOW = [
     "histograms/private-merged",
-    "gradient_em/mixed-effects",
+    "mixed_effects/tried",
+    "mixed_effects/mixture",
     "private_gmm/full-records",
     "histograms/private-adaptive-clip",
     "histograms/private-given-votes",

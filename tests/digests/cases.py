@@ -216,7 +216,6 @@ def gradient_em(name: str, population: str = "gaussians", given: str | None = No
 
 PAPER = {"preset": "paper", "second_start": 0}
 NORM = {"shrinkage": "norm", "second_start": 0}
-MIXED = {"algorithm": "mixed-effects", "components": 1, "second_start": 0}
 BASELINES = ("local-fit", "local-em", "local-grem", "fedem", "fedem-w", "pooled-em", "pooled-grem")
 
 gradient_em("fedgrem")
@@ -255,10 +254,22 @@ gradient_em("pooled-em-given", given="centres", algorithm="pooled-em")
 gradient_em("tgmm", algorithm="tgmm")
 gradient_em("fedgmm", "regressions", algorithm="fedgmm", covariates=2)
 gradient_em("fedgmm-clients", "regressions", algorithm="fedgmm", covariates=1, average="clients", intercept=True)
-gradient_em("mixed-effects", "regressions", **MIXED, intercept=True)
-gradient_em("mixed-effects-likelihood", "regressions", **MIXED, robust=False)
-gradient_em("mixed-effects-robust", "regressions", **MIXED, robust=True)
-gradient_em("mixed-effects-mixture", "regressions", algorithm="mixed-effects")
+
+
+# --- mixed effects ----------------------------------------------------------------------------------------------------
+
+
+def mixed_effects(name: str, **settings) -> None:
+    settings = {"rounds": 4, "start_steps": 3, "starts": 1, "shuffles": 1, **settings}
+    CASES[f"mixed_effects/{name}"] = Case("mixed_effects", "regressions", settings)
+
+
+mixed_effects("tried", intercept=True)
+mixed_effects("likelihood", robust=False)
+mixed_effects("robust", robust=True)
+mixed_effects("mixture", components=2, second_start=2)
+for rule in ("exhaustive", "stepwise", "shuffles", "majority", "centres"):
+    mixed_effects(f"mixture-{rule}", components=2, robust=False, alignment=rule, shuffles=5, aligned_clients=8)
 
 
 # --- private Gaussian mixtures ----------------------------------------------------------------------------------------

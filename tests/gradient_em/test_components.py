@@ -12,7 +12,7 @@ from scipy.stats import multivariate_normal
 
 from fedcore.methods.gradient_em import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import Coordinates, covariances_of, to_model, to_standardised, whitening
-from fedcore.methods.gradient_em.local_steps import Rows, e_step, posteriors
+from fedcore.methods.mixture_models.local_steps import Rows, e_step, posteriors
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds.results import Features
 from fedcore.rounds.statistics import values

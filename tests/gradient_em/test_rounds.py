@@ -7,7 +7,7 @@ from fedcore.papers.fedgrem.simulation.errors import errors
 from fedcore.papers.fedgrem.simulation.similar_mixtures import CENTRES, simulated_clients
 
 from fedcore.methods.gradient_em.clients import LocalUpdate, restored
-from fedcore.methods.gradient_em.local_steps import Rows, e_step, full_m_step
+from fedcore.methods.mixture_models.local_steps import Rows, e_step, full_m_step
 from tests.gradient_em.run_in_memory import block_of, run
 
 FAST = {"starts": 3, "start_steps": 10}

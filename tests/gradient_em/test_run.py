@@ -237,22 +237,10 @@ def test_the_preset_of_the_paper():
     assert [number for number in range(1, 200) if own.starts_again(number)] == [10, 40, 160]
 
 
-def test_the_algorithm_follows_the_model_and_the_settings():
-    """Regressions of one component are mixed effects, unless a setting is given that these do not have."""
-    regression = {"model": "regression", "components": 1}
-    assert GradientEMConfig(**regression).algorithm == "mixed-effects"
-    assert GradientEMConfig(**regression, robust=True).algorithm == "mixed-effects"
-    assert GradientEMConfig(model="regression", components=2).algorithm == "fedgrem"
-    assert GradientEMConfig(**regression, participation=1.0, covariance="auto").algorithm == "mixed-effects"
-    for own in (
-        {"preset": "paper"},
-        {"participation": 0.5},
-        {"covariance": "shared"},
-        {"start": "given"},
-        {"limit": 2.0},
-    ):
-        assert GradientEMConfig(**regression, **own).algorithm == "fedgrem"
-    assert GradientEMConfig().algorithm == GradientEMConfig(algorithm=None).algorithm == "fedgrem"
+def test_regressions_of_one_component_are_fedgrem_as_well():
+    config = GradientEMConfig(model="regression", components=1)
+    assert config == GradientEMConfig(model="regression", components=1, smallest_cluster=5.0)
+    assert config.algorithm == GradientEMConfig().algorithm == "fedgrem" and config.estimated
 
 
 def test_settings_survive_the_run_store():

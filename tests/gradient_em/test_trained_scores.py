@@ -96,7 +96,7 @@ def test_who_remembers_nothing_is_not_scored(model):
     assert not losses(ran.method.config, ran.state, later, later.heldout, None)[0].any()
 
 
-@pytest.mark.parametrize("settings", [{}, {"algorithm": "mixed-effects"}, {"algorithm": "local-em"}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"algorithm": "local-em"}], ids=str)
 @pytest.mark.parametrize("unit", [1.0, 100.0])
 def test_fitted_values_are_what_inputs_alone_say(settings, unit):
     tables = regressions(unit)

@@ -38,13 +38,15 @@ def first_candidates(config: GradientEMConfig, state: GradientEMState, starts: n
     weights, covariances = np.full(r, 1.0 / r), np.tile(state.covariance, (r, 1, 1))
     rows = [np.concatenate([weights, means.ravel(), covariances.ravel()]) for means in (state.centres, *starts[chosen])]
     scale = float(np.trace(state.covariance)) / d
-    return replace(state, phase="candidates", chains=np.stack(rows), smallest_noise=REGULARISATION * scale / state.rows)
+    return replace(
+        state, phase="candidates", candidates=np.stack(rows), regularisation=REGULARISATION * scale / state.rows
+    )
 
 
 def message(state: GradientEMState) -> CandidatesMessage:
     coordinates = replace(coordinates_of(state), covariance=np.zeros((0, 0)))
-    judged = state.trial_round == CANDIDATE_ROUNDS
-    return CandidatesMessage(state.chains, state.smallest_noise, state.seed, judged, coordinates)
+    judged = state.candidate_rounds == CANDIDATE_ROUNDS
+    return CandidatesMessage(state.candidates, state.regularisation, state.seed, judged, coordinates)
 
 
 def client_round(
@@ -75,22 +77,22 @@ def server_update(
     d, rows = state.centres.shape[1], max(float(result["rows"][0]), 1.0)
     if "fits" in result:
         fits = np.asarray(result["fits"]) / rows
-        best = parameters(state.chains[int(np.argmax(fits))], config.components, d)
+        best = parameters(state.candidates[int(np.argmax(fits))], config.components, d)
         state = replace(
             state,
             phase="rounds",
             centres=best["means"],
             covariance=best["covariances"],
             orders=state.orders[:0],
-            chains=np.zeros((0, 0)),
+            candidates=np.zeros((0, 0)),
             gain=float(fits.max() - fits[0]),
         )
         return state, RoundInfo({"held_out": float(fits.max()), "gain": state.gain})
-    model, found = model_of(config, d, state.smallest_noise), []
+    model, found = model_of(config, d, state.regularisation), []
     for total in np.asarray(result["totals"]):
         theta = model.maximise(total / rows)
         found.append(np.concatenate([theta["weights"], theta["means"].ravel(), theta["covariances"].ravel()]))
-    return replace(state, chains=np.stack(found), trial_round=state.trial_round + 1), RoundInfo({})
+    return replace(state, candidates=np.stack(found), candidate_rounds=state.candidate_rounds + 1), RoundInfo({})
 
 
 def model_of(config: GradientEMConfig, d: int, regularisation: float) -> GaussianMixture:

@@ -18,15 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-SMALLEST_DISTANCE = 1e-12
+from fedcore.methods.mixture_models.spatial_median import SMALLEST_DISTANCE, distances, moved_centre, weighted_sums
+
 TOLERANCE = 1e-9
 MOST_STEPS = 500
-
-
-def distances(t: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """(K, R) Euclidean distance of t (K, R, p) from v (R, p)."""
-    d = t - v
-    return np.sqrt(np.einsum("krp,krp->kr", d, d))
 
 
 def shares_kept(distance: np.ndarray, tau: np.ndarray) -> np.ndarray:
@@ -44,18 +39,6 @@ def proximal_step(t: np.ndarray, v: np.ndarray, tau: np.ndarray) -> np.ndarray:
 def huber_weights(t: np.ndarray, v: np.ndarray, n: np.ndarray, tau: np.ndarray) -> np.ndarray:
     """(K, R) a_k = n_k min(1, tau_k / |t_k - v|). n: (K, R), 0 leaves a client out."""
     return np.where(n > 0, n * np.minimum(1.0, tau / np.maximum(distances(t, v), SMALLEST_DISTANCE)), 0.0)
-
-
-def weighted_sums(t: np.ndarray, a: np.ndarray) -> np.ndarray:
-    """(R, p + 1): sum a_k t_k, then sum a_k. A client of weight 0 counts as nothing, whatever its t is."""
-    t = np.where((a > 0)[:, :, None], t, 0.0)
-    return np.concatenate([np.einsum("kr,krp->rp", a, t), a.sum(axis=0)[:, None]], axis=1)
-
-
-def moved_centre(v: np.ndarray, sums: np.ndarray) -> np.ndarray:
-    """(R, p) the next centre from the two sums; a component that nobody sent anything of keeps its centre."""
-    some = sums[:, -1:] > 0
-    return np.where(some, sums[:, :-1] / np.where(some, sums[:, -1:], 1.0), v)
 
 
 def thresholds(penalty: float, n: np.ndarray) -> np.ndarray:
@@ -130,14 +113,6 @@ def coordinate_medians(t: np.ndarray, n: np.ndarray) -> np.ndarray:
     nobody = ~(n > 0).any(axis=0)
     masked[0, nobody] = 0.0
     return np.nanmedian(masked, axis=0)
-
-
-def spatial_median(t: np.ndarray, steps: int = 50) -> np.ndarray:
-    """(R, p) the point of least summed distance to t (K, R, p), by Weiszfeld's reweighting from the medians."""
-    v = np.median(t, axis=0)
-    for _ in range(steps):
-        v = moved_centre(v, weighted_sums(t, 1.0 / np.maximum(distances(t, v), SMALLEST_DISTANCE)))
-    return v
 
 
 def next_penalty(penalty: float, decay: float, constant: float, p: int, clients: float) -> float:

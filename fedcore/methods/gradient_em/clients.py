@@ -17,11 +17,11 @@ import numpy as np
 from fedcore.methods.gradient_em import memory as memories
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import rows_of, to_model, to_standardised
-from fedcore.methods.gradient_em.local_steps import Rows, Sums, e_step, full_m_step, largest_curvature
 from fedcore.methods.gradient_em.messages import RoundMessage
 from fedcore.methods.gradient_em.penalty import NormPenalty
 from fedcore.methods.gradient_em.shrinkage import ClientSums, EstimatedPenalty
-from fedcore.methods.gradient_em.tiles import of_clients
+from fedcore.methods.mixture_models.local_steps import Rows, Sums, e_step, full_m_step, largest_curvature
+from fedcore.methods.mixture_models.tiles import of_clients
 from fedcore.population.blocks import RowsBlock
 from fedcore.randomness import client_uniforms
 from fedcore.rounds.method import Memory

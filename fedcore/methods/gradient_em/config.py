@@ -23,66 +23,29 @@ PAPER = {
 }
 
 
-# Settings of which any that is not at its default says that a regression is meant to be fitted by fedgrem.
-OF_FEDGREM = (
-    "preset",
-    "covariance",
-    "known",
-    "shrinkage",
-    "limit",
-    "pooling",
-    "penalty",
-    "penalty_decay",
-    "first_penalty",
-    "central",
-    "by_component",
-    "share_weights",
-    "weights_penalty",
-    "step",
-    "step_size",
-    "gradient_step",
-    "weight_floor",
-    "cap_steps",
-    "local_steps",
-    "gradient_clip",
-    "smallest_cluster",
-    "participation",
-    "batch",
-    "batch_decay",
-    "batch_weight",
-    "start",
-)
-
-
 class GradientEMConfig(BaseModel):
     """Settings of penalised federated gradient EM and of its baselines. Ranges stand beside the fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    algorithm: (
-        Literal[
-            "fedgrem",
-            "local-fit",
-            "local-em",
-            "local-grem",
-            "fedem",
-            "fedem-w",
-            "tgmm",
-            "fedgmm",
-            "pooled-em",
-            "pooled-grem",
-            "mixed-effects",
-        ]
-        | None
-    ) = Field(
-        None,
-        description="if none is given, mixed-effects for regressions of one component, unless a setting is given that "
-        "only fedgrem has, and fedgrem otherwise; fedgrem: penalised gradient EM; local-fit: every client's start, "
+    algorithm: Literal[
+        "fedgrem",
+        "local-fit",
+        "local-em",
+        "local-grem",
+        "fedem",
+        "fedem-w",
+        "tgmm",
+        "fedgmm",
+        "pooled-em",
+        "pooled-grem",
+    ] = Field(
+        "fedgrem",
+        description="fedgrem: penalised gradient EM; local-fit: every client's start, "
         "with its own covariance; local-em, local-grem: (gradient) EM of every client alone; fedem: full M-steps, "
         "averaged; "
         "fedem-w: one M-step on all rows, own weights; tgmm: others' starts as sources; fedgmm: joint mixture of "
-        "inputs and regressions; pooled-em, pooled-grem: all rows as if of one client; mixed-effects: regressions, the "
-        "covariances of clients' coefficients and the noise estimated",
+        "inputs and regressions; pooled-em, pooled-grem: all rows as if of one client",
     )
 
     preset: Literal["estimated", "paper"] = Field(
@@ -101,7 +64,7 @@ class GradientEMConfig(BaseModel):
         "auto",
         description="of the rows within a component, or noise variance of a regression; shared: one for "
         "all clients, estimated; components: one for each component of Gaussians, likewise, from the best of several "
-        "mixtures of all rows; auto: shared for fedgrem of Gaussians, estimated for mixed-effects, identity "
+        "mixtures of all rows; auto: shared for fedgrem of Gaussians, identity "
         "otherwise, which for a regression presumes a noise of variance 1",
     )
     known: float | tuple[float, ...] | tuple[tuple[float, ...], ...] | None = Field(
@@ -130,11 +93,6 @@ class GradientEMConfig(BaseModel):
     )
     pooling: float = Field(
         10.0, ge=0, le=1e9, description="estimated: clients' worth of all components' differences in that of each one"
-    )
-    robust: bool | Literal["auto"] = Field(
-        "auto",
-        description="mixed-effects: clients whose coefficients or noise are far from the others' count less or not at "
-        "all; false: maximum likelihood; auto: as rows that clients hold out say",
     )
     second_start: int = Field(
         10,
@@ -239,14 +197,9 @@ class GradientEMConfig(BaseModel):
         """Whether differences between clients are estimated."""
         return self.algorithm == "fedgrem" and self.shrinkage == "estimated"
 
-    @property
-    def mixed(self) -> bool:
-        """Whether coefficients are random effects with a covariance (`fedcore.methods.gradient_em.mixed_rounds`)."""
-        return self.algorithm == "mixed-effects"
-
     def starts_again(self, number: int) -> bool:
         """Whether clients start from the common centres as well in round `number`."""
-        later = self.second_start if self.estimated or self.mixed else 0
+        later = self.second_start if self.estimated else 0
         while 0 < later < number:
             later *= 4
         return 0 < later == number
@@ -276,15 +229,9 @@ class GradientEMConfig(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_preset_and_model(cls, settings: Any) -> Any:
-        if not isinstance(settings, dict):
-            return settings
-        if settings.get("algorithm") is None:
-            one = settings.get("model") == "regression" and settings.get("components") == 1
-            defaults = {name: cls.model_fields[name].default for name in OF_FEDGREM}
-            plain = all(settings.get(name, default) == default for name, default in defaults.items())
-            settings = {**settings, "algorithm": "mixed-effects" if one and plain else "fedgrem"}
-        return {**PAPER, **settings} if settings.get("preset") == "paper" else settings
+    def _of_preset(cls, settings: Any) -> Any:
+        paper = isinstance(settings, dict) and settings.get("preset") == "paper"
+        return {**PAPER, **settings} if paper else settings
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:
@@ -313,12 +260,6 @@ class GradientEMConfig(BaseModel):
                 f"{self.algorithm} starts from the clients' own fits",
             ),
             (self.share_weights and not fedgrem, "share_weights is for fedgrem"),
-            (self.mixed and gaussian, 'mixed-effects is for regressions: model = "regression"'),
-            (
-                self.mixed and (self.covariance not in ("auto", "identity") or self.start == "given"),
-                "mixed-effects estimates the noise variance, and starts from the clients' own fits",
-            ),
-            (not self.mixed and self.robust != "auto", "robust is for mixed-effects"),
         ):
             if wrong:
                 raise ValueError(text)

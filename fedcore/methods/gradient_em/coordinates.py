@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from fedcore.errors import PopulationError
 from fedcore.methods.gradient_em.config import GradientEMConfig
-from fedcore.methods.gradient_em.local_steps import Rows
 from fedcore.methods.gradient_em.state import GradientEMState
+from fedcore.methods.mixture_models.local_steps import Rows, finite_rows, regression_rows
 from fedcore.population.blocks import RowsBlock
 
 NO_VARIANCE = 1e-12
@@ -46,20 +45,10 @@ def rows_of(
     moments_of: rows of the same clients, whose moments are used where every client has its own units; None: the leaf's.
     Raises PopulationError if a row is not finite.
     """
-    x = block.x.astype(np.float64, copy=False)
-    if not np.isfinite(x).all():
-        row, column = np.argwhere(~np.isfinite(x))[0]
-        client = block.first + int(np.searchsorted(block.ptr, row, "right")) - 1
-        raise PopulationError(
-            f"row {row - block.ptr[client - block.first]} of client {client} has no finite number in column {column}.",
-            "Fill in or leave out what is missing.",
-        )
     if config.model == "regression":
-        y = x[:, -1]
-        if len(coordinates.covariance):
-            y = y / np.sqrt(coordinates.covariance[0, 0])
-        x = np.column_stack([x[:, :-1], np.ones(len(x))]) if config.intercept else x[:, :-1]
-        return Rows(np.ascontiguousarray(x), np.ascontiguousarray(y), block.ptr)
+        noise = float(coordinates.covariance[0, 0]) if len(coordinates.covariance) else None
+        return regression_rows(block, noise, config.intercept)
+    x = finite_rows(block)
     if config.standardise == "clients":
         mean, scale = own_moments(block if moments_of is None else moments_of)
         sizes = np.diff(block.ptr)

@@ -14,10 +14,10 @@ from __future__ import annotations
 import numpy as np
 
 from fedcore.methods.gradient_em import central
-from fedcore.methods.gradient_em.alignment import reordered, to_centres
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.messages import RoundMessage
 from fedcore.methods.gradient_em.penalty import Penalty, penalty_of
+from fedcore.methods.mixture_models.alignment import in_common_order
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds.method import Memory
 
@@ -28,7 +28,7 @@ def at_first_round(config: GradientEMConfig, message: RoundMessage, block: RowsB
     """The memory of round 1: components in the common order, and what later rounds of FedGrEM keep."""
     if "started" not in memory:  # tgmm has aligned them already
         return memory
-    memory = aligned(memory, message.orders, message.centres, block)
+    memory = in_common_order(memory, message.orders, message.centres, block)
     if config.algorithm != "fedgrem":
         return memory
     memory["halvings"] = np.zeros(memory["w"].shape, np.int8)
@@ -37,25 +37,6 @@ def at_first_round(config: GradientEMConfig, message: RoundMessage, block: RowsB
         memory["step"] = config.step_size / np.maximum(memory["w"], config.weight_floor)
     if config.model == "regression" and config.cap_steps:
         memory["cap"] = np.full(memory["w"].shape, np.inf)
-    return memory
-
-
-def aligned(memory: Memory, orders: np.ndarray, centres: np.ndarray, block: RowsBlock) -> Memory:
-    """The memory after the start, its components in the common order; clients without a start of their own take the
-    common centres."""
-    own = memory["started"].astype(bool)
-    if len(orders):
-        chosen = orders[block.first : block.first + block.clients].astype(np.int64)
-    else:
-        chosen = to_centres(memory["theta"], centres)
-    memory = {
-        name: reordered(value, chosen)
-        if value.ndim > 1 and value.shape[1] == chosen.shape[1] and name in ("theta", "w", "variances")
-        else value
-        for name, value in memory.items()
-        if name != "started"
-    }
-    memory["theta"] = np.where(own[:, None, None], memory["theta"], centres)
     return memory
 
 

@@ -78,55 +78,6 @@ class RoundMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class MixedMessage:
-    """One round of mixed-effects regressions: `fedcore.methods.gradient_em.mixed_effects.Common`, units of the data.
-
-    mean: (p,); between: (p, p); noise, smallest: of the noise variance; robust: whether weights are
-    """
-
-    mean: np.ndarray
-    between: np.ndarray
-    noise: float
-    smallest: float
-    robust: bool
-
-
-@dataclass(frozen=True, slots=True)
-class TrialMessage:
-    """One round of the trial of robust weights (`fedcore.methods.gradient_em.mixed_trial`).
-
-    chains: (10, p + p p + 1); judged: whether clients judge the fits, instead of going on with them
-    """
-
-    chains: np.ndarray
-    smallest: float
-    judged: bool
-
-
-@dataclass(frozen=True, slots=True)
-class MixtureMessage:
-    """One round of mixtures of mixed-effects regressions (`fedcore.methods.gradient_em.mixture_rounds`), of F fits.
-
-    number:  from 1, in the trial and again after it
-    fits:    (F, R, p + p p + 1); robust: of each fit
-    held:    whether rows that clients hold out are left out; judged: whether the fits are judged by them
-    again:   whether clients also start from the common coefficients
-    orders, centres: as in `RoundMessage`
-    """
-
-    number: int
-    seed: int
-    fits: np.ndarray
-    smallest: float
-    robust: tuple[bool, ...]
-    held: bool
-    judged: bool
-    again: bool
-    orders: np.ndarray
-    centres: np.ndarray
-
-
-@dataclass(frozen=True, slots=True)
 class CandidatesMessage:
     """One round of mixtures of all rows (`fedcore.methods.gradient_em.candidates`), of F of them.
 
@@ -140,13 +91,4 @@ class CandidatesMessage:
     coordinates: Coordinates
 
 
-Message = (
-    MomentsMessage
-    | StartMessage
-    | TotalsMessage
-    | RoundMessage
-    | MixedMessage
-    | TrialMessage
-    | MixtureMessage
-    | CandidatesMessage
-)
+Message = MomentsMessage | StartMessage | TotalsMessage | RoundMessage | CandidatesMessage

@@ -8,31 +8,13 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.methods.gradient_em import (
-    candidates,
-    clients,
-    mixed_rounds,
-    mixture_rounds,
-    personal,
-    scores,
-    server,
-    start,
-)
+from fedcore.methods.gradient_em import candidates, clients, personal, scores, server, start
 from fedcore.methods.gradient_em import memory as memories
 from fedcore.methods.gradient_em.baselines import rounds as baselines
 from fedcore.methods.gradient_em.baselines import tgmm
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import coordinates_of, to_data
-from fedcore.methods.gradient_em.messages import (
-    CandidatesMessage,
-    Message,
-    MixedMessage,
-    MixtureMessage,
-    MomentsMessage,
-    StartMessage,
-    TotalsMessage,
-    TrialMessage,
-)
+from fedcore.methods.gradient_em.messages import CandidatesMessage, Message, MomentsMessage, StartMessage, TotalsMessage
 from fedcore.methods.gradient_em.result import result_of
 from fedcore.methods.gradient_em.round_metrics import METRICS
 from fedcore.methods.gradient_em.state import GradientEMState
@@ -61,12 +43,16 @@ class GradientEM(NonPrivateMethod[GradientEMConfig, GradientEMState]):
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
     setting_groups: ClassVar[Mapping[str, str]] = {
         "model": "model",
-        "shrinkage": "fedgrem, mixed-effects: central update",
+        "shrinkage": "fedgrem: central update",
         "step": "clients' steps",
         "participation": "fedgrem: who takes part",
         "start": "start",
         "average": "baselines",
         "rounds": "end",
+    }
+    moved_settings: ClassVar[Mapping[str, str]] = {
+        "algorithm=mixed-effects": "is the method mixed_effects now",
+        "robust": "is a setting of the method mixed_effects",
     }
     scores_use_memories: ClassVar[bool] = True
     accepts_warm_start: ClassVar[bool] = True
@@ -97,14 +83,8 @@ class GradientEM(NonPrivateMethod[GradientEMConfig, GradientEMState]):
         known = cast(Memory, memory)  # the start leaves one
         if isinstance(message, TotalsMessage):
             return tgmm.totals(message, rows, known)
-        if isinstance(message, MixedMessage):
-            return mixed_rounds.client_round(message, rows, known)
         if isinstance(message, CandidatesMessage):
             return candidates.client_round(self.config, message, rows, known)
-        if isinstance(message, MixtureMessage):
-            return mixture_rounds.client_round(self.config, message, rows, known)
-        if isinstance(message, TrialMessage):
-            return mixed_rounds.trial_round(message, rows, known)
         if self.config.algorithm == "fedgrem":
             return clients.gradient_round(self.config, message, rows, known)
         if message.number == 1:
@@ -148,7 +128,7 @@ class GradientEM(NonPrivateMethod[GradientEMConfig, GradientEMState]):
     def outlier_distances(self, state: GradientEMState, block: ClientBlock, memory: Memory | None) -> np.ndarray:
         """(C, R) in units of what the penalty bounds."""
         distance = None
-        if self.config.algorithm == "fedgrem" or self.config.mixed:
+        if self.config.algorithm == "fedgrem":
             distance = personal.parameters(self.config, state, cast(RowsBlock, block), memory).distance
         if distance is None:
             raise ConfigError(

@@ -12,6 +12,7 @@ import numpy as np
 from fedcore.methods.gradient_em import central
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.shrinkage import EstimatedPenalty
+from fedcore.methods.mixture_models.spatial_median import distances, weighted_sums
 
 
 class NormPenalty(NamedTuple):
@@ -35,7 +36,7 @@ class NormPenalty(NamedTuple):
     def relative_distance(self, t: np.ndarray, theta: np.ndarray, v: np.ndarray) -> np.ndarray:
         """(C, R) |t - v| / tau; NaN where a component does not count or there is no penalty."""
         with np.errstate(invalid="ignore", divide="ignore"):
-            ratio = central.distances(t, v) / np.where(self.tau > 0, self.tau, np.nan)
+            ratio = distances(t, v) / np.where(self.tau > 0, self.tau, np.nan)
             return np.where(self.counts > 0, ratio, np.nan)
 
     def covariance_shares(self, t: np.ndarray, theta: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, float]:
@@ -45,11 +46,11 @@ class NormPenalty(NamedTuple):
 
     def beyond(self, t: np.ndarray, v: np.ndarray) -> np.ndarray:
         """(C, R) bool, who is farther out than tau."""
-        return (self.counts > 0) & (central.distances(t, v) > self.tau)
+        return (self.counts > 0) & (distances(t, v) > self.tau)
 
     def sums(self, t: np.ndarray, v: np.ndarray) -> np.ndarray:
         """(R, p + 1) the two sums of one reweighting step of the central update."""
-        return central.weighted_sums(t, central.huber_weights(t, v, self.counts, self.tau))
+        return weighted_sums(t, central.huber_weights(t, v, self.counts, self.tau))
 
 
 Penalty = NormPenalty | EstimatedPenalty

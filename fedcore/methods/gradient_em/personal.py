@@ -8,18 +8,24 @@ import numpy as np
 
 from fedcore.errors import RunError
 from fedcore.methods.gradient_em import memory as memories
-from fedcore.methods.gradient_em import mixed_rounds, mixture_rounds, server
+from fedcore.methods.gradient_em import server
 from fedcore.methods.gradient_em.baselines import pooled
 from fedcore.methods.gradient_em.config import POOLED, GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import coordinates_of, rows_of, to_data, to_model, to_standardised
-from fedcore.methods.gradient_em.local_steps import Rows, e_step, full_m_step, posteriors
 from fedcore.methods.gradient_em.penalty import penalty_of
 from fedcore.methods.gradient_em.state import GradientEMState
+from fedcore.methods.mixture_models.local_steps import (
+    Rows,
+    e_step,
+    expected,
+    full_m_step,
+    labels_of_clients,
+    posteriors,
+)
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds.method import ClientOutputs, Memory, took_no_part
 
 ADAPTED_STEPS = 30
-LABELLED_ROWS = 10_000  # of a client in its outputs
 
 
 class ClientParameters(NamedTuple):
@@ -55,11 +61,7 @@ def personalise(
     coordinates = coordinates_of(state)
     rows = rows_of(config, coordinates, block)
     g = labelling(config, state, block, memory, own, rows)
-    labels = np.full((block.clients, min(max(state.largest, 1), LABELLED_ROWS)), -1, np.int16)
-    sizes = np.diff(block.ptr)
-    at = np.arange(len(rows.x)) - np.repeat(block.ptr[:-1], sizes)
-    kept = at < labels.shape[1]
-    labels[np.repeat(np.arange(block.clients), sizes)[kept], at[kept]] = g.argmax(axis=1)[kept]
+    labels, sizes = labels_of_clients(block.ptr, g, state.largest), np.diff(block.ptr)
     with np.errstate(invalid="ignore"):
         fit = e_step(rows, own.theta, own.w).log_likelihood / np.where(sizes > 0, sizes, np.nan)
     outputs = {
@@ -76,12 +78,6 @@ def personalise(
     return outputs
 
 
-def expected(rows: Rows, theta: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """(N,) responses that regressions theta (C, R, p) with weights w (C, R) expect of the rows, in theta's units."""
-    means = np.einsum("cr,crp->cp", w, theta)
-    return np.einsum("ij,ij->i", rows.x, means[rows.owners])
-
-
 def _known(state: GradientEMState, memory: Memory | None) -> Memory:
     if state.round < 1:
         raise RunError("the run stopped before its first round.", "Resume it first.")
@@ -96,12 +92,6 @@ def parameters(
     """The parameters that the clients of a leaf have from the run. Raises RunError before the first round."""
     memory = _known(state, memory)
     coordinates, n = coordinates_of(state), np.diff(block.ptr).astype(np.float64)
-    if config.mixed and config.components > 1:
-        parts, relative = mixture_rounds.of_memory(config, state, rows_of(config, coordinates, block), memory)
-        return ClientParameters(parts.coefficients, parts.w, relative)
-    if config.mixed:
-        found = mixed_rounds.of_clients(config, state, rows_of(config, coordinates, block))
-        return ClientParameters(found.coefficients[:, None], np.ones((len(n), 1)), found.relative[:, None])
     v, w = to_model(config, coordinates, state.centres), memory["w"]
     if config.algorithm in POOLED:
         w = np.broadcast_to(state.weights, w.shape)

@@ -7,17 +7,17 @@ import numpy as np
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import coordinates_of, to_data
 from fedcore.methods.gradient_em.state import GradientEMState
-from fedcore.methods.mixture_models.tables import positions
-from fedcore.rounds.results import Column, Features, Result, Table, of_coefficient, of_columns
+from fedcore.methods.mixture_models.tables import component_columns, of_inputs, positions
+from fedcore.rounds.results import Column, Features, Result, Table, of_columns
 
 
 def result_of(config: GradientEMConfig, state: GradientEMState, features: Features) -> Result:
     """Tables, and for Gaussians a figure of the centres. The tables centres, differences and standard_deviations have a
     row for each column of the population (of a regression: each input).
 
-    components:  a row for each component: its common weight, if there is one; of regressions the standard deviation of
-                 the noise; and how many clients are left apart as outliers, with no say in the differences, if these
-                 are estimated from all clients. A client can count as a part of one
+    components:  a row for each component: its common weight, if there is one; and how many clients are left apart as
+                 outliers and do not count in the differences, if these are estimated from all clients. A client can
+                 count as a part of one
     centres:     the common centres, in the units of the data
     differences: standard deviations of the clients' centres around the common one, in the units of the data; if they
                  are estimated
@@ -36,30 +36,22 @@ def result_of(config: GradientEMConfig, state: GradientEMState, features: Featur
     names = [f"component {r}" for r in range(len(centres))]
     of = _coordinates(config, features)
     units = ", in standard deviations of each client's own rows" if config.standardise == "clients" else ""
-    tables = [Table("centres", f"Common centres{units}", (*of, *_by_component(names, centres)))]
+    tables = [Table("centres", f"Common centres{units}", (*of, *component_columns(names, centres)))]
     if config.estimated:
         deviations = _between_clients(config, state)
         title = f"Standard deviations of clients' centres around the common ones{units}"
-        tables.append(Table("differences", title, (*of, *_by_component(names, deviations))))
+        tables.append(Table("differences", title, (*of, *component_columns(names, deviations))))
     components = [Column("component", list(range(len(centres))))]
     spread = None
     if len(state.weights):
         components.append(Column("share", state.weights.tolist(), "%"))
-    if config.model == "gaussian" and not config.mixed and len(state.covariance):
+    if config.model == "gaussian" and len(state.covariance):
         within = spread = np.broadcast_to(_within(state, centres.shape[1]), centres.shape)
         title = f"Standard deviations of rows within a component{units}"
-        tables.append(Table("standard_deviations", title, (*of, *_by_component(names, within))))
+        tables.append(Table("standard_deviations", title, (*of, *component_columns(names, within))))
     if config.estimated and config.participation == 1:
         apart = np.maximum(state.clients - state.spread_sums[:, 2], 0.0)
         components.append(Column("clients left apart", np.round(apart, 1).tolist()))
-    if config.mixed:
-        deviations = np.sqrt(np.maximum(np.diagonal(state.between, axis1=1, axis2=2), 0.0))
-        title = "Standard deviations of clients' coefficients around the common ones"
-        tables.append(Table("differences", title, (*of, *_by_component(names, deviations))))
-        each = len(centres)
-        response = features.unit(features.count - 1)
-        components.append(Column("noise", [float(np.sqrt(state.covariance[0, 0]))] * each, response))
-        components.append(Column("clients left apart", [state.left_apart] * each))
     if len(components) > 1:
         tables.insert(0, Table("components", "Components", tuple(components)))
     figures = (positions(_own_units(config, features), centres, spread),) if config.model == "gaussian" else ()
@@ -69,22 +61,14 @@ def result_of(config: GradientEMConfig, state: GradientEMState, features: Featur
 def _coordinates(config: GradientEMConfig, features: Features) -> tuple[Column, ...]:
     """Names, and units if there are any, of the p numbers of a centre: columns; or inputs of a regression, the last
     column being its response. Units of each client's own rows are none."""
-    own = config.standardise == "clients"
     if config.model != "regression":
         return of_columns(_own_units(config, features), features.count)
-    inputs, response = features.count - 1, features.unit(features.count - 1)
-    names = [features.name(j) for j in range(inputs)] + ["intercept"] * config.intercept
-    units = [of_coefficient(response, features.unit(j)) for j in range(inputs)] + [response] * config.intercept
-    return (Column("input", names), Column("unit", units)) if any(units) and not own else (Column("input", names),)
+    return of_inputs(features, config.intercept)
 
 
 def _own_units(config: GradientEMConfig, features: Features) -> Features:
     """The columns; units of each client's own rows are none."""
     return Features(features.count, features.names) if config.standardise == "clients" else features
-
-
-def _by_component(names: list[str], values: np.ndarray) -> list[Column]:
-    return [Column(name, own.tolist()) for name, own in zip(names, values, strict=True)]
 
 
 def _within(state: GradientEMState, p: int) -> np.ndarray:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.methods.gradient_em import candidates, central, mixed_rounds, mixed_trial, mixture_rounds, shrinkage, start
+from fedcore.methods.gradient_em import candidates, central, shrinkage, start
 from fedcore.methods.gradient_em.baselines import rounds as baselines
 from fedcore.methods.gradient_em.baselines import tgmm
 from fedcore.methods.gradient_em.config import GradientEMConfig
@@ -28,6 +28,7 @@ from fedcore.methods.gradient_em.coordinates import (
 )
 from fedcore.methods.gradient_em.messages import Message, MomentsMessage, RoundMessage, TotalsMessage
 from fedcore.methods.gradient_em.state import GradientEMState
+from fedcore.methods.mixture_models.spatial_median import moved_centre
 from fedcore.rounds.method import RoundInfo
 
 CURVATURE_EVERY = 20
@@ -38,8 +39,6 @@ def total_rounds(config: GradientEMConfig) -> int:
     before = 1 + (config.standardise == "columns") + (config.algorithm == "tgmm")
     if config.covariance == "components" and config.start == "local":
         before += candidates.CANDIDATE_ROUNDS + 1
-    if config.mixed and config.robust == "auto":
-        before += mixed_trial.TRIAL_ROUNDS + 1
     return before + (1 if config.algorithm == "local-fit" else config.rounds)
 
 
@@ -55,8 +54,6 @@ def message(config: GradientEMConfig, state: GradientEMState) -> Message | None:
             return TotalsMessage(state.orders, state.centres, coordinates_of(state))
         case "candidates":
             return candidates.message(state)
-    if config.mixed:
-        return (mixed_rounds if config.components == 1 else mixture_rounds).message(config, state)
     number = state.round + 1
     weights = weights_strength(config, state)
     return RoundMessage(
@@ -96,10 +93,6 @@ def server_update(
             return tgmm.after_totals(state, result)
         case "candidates":
             return candidates.server_update(config, state, result)
-        case "trial":
-            return (mixed_rounds if config.components == 1 else mixture_rounds).after_trial(state, result)
-    if config.mixed:
-        return (mixed_rounds if config.components == 1 else mixture_rounds).server_update(config, state, result)
     if config.algorithm != "fedgrem":
         return baselines.server_update(config, state, result)
     return gradient_round(config, state, result)
@@ -155,7 +148,7 @@ def robust_centres(
     """
     if config.central == "step":
         sums = _over_rounds(config, state, np.asarray(result["centre"]), state.sums)
-        return central.moved_centre(v, sums), replace(state, sums=sums), {}
+        return moved_centre(v, sums), replace(state, sums=sums), {}
     sent = np.asarray(result["sent"])
     estimates, rows = sent[:, :, :-1], sent[:, :, -1]
     strength = last_lambda(config, state)
@@ -203,7 +196,7 @@ def common_weights(config: GradientEMConfig, state: GradientEMState, result: Map
     if not config.share_weights:
         return state
     sums = _over_rounds(config, state, np.asarray(result["weights"]), state.weight_sums)
-    weights = central.moved_centre(state.weights[None], sums[None])[0]
+    weights = moved_centre(state.weights[None], sums[None])[0]
     return replace(state, weights=weights, weight_sums=sums)
 
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedcore.methods.gradient_em.central import SMALLEST_DISTANCE, distances, weighted_sums
+from fedcore.methods.mixture_models.spatial_median import SMALLEST_DISTANCE, distances, weighted_sums
 
 SMALLEST_VARIANCE = 1e-5  # between clients, relative to the mean 1 / (n w)
 LARGEST_VARIANCE = 1e6

@@ -18,19 +18,20 @@ from typing import Any
 import numpy as np
 
 from fedcore.errors import ConfigError, PopulationError
-from fedcore.methods.gradient_em import alignment, candidates, central, mixed_rounds, mixture_rounds, shrinkage
+from fedcore.methods.gradient_em import candidates, shrinkage
 from fedcore.methods.gradient_em.baselines import rounds as baselines
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import coordinates_of, covariance_of, rows_of, to_model, to_standardised
-from fedcore.methods.gradient_em.local_fits import local_fits
 from fedcore.methods.gradient_em.messages import StartMessage
 from fedcore.methods.gradient_em.state import GradientEMState
+from fedcore.methods.mixture_models import alignment
+from fedcore.methods.mixture_models.local_fits import compared, compared_up_to, local_fits
+from fedcore.methods.mixture_models.spatial_median import distances, spatial_median
 from fedcore.population.blocks import RowsBlock
-from fedcore.randomness import client_uniforms, stream
+from fedcore.randomness import stream
 from fedcore.rounds.method import Memory, PublicFacts, RoundInfo
 from fedcore.rounds.statistics import ArgMax, FloatSum, Stack, Statistics
 
-COMPARED = "gradient_em/compared"
 WARM_START_VARIANCE = 1.0  # between clients, where nobody was heard yet
 
 
@@ -52,9 +53,6 @@ def own_fits(config: GradientEMConfig, message: StartMessage, block: RowsBlock) 
     centres: (c, 1 + R p) number and centres of the fitted clients that were chosen to be compared
     scatter: (q + 1,) sum over fitted clients of n_k times their covariance, and of n_k
     """
-    if config.mixed:
-        mixed = mixed_rounds.own_fits if config.components == 1 else mixture_rounds.own_fits
-        return mixed(config, message, block, COMPARED)
     rows = rows_of(config, message.coordinates, block)
     n = rows.sizes
     shape = (block.clients, config.components, rows.x.shape[1])
@@ -74,8 +72,7 @@ def own_fits(config: GradientEMConfig, message: StartMessage, block: RowsBlock) 
         memory = {"theta": to_standardised(config, message.coordinates, fits.theta), "w": fits.w}
         if config.algorithm == "local-fit":
             memory["covariance" if rows.y is None else "variances"] = fits.covariance
-        uniforms = client_uniforms(message.seed, COMPARED, 0, block.first, block.clients)[:, 0]
-        chosen = fits.fitted & (uniforms <= message.compared)
+        chosen = fits.fitted & compared(message.seed, message.compared, block.first, block.clients)
         own = fits.covariance.reshape(block.clients, -1)
         if rows.y is not None:
             own = (fits.w * fits.covariance).sum(axis=1, keepdims=True)
@@ -147,10 +144,7 @@ def checked_centres(
 
 def start_message(config: GradientEMConfig, state: GradientEMState) -> StartMessage:
     """Asks all clients for their centres, or those with the smallest uniform numbers."""
-    compared = 1.0
-    if state.population > config.aligned_clients:
-        uniforms = client_uniforms(state.seed, COMPARED, 0, 0, state.population)[:, 0]
-        compared = float(np.partition(uniforms, config.aligned_clients - 1)[config.aligned_clients - 1])
+    compared = compared_up_to(state.seed, state.population, config.aligned_clients)
     return StartMessage(coordinates_of(state), compared, state.seed)
 
 
@@ -170,9 +164,6 @@ def after_start(
     config: GradientEMConfig, state: GradientEMState, result: Mapping[str, Any]
 ) -> tuple[GradientEMState, RoundInfo]:
     """The state at the beginning of round 1 (or of the totals)."""
-    if config.mixed:
-        mixed = mixed_rounds.after_start if config.components == 1 else mixture_rounds.after_start
-        return mixed(config, state, result)
     clients, rows, fitted = (float(value) for value in result["sizes"])
     if rows == 0:
         raise PopulationError("no client of the population has any rows.", "Check what was ingested.")
@@ -223,8 +214,8 @@ def _aligned_starts(
     generator = stream(state.seed, "gradient_em/alignment")
     orders = alignment.by_rule(config.alignment, config.shuffles, found, generator)
     together = alignment.reordered(found, orders)
-    common = central.spatial_median(together)
-    distance = float(np.median(central.distances(together, common)))
+    common = spatial_median(together)
+    distance = float(np.median(distances(together, common)))
     every = np.tile(np.arange(config.components, dtype=np.int32), (state.population, 1))
     every[numbers] = orders
     state = replace(

@@ -18,7 +18,7 @@ class GradientEMState:
 
     Units are those of `fedcore.methods.gradient_em.coordinates`.
 
-    phase:      "moments", "start", "totals", "candidates", "trial", "rounds", "done"
+    phase:      "moments", "start", "totals", "candidates", "rounds", "done"
     round:      rounds of Algorithm 1, or of the baseline, that are finished
     seed:       of the streams of simulation randomness
     population: K
@@ -39,15 +39,10 @@ class GradientEMState:
     weight_sums: (R + 1,) likewise those of shared weights; (0,) if they are not shared
     totals:     (R, p) sum of all aligned starts (tgmm), else (0, p); sources: how many starts that is
     covariate_means, covariate_covariance: (A, p), (p, p) of fedgmm
-    between:    (R, p, p) covariances of the clients' coefficients (mixed-effects), units of the data, else (0, 0, 0)
-    squares:    (p,) mean squares of the inputs (mixed-effects of several components), else (0,)
-    smallest_noise: (mixed-effects) least noise variance
-    left_apart: (mixed-effects) clients that did not count in the last round
-    chains:     (mixed-effects) fits of the trial of robust weights; (0, 0) when there is none
-    trial_round: (mixed-effects) rounds of the trial that are finished
-    robust:     (mixed-effects) 1 or 0, whether the trial chose robust weights; -1 without one
-    gain:       (mixed-effects) of robust weights in the trial, nats a held-out row
-    points, safe, last_step, last_fit, longest: (mixed-effects) `extrapolation.Trail`
+    candidates: (F, R + R d + R d d) mixtures of all rows that are tried as starts; (0, 0) when there are none
+    candidate_rounds: of theirs that are finished
+    regularisation: of their covariances
+    gain:       of the chosen one over the first, nats a held-out row
     """
 
     phase: str
@@ -74,16 +69,7 @@ class GradientEMState:
     sources: float = 0.0
     covariate_means: np.ndarray = _zeros(0, 0)
     covariate_covariance: np.ndarray = _zeros(0, 0)
-    between: np.ndarray = _zeros(0, 0, 0)
-    squares: np.ndarray = _zeros(0)
-    smallest_noise: float = 0.0
-    left_apart: float = 0.0
-    chains: np.ndarray = _zeros(0, 0)
-    trial_round: int = 0
-    robust: int = -1
+    candidates: np.ndarray = _zeros(0, 0)
+    candidate_rounds: int = 0
+    regularisation: float = 0.0
     gain: float = 0.0
-    points: np.ndarray = _zeros(0, 0)
-    safe: np.ndarray = _zeros(0, 0)
-    last_step: float = 0.0
-    last_fit: float = 0.0
-    longest: float = 4.0

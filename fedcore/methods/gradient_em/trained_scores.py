@@ -15,9 +15,9 @@ from fedcore.errors import ConfigError
 from fedcore.methods.gradient_em.baselines import pooled
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import coordinates_of, log_scale, rows_of
-from fedcore.methods.gradient_em.local_steps import LOG_WEIGHT_FLOOR, Rows, e_step
-from fedcore.methods.gradient_em.personal import ClientParameters, expected, parameters
+from fedcore.methods.gradient_em.personal import ClientParameters, parameters
 from fedcore.methods.gradient_em.state import GradientEMState
+from fedcore.methods.mixture_models.local_steps import LOG_WEIGHT_FLOOR, Rows, e_step, expected
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds.method import Memory
 from fedcore.rounds.scores import KnownMemories

@@ -13,7 +13,7 @@ DEFAULT_CLUSTERS = 10
 REFERENCE_FEATURES = 1000  # vocabulary for which floors and smoothing are meant
 SCALED = ("first_metric_floor", "metric_floor", "centre_floor", "assignment_smoothing")
 PAPER = "belongs to the method paper_histograms"
-ELSEWHERE = {
+MOVED = {
     "algorithm": "is not a setting: use the method paper_histograms for the algorithms that are not private",
     "algorithm=private": "is not a setting: histograms has one algorithm now, leave it out",
     "start": PAPER,

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedcore.methods.histograms import choice, clients, personal, releases, scores, server, sizes, start, weights
-from fedcore.methods.histograms.config import ELSEWHERE, HistogramsConfig
+from fedcore.methods.histograms.config import MOVED, HistogramsConfig
 from fedcore.methods.histograms.messages import ReleaseMessage, WeightsMessage
 from fedcore.methods.histograms.result import result_of
 from fedcore.methods.histograms.round_metrics import METRICS
@@ -45,7 +45,7 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
         "effective_tokens": "metric",
         "assignment_smoothing": "personalisation",
     }
-    settings_elsewhere: ClassVar[Mapping[str, str]] = ELSEWHERE
+    moved_settings: ClassVar[Mapping[str, str]] = MOVED
     accepts_warm_start: ClassVar[bool] = True
     warm_starts_for: ClassVar[tuple[str, ...]] = ("paper_histograms",)
     series_arrays: ClassVar[tuple[str, ...]] = start.SERIES_NAMES + start.LATER_NAMES

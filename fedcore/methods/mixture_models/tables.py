@@ -12,10 +12,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedcore.rounds.results import Column, Features, Positions, Table
+from fedcore.rounds.results import Column, Features, Positions, Table, of_coefficient
 
 MIDDLE = "Dots are means{bars}; the pale bands show one standard deviation of a component's rows on either side."
 BARS = ", bars their 95 % intervals by the noise of privacy alone"
+
+
+def of_inputs(features: Features, intercept: bool) -> tuple[Column, ...]:
+    """Names, and units if there are any, of the coefficients of a regression whose response is the last column."""
+    inputs, response = features.count - 1, features.unit(features.count - 1)
+    names = [features.name(j) for j in range(inputs)] + ["intercept"] * intercept
+    units = [of_coefficient(response, features.unit(j)) for j in range(inputs)] + [response] * intercept
+    return (Column("input", names), Column("unit", units)) if any(units) else (Column("input", names),)
+
+
+def component_columns(names: Sequence[str], values: np.ndarray) -> list[Column]:
+    """A column for each component. values: (R, p)"""
+    return [Column(name, own.tolist()) for name, own in zip(names, values, strict=True)]
 
 
 def components_table(

@@ -19,10 +19,10 @@ import numpy as np
 
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import coordinates_of, to_model, to_standardised
-from fedcore.methods.gradient_em.local_steps import LOG_TWO_PI, LOG_WEIGHT_FLOOR, RIDGE, Rows, pair_products
 from fedcore.methods.gradient_em.messages import RoundMessage
 from fedcore.methods.gradient_em.state import GradientEMState
-from fedcore.methods.gradient_em.tiles import stacks
+from fedcore.methods.mixture_models.local_steps import LOG_TWO_PI, LOG_WEIGHT_FLOOR, RIDGE, Rows, pair_products
+from fedcore.methods.mixture_models.tiles import stacks
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds.method import Memory
 from fedcore.rounds.statistics import FloatSum, Statistics

@@ -17,10 +17,10 @@ import numpy as np
 
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import coordinates_of, to_model, to_standardised
-from fedcore.methods.gradient_em.local_steps import Rows, e_step
 from fedcore.methods.gradient_em.messages import RoundMessage
 from fedcore.methods.gradient_em.state import GradientEMState
 from fedcore.methods.mixture_models import GaussianMixture, RegressionMixture
+from fedcore.methods.mixture_models.local_steps import Rows, e_step
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds.statistics import FloatSum, Statistics
 

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from fedcore.methods.gradient_em.baselines import fedgmm, pooled, tgmm
-from fedcore.methods.gradient_em.central import moved_centre, weighted_sums
 from fedcore.methods.gradient_em.config import POOLED, GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import coordinates_of, rows_of, to_model, to_standardised
-from fedcore.methods.gradient_em.local_steps import RIDGE, Sums, e_step, full_m_step
 from fedcore.methods.gradient_em.messages import RoundMessage
 from fedcore.methods.gradient_em.state import GradientEMState
+from fedcore.methods.mixture_models.local_steps import RIDGE, Sums, e_step, full_m_step
+from fedcore.methods.mixture_models.spatial_median import moved_centre, weighted_sums
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds.method import Memory, RoundInfo
 from fedcore.rounds.statistics import ArgMax, FloatSum, Statistic, Statistics

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.methods.gradient_em import memory as memories
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import to_model
-from fedcore.methods.gradient_em.local_steps import Sums
 from fedcore.methods.gradient_em.messages import RoundMessage, TotalsMessage
 from fedcore.methods.gradient_em.state import GradientEMState
+from fedcore.methods.mixture_models.alignment import in_common_order
+from fedcore.methods.mixture_models.local_steps import Sums
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds.method import Memory, RoundInfo
 from fedcore.rounds.statistics import FloatSum, Statistics
@@ -25,7 +25,7 @@ from fedcore.rounds.statistics import FloatSum, Statistics
 def totals(message: TotalsMessage, block: RowsBlock, memory: Memory) -> tuple[Statistics, Memory]:
     """Sum of the aligned starts of the clients that have one, and their number."""
     own = memory["started"].astype(bool)
-    memory = memories.aligned(memory, message.orders, message.centres, block)
+    memory = in_common_order(memory, message.orders, message.centres, block)
     memory["source"] = np.where(own[:, None, None], memory["theta"], 0.0)
     return {
         "totals": FloatSum.at(block.leaf, memory["source"].sum(axis=0)),

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcore.methods.gradient_em.tiles import stacks
+from fedcore.errors import PopulationError
 from fedcore.methods.mixture_models.packing import triangle
+from fedcore.methods.mixture_models.tiles import stacks
+from fedcore.population.blocks import RowsBlock
 
 LOG_WEIGHT_FLOOR = 1e-12
 LOG_TWO_PI = float(np.log(2.0 * np.pi))
+LABELLED_ROWS = 10_000  # of a client in its outputs
 RIDGE = 1e-5  # added to sum g x x' in the full M-step of a regression
 
 
@@ -262,6 +265,47 @@ def largest_curvature(second: np.ndarray, sizes: np.ndarray, steps: int = 8) -> 
         vector = np.matmul(matrices, vector[..., None])[..., 0]
         vector /= np.maximum(np.linalg.norm(vector, axis=2, keepdims=True), 1e-300)
     return np.einsum("crp,crpq,crq->cr", vector, matrices, vector)
+
+
+def finite_rows(block: RowsBlock) -> np.ndarray:
+    """(N, d) float64 rows of the clients. Raises PopulationError if a number is not finite."""
+    x = block.x.astype(np.float64, copy=False)
+    if not np.isfinite(x).all():
+        row, column = np.argwhere(~np.isfinite(x))[0]
+        client = block.first + int(np.searchsorted(block.ptr, row, "right")) - 1
+        raise PopulationError(
+            f"row {row - block.ptr[client - block.first]} of client {client} has no finite number in column {column}.",
+            "Fill in or leave out what is missing.",
+        )
+    return x
+
+
+def regression_rows(block: RowsBlock, noise: float | None, intercept: bool) -> Rows:
+    """Rows whose last column is the response, in units of the noise. noise: its variance; None: 1. intercept: whether
+    there is a further input that is 1. Raises PopulationError if a number is not finite."""
+    x = finite_rows(block)
+    y = x[:, -1]
+    if noise is not None:
+        y = y / np.sqrt(noise)
+    x = np.column_stack([x[:, :-1], np.ones(len(x))]) if intercept else x[:, :-1]
+    return Rows(np.ascontiguousarray(x), np.ascontiguousarray(y), block.ptr)
+
+
+def expected(rows: Rows, theta: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """(N,) responses that regressions theta (C, R, p) with weights w (C, R) expect of the rows, in theta's units."""
+    means = np.einsum("cr,crp->cp", w, theta)
+    return np.einsum("ij,ij->i", rows.x, means[rows.owners])
+
+
+def labels_of_clients(ptr: np.ndarray, g: np.ndarray, largest: int) -> np.ndarray:
+    """(C, L) int16 most probable component of each row of a client, -1 beyond them. g: (N, R) posterior probabilities.
+    largest: rows of the largest client of all; L is at most `LABELLED_ROWS`."""
+    clients, sizes = len(ptr) - 1, np.diff(ptr)
+    labels = np.full((clients, min(max(largest, 1), LABELLED_ROWS)), -1, np.int16)
+    at = np.arange(len(g)) - np.repeat(ptr[:-1], sizes)
+    kept = at < labels.shape[1]
+    labels[np.repeat(np.arange(clients), sizes)[kept], at[kept]] = g.argmax(axis=1)[kept]
+    return labels
 
 
 def posteriors(rows: Rows, theta: np.ndarray, w: np.ndarray) -> np.ndarray:

@@ -21,10 +21,11 @@ import numpy as np
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.special import ndtri
 
-from fedcore.methods.gradient_em.local_steps import LOG_TWO_PI, LOG_WEIGHT_FLOOR, Rows
-from fedcore.methods.gradient_em.tiles import STACK_NUMBERS, Stacked, stacks
+from fedcore.methods.mixture_models.local_steps import LOG_TWO_PI, LOG_WEIGHT_FLOOR, Rows
+from fedcore.methods.mixture_models.tiles import STACK_NUMBERS, Stacked, stacks
 from fedcore.randomness import client_uniforms
 
+COMPARED = "gradient_em/compared"  # names of streams stay, so that runs keep their bits
 SEEDS, COEFFICIENTS = "gradient_em/start/pick", "gradient_em/start/draw"
 MOST_ROWS = 2000
 LLOYD_STEPS = 5
@@ -80,6 +81,19 @@ def local_fits(
         for target, value in zip((fits.theta, fits.w, fits.covariance, fits.log_likelihood), found, strict=True):
             target[c] = value
     return fits
+
+
+def compared_up_to(seed: int, population: int, most: int) -> float:
+    """The largest uniform number of a client whose fit is compared with others': all of them, or `most`."""
+    if population <= most:
+        return 1.0
+    uniforms = client_uniforms(seed, COMPARED, 0, 0, population)[:, 0]
+    return float(np.partition(uniforms, most - 1)[most - 1])
+
+
+def compared(seed: int, largest: float, first: int, clients: int) -> np.ndarray:
+    """(C,) bool, whose fits are compared. first: number of the first client; largest: of `compared_up_to`."""
+    return client_uniforms(seed, COMPARED, 0, first, clients)[:, 0] <= largest
 
 
 def _thinned(ptr: np.ndarray, chosen: np.ndarray, numbers_per_row: int) -> Iterator[Stacked]:

@@ -25,9 +25,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedcore.methods.gradient_em.local_steps import Rows
-from fedcore.methods.gradient_em.tiles import stacks
 from fedcore.methods.mixture_models import chi_squared as chi2
+from fedcore.methods.mixture_models.local_steps import Rows
+from fedcore.methods.mixture_models.tiles import stacks
 
 QUANTILE = 0.99
 NOISE_DEVIATIONS = 3.0

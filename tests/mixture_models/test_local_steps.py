@@ -7,10 +7,9 @@ from fedcore.papers.fedgrem.simulation.similar_mixtures import simulated_clients
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
 
-from fedcore.methods.gradient_em import tiles
-from fedcore.methods.gradient_em.local_fits import local_fits
-from fedcore.methods.gradient_em.local_steps import Rows, e_step, full_m_step, largest_curvature, posteriors
-from fedcore.methods.mixture_models import GaussianMixture
+from fedcore.methods.mixture_models import GaussianMixture, tiles
+from fedcore.methods.mixture_models.local_fits import local_fits
+from fedcore.methods.mixture_models.local_steps import Rows, e_step, full_m_step, largest_curvature, posteriors
 
 SIZES = (0, 3, 50, 50, 1, 0, 17, 400, 50, 18, 19)
 

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedcore.methods.gradient_em import mixed_effects
-from fedcore.methods.gradient_em.local_steps import Rows
-from fedcore.methods.gradient_em.mixed_effects import Common, Systems
+from fedcore.methods.mixed_effects import regression
+from fedcore.methods.mixed_effects.regression import Common, Systems
 from fedcore.methods.mixture_models.held_out import FOLDS, folds
+from fedcore.methods.mixture_models.local_steps import Rows
 
 TRIAL_ROUNDS = 20
 CLEARLY = 0.01
-HELD = "gradient_em/held_out"
+HELD = "gradient_em/held_out"  # the name of a stream stays, so that runs keep their bits
 PREFIX = "rest_"
 
 
@@ -39,7 +39,7 @@ def systems_without_folds(rows: Rows, seed: int, first: int) -> dict[str, np.nda
     """What clients remember for the trial: the systems (C, FOLDS, ...) of their rows without each fold."""
     sizes = np.diff(rows.ptr)
     fold = folds(seed, HELD, first + np.arange(len(sizes)), sizes)
-    each = [mixed_effects.systems(rows.where(fold != f)) for f in range(FOLDS)]
+    each = [regression.systems(rows.where(fold != f)) for f in range(FOLDS)]
     return {PREFIX + name: np.stack([getattr(own, name) for own in each], axis=1) for name in Systems._fields}
 
 
@@ -48,12 +48,12 @@ def without(memory: dict[str, np.ndarray], fold: int) -> Systems:
 
 
 def trial_sums(memory: dict[str, np.ndarray], chains: np.ndarray, smallest: float) -> np.ndarray:
-    """(2 FOLDS, p p + p + 5): `mixed_effects.round_sums` of each fit."""
+    """(2 FOLDS, p p + p + 5): `regression.round_sums` of each fit."""
     p, found = memory["target"].shape[1], []
     for chain in range(2 * FOLDS):
         own = without(memory, chain % FOLDS)
-        posterior = mixed_effects.posteriors(own, Common.of_row(chains[chain], p, smallest), chain < FOLDS)
-        found.append(mixed_effects.round_sums(own, posterior))
+        posterior = regression.posteriors(own, Common.of_row(chains[chain], p, smallest), chain < FOLDS)
+        found.append(regression.round_sums(own, posterior))
     return np.stack(found)
 
 
@@ -64,9 +64,9 @@ def gain_sums(memory: dict[str, np.ndarray], chains: np.ndarray, smallest: float
     for fold in range(FOLDS):
         own = without(memory, fold)
         robust, plain = (Common.of_row(chains[fold + shift], p, smallest) for shift in (0, FOLDS))
-        shares = mixed_effects.posteriors(own, robust).shares
-        gains = mixed_effects.log_density_of_others(every, own, robust)
-        gains -= mixed_effects.log_density_of_others(every, own, plain, robust=False)
+        shares = regression.posteriors(own, robust).shares
+        gains = regression.log_density_of_others(every, own, robust)
+        gains -= regression.log_density_of_others(every, own, plain, robust=False)
         sums += [shares @ gains, shares @ (every.n - own.n)]
     return sums
 
@@ -77,7 +77,7 @@ def gain_sums(memory: dict[str, np.ndarray], chains: np.ndarray, smallest: float
 def next_chains(chains: np.ndarray, sums: np.ndarray, p: int, smallest: float) -> np.ndarray:
     """sums: of `trial_sums`, over all clients."""
     before = (Common.of_row(row, p, smallest) for row in chains)
-    return np.stack([mixed_effects.next_common(common, own).row() for common, own in zip(before, sums, strict=True)])
+    return np.stack([regression.next_common(common, own).row() for common, own in zip(before, sums, strict=True)])
 
 
 def chosen(sums: np.ndarray) -> tuple[bool, float]:

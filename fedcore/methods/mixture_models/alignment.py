@@ -20,7 +20,8 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from fedcore.errors import ConfigError
-from fedcore.methods.gradient_em.central import spatial_median
+from fedcore.methods.mixture_models.spatial_median import spatial_median
+from fedcore.population.blocks import ClientBlock
 
 MOST_EXHAUSTIVE = 200_000  # candidates
 SWEEPS, RESTARTS = 20, 10
@@ -158,3 +159,28 @@ def by_rule(rule: str, shuffles: int, centres: np.ndarray, generator: np.random.
 def reordered(values: np.ndarray, orders: np.ndarray) -> np.ndarray:
     """values (K, R, ...) with every client's components in its order."""
     return np.take_along_axis(values, orders.reshape(*orders.shape, *[1] * (values.ndim - 2)), axis=1)
+
+
+def in_common_order(
+    memory: dict[str, np.ndarray], orders: np.ndarray, centres: np.ndarray, block: ClientBlock
+) -> dict[str, np.ndarray]:
+    """What clients remember of their own fits, with its components in the common order.
+
+    memory: theta (C, R, p), w (C, R) and started (C,), 1 of clients that have a fit of their own; the others take the
+    common centres (R, p). orders: (K, R) of all clients of the population, or (0, R) if each aligns itself to the
+    centres.
+    """
+    own = memory["started"].astype(bool)
+    if len(orders):
+        chosen = orders[block.first : block.first + block.clients].astype(np.int64)
+    else:
+        chosen = to_centres(memory["theta"], centres)
+    memory = {
+        name: reordered(value, chosen)
+        if value.ndim > 1 and value.shape[1] == chosen.shape[1] and name in ("theta", "w", "variances")
+        else value
+        for name, value in memory.items()
+        if name != "started"
+    }
+    memory["theta"] = np.where(own[:, None, None], memory["theta"], centres)
+    return memory

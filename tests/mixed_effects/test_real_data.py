@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.gradient_em.run_in_memory import block_of, run
+from tests.mixed_effects.run_in_memory import block_of, run
 
 FOLDER = os.environ.get("FEDCORE_DATA")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not FOLDER, reason="FEDCORE_DATA names no folder of data sets")]
@@ -55,7 +55,7 @@ def error(coefficients: np.ndarray, held: list[np.ndarray]) -> float:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_held_out_rows_of_real_clients(name: str, seed: int):
     train, held = task(name, seed)
-    settings = {"algorithm": "mixed-effects", "model": "regression", "components": 1, "intercept": True}
+    settings = {"components": 1, "intercept": True}
     with_one = [np.column_stack([own[:, :-1], np.ones(len(own)), own[:, -1]]) for own in train]
     own_fits = np.stack([np.linalg.lstsq(own[:, :-1], own[:, -1], rcond=None)[0] for own in with_one])
     every = np.concatenate(with_one)

@@ -5,15 +5,15 @@ import pytest
 from numpy.testing import assert_allclose
 from scipy.stats import norm
 
-from fedcore.methods.gradient_em.mixed_effects import personal, systems
-from fedcore.methods.gradient_em.mixed_state import commons_of
+from fedcore.methods.mixed_effects.regression import personal, systems
+from fedcore.methods.mixed_effects.state import commons_of
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds.scores import KnownMemories
 from fedcore.rounds.statistics import values
-from tests.gradient_em.run_in_memory import block_of, run
-from tests.gradient_em.test_mixed_effects import rows_of, simulated
-from tests.gradient_em.test_mixed_mixture import MIXTURE, mixture
-from tests.gradient_em.test_mixed_rounds import MIXED
+from tests.mixed_effects.run_in_memory import block_of, run
+from tests.mixed_effects.test_mixture import MIXTURE, mixture
+from tests.mixed_effects.test_regression import rows_of, simulated
+from tests.mixed_effects.test_run import MIXED
 
 
 def scored(tables, held, **settings):
@@ -59,21 +59,14 @@ def test_mixtures_and_units(unit: float):
     assert 0 < lines["this run"]["nll"] - np.log(unit) < 1.5
 
 
+@pytest.mark.parametrize("components", [1, 2])
 @pytest.mark.parametrize("unit", [1.0, 100.0])
-def test_squared_errors_of_mixtures_of_regressions_are_those_of_what_is_expected_of_a_row(unit: float):
-    generator = np.random.default_rng(3)
-    coefficients = np.array([[2.0, -1.0], [-2.0, 1.0]])
-    tables = []
-    for _ in range(6):
-        x = generator.normal(size=(40, 2))
-        y = np.einsum("ij,ij->i", x, coefficients[generator.integers(2, size=40)]) + 0.3 * generator.normal(size=40)
-        tables.append(np.column_stack([x, unit * y]))
-    known = 0.09 * unit**2
-    settings = {"model": "regression", "components": 2, "covariance": "known", "known": known, "rounds": 5, "starts": 3}
-    ran, lines = scored([t[:30] for t in tables], [t[30:] for t in tables], algorithm="fedgrem", **settings)
-    own = ran.method.personalise(ran.state, block_of([t[:30] for t in tables]), ran.memory)
-    fits = [t[30:, 2] - t[30:, :2] @ (own["weights"][k] @ own["centres"][k]) for k, t in enumerate(tables)]
-    assert_allclose(lines["own centres as trained"]["mse"], np.mean(np.square(fits)))
-    assert lines["this run"]["mse"] > 0 and lines["this run"]["mse_difference"] is None
-    more = lines["common centres"]["mse"] - lines["this run"]["mse"]
-    assert_allclose(lines["common centres"]["mse_difference"], more, atol=1e-12 * unit**2)
+def test_fitted_values_are_what_inputs_alone_say(components, unit):
+    tables, _ = mixture(4, clients=8)
+    tables = [own * [1, 1, 1, unit] for own in tables]
+    ran = run(block_of(tables), components=components, intercept=True, starts=2, start_steps=5, rounds=3)
+    given = ran.outputs()
+    x = np.column_stack([ran.block.x[:, :3], np.ones(len(ran.block.x))])
+    own = np.repeat(np.einsum("cr,crp->cp", given["weights"], given["centres"]), 30, axis=0)
+    assert_allclose(given["rows_fitted"], np.einsum("ij,ij->i", x, own))
+    assert_allclose(given["rows_fitted"] + given["rows_residual"], ran.block.x[:, 3])

@@ -7,8 +7,8 @@ import pytest
 from fedcore.papers.fedgrem.simulation.similar_mixtures import simulated_clients
 
 from fedcore.errors import ConfigError
-from fedcore.methods.gradient_em import alignment
-from fedcore.methods.gradient_em.alignment import reordered
+from fedcore.methods.mixture_models import alignment
+from fedcore.methods.mixture_models.alignment import reordered
 
 
 def score(centres, orders):

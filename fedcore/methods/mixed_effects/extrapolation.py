@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedcore.methods.gradient_em.mixed_effects import Common
+from fedcore.methods.mixed_effects.regression import Common
 
 FIRST_LONGEST, LEAST_LONGEST = 4.0, 2.0
 WORST = 10.0

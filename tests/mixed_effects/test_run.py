@@ -5,12 +5,13 @@ import pytest
 from numpy.testing import assert_allclose
 from pydantic import ValidationError
 
-from fedcore.errors import PopulationError
-from fedcore.methods.gradient_em import GradientEMConfig
+from fedcore.errors import ConfigError, PopulationError
+from fedcore.methods.mixed_effects import MixedEffectsConfig
+from fedcore.methods.registry import make_method
 from fedcore.rounds.results import Features
-from tests.gradient_em.run_in_memory import block_of, run
+from tests.mixed_effects.run_in_memory import block_of, run
 
-MIXED = {"algorithm": "mixed-effects", "model": "regression", "components": 1}
+MIXED = {"components": 1}
 
 
 def tables(seed: int = 0, clients: int = 40, outliers: int = 4):
@@ -31,7 +32,7 @@ def test_a_run_finds_what_clients_share_and_how_they_differ():
     state = ran.state
     assert_allclose(state.centres[0], [1.0, -2.0, 3.0], atol=0.2)
     assert_allclose(np.sqrt(np.diag(state.between[0])), 0.3, atol=0.12)
-    assert_allclose(np.sqrt(state.covariance), 0.1, atol=0.02)
+    assert_allclose(np.sqrt(state.noise), 0.1, atol=0.02)
     assert state.left_apart == 4
     out = ran.outputs()
     assert_allclose(out["centres"][:4, 0], truth[:4], atol=0.5)
@@ -60,17 +61,18 @@ def test_the_start_compares_some_clients_only():
     assert_allclose(few.state.centres, every.state.centres, atol=0.02)
 
 
-def test_settings_that_do_not_fit_are_refused():
-    for wrong in (
-        {"model": "gaussian"},
-        {"covariance": "shared"},
-        {"start": "given"},
-        {"participation": 0.5},
-        {"algorithm": "fedgrem", "robust": False},
-        {"robust": "perhaps"},
-    ):
-        with pytest.raises(ValidationError):
-            GradientEMConfig(**{**MIXED, **wrong})
+@pytest.mark.parametrize(
+    "wrong", [{"model": "regression"}, {"algorithm": "fedgrem"}, {"participation": 0.5}, {"robust": "perhaps"}], ids=str
+)
+def test_settings_that_it_does_not_have_are_refused(wrong):
+    with pytest.raises(ValidationError):
+        MixedEffectsConfig(**wrong)
+
+
+@pytest.mark.parametrize(("setting", "value"), [("algorithm", "mixed-effects"), ("robust", True)])
+def test_what_left_gradient_em_is_refused_with_the_name_of_this_method(setting, value):
+    with pytest.raises(ConfigError, match=f"{setting} = .* the method mixed_effects"):
+        make_method("gradient_em", {"model": "regression", "components": 1, setting: value})
 
 
 def test_numbers_beyond_the_range_of_float64_are_an_error():

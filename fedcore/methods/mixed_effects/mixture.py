@@ -7,7 +7,7 @@ as independent: with b, C the mean and covariance of a client's coefficients,
     g_ir = softmax over r of  log w_kr - [(y_i - x_i.b_kr)^2 + x_i' C_kr x_i] / (2 s2)
     w_kr = mean of g_ir;    b_kr, C_kr from the rows weighted by g_ir, as those of one component are from all rows
 
-(`mixed_effects`, G_kr = sum g x x' and so on), and m_r, D_r, s2 from the same sums. A round never lowers the bound of
+(`regression`, G_kr = sum g x x' and so on), and m_r, D_r, s2 from the same sums. A round never lowers the bound of
 the log-likelihood (`bound`) if t = 1 and D is not pooled. A client needs what it found in the round before.
 
 Full covariances of R components are many numbers for few clients. Each D_r is pooled with the mean of all, by `POOLED`
@@ -25,13 +25,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedcore.methods.gradient_em import mixed_effects
-from fedcore.methods.gradient_em.local_steps import LOG_WEIGHT_FLOOR, Rows
-from fedcore.methods.gradient_em.mixed_effects import LOG_TWO_PI, Common, Posteriors, Systems
-from fedcore.methods.gradient_em.shrinkage import START_NOISE
-from fedcore.methods.gradient_em.tiles import stacks
+from fedcore.methods.mixed_effects import regression
+from fedcore.methods.mixed_effects.regression import LOG_TWO_PI, Common, Posteriors, Systems
+from fedcore.methods.mixture_models.local_steps import LOG_WEIGHT_FLOOR, Rows
+from fedcore.methods.mixture_models.tiles import stacks
 
 POOLED = 10.0  # clients' worth
+START_NOISE = 1.2  # a start's error is larger than 1 / (n w), because it is not known whose component a row is
 SECOND_STEPS = 10
 
 
@@ -72,8 +72,8 @@ def step(rows: Rows, parts: Parts, commons: Sequence[Common], robust: bool) -> S
     for r, common in enumerate(commons):
         root = np.sqrt(g[:, r])
         weighted = Rows(rows.x * root[:, None], rows.responses * root, rows.ptr)
-        own.append(mixed_effects.systems(weighted)._replace(n=mass[:, r]))
-        found.append(mixed_effects.posteriors(own[-1], common, robust))
+        own.append(regression.systems(weighted)._replace(n=mass[:, r]))
+        found.append(regression.posteriors(own[-1], common, robust))
     w = np.where(rows.sizes[:, None] > 0, mass / n[:, None], parts.w)
     coefficients = np.stack([one.coefficients for one in found], axis=1)
     return Step(Parts(w, coefficients, np.stack([one.covariances for one in found], axis=1)), own, found, fits)
@@ -121,7 +121,7 @@ def bound(rows: Rows, parts: Parts, commons: Sequence[Common]) -> np.ndarray:
     """(C,) the lower bound of each client's log-likelihood, for parts that came of a step with these commons, nats."""
     _, found = _components_of_rows(rows, parts, commons[0].noise)
     for r, common in enumerate(commons):
-        half = mixed_effects.root_of(common.between)
+        half = regression.root_of(common.between)
         scales = np.linalg.norm(half, axis=0)
         kept = scales > 1e-9 * scales.max(initial=0.0)
         inverse = np.where(kept, half / np.where(kept, scales, 1.0) ** 2, 0.0)  # half has orthogonal columns
@@ -145,9 +145,9 @@ def second_start(rows: Rows, parts: Parts, commons: Sequence[Common], robust: bo
 
 
 def round_sums(found: Step) -> np.ndarray:
-    """(R, p p + p + 5) `mixed_effects.round_sums` of each component; the log-likelihood is that of `Step.fits`, in the
+    """(R, p p + p + 5) `regression.round_sums` of each component; the log-likelihood is that of `Step.fits`, in the
     first component."""
-    sums = np.stack([mixed_effects.round_sums(own, one) for own, one in zip(found.own, found.found, strict=True)])
+    sums = np.stack([regression.round_sums(own, one) for own, one in zip(found.own, found.found, strict=True)])
     sums[:, -2] = 0.0
     sums[0, -2] = found.fits.sum()
     return sums
@@ -166,7 +166,7 @@ def personal(rows: Rows, parts: Parts, commons: Sequence[Common], robust: bool) 
     if not robust:
         return last.parts, relative
     wide = [
-        mixed_effects.posteriors(own, common, robust, mixed_effects.widening(own, one))
+        regression.posteriors(own, common, robust, regression.widening(own, one))
         for own, one, common in zip(last.own, last.found, commons, strict=True)
     ]
     coefficients = np.stack([one.coefficients for one in wide], axis=1)
@@ -185,7 +185,7 @@ def first_commons(theta: np.ndarray, variances: np.ndarray, squares: np.ndarray,
     """
     p = theta.shape[2]
     noise = float(np.median(variances))
-    smallest = max(mixed_effects.SMALLEST_NOISE * noise, float(np.finfo(float).tiny) ** 0.5)
+    smallest = max(regression.SMALLEST_NOISE * noise, float(np.finfo(float).tiny) ** 0.5)
     noise = max(noise, smallest)
     found = []
     for r in range(theta.shape[1]):
@@ -199,7 +199,7 @@ def first_commons(theta: np.ndarray, variances: np.ndarray, squares: np.ndarray,
 def next_commons(commons: Sequence[Common], sums: np.ndarray, squares: np.ndarray) -> list[Common]:
     """m_r, D_r and s2 after a round. sums: of `round_sums`, over all clients; squares: as for `first_commons`."""
     p = len(squares)
-    after = [mixed_effects.next_common(common, own) for common, own in zip(commons, sums, strict=True)]
+    after = [regression.next_common(common, own) for common, own in zip(commons, sums, strict=True)]
     counted = sums[:, p * p + p + 2]
     noises, rows = sums[:, p * p + p].sum(), sums[:, p * p + p + 1].sum()
     noise = commons[0].noise

@@ -5,11 +5,11 @@ import pytest
 from numpy.testing import assert_allclose
 from scipy.stats import multivariate_normal
 
-from fedcore.methods.gradient_em import mixed_trial
-from fedcore.methods.gradient_em.mixed_effects import Common, log_density_of_others, systems
-from tests.gradient_em.run_in_memory import block_of, run
-from tests.gradient_em.test_mixed_effects import rows_of, simulated
-from tests.gradient_em.test_mixed_rounds import MIXED
+from fedcore.methods.mixed_effects import robust_trial
+from fedcore.methods.mixed_effects.regression import Common, log_density_of_others, systems
+from tests.mixed_effects.run_in_memory import block_of, run
+from tests.mixed_effects.test_regression import rows_of, simulated
+from tests.mixed_effects.test_run import MIXED
 
 
 def population(kind: str, seed: int = 0, clients: int = 80, n: int = 15) -> list[np.ndarray]:
@@ -50,7 +50,7 @@ def test_the_choice_and_where_it_ends(kind: str, robust: int):
     assert np.array_equal(chosen.state.centres, named.state.centres)
     assert np.array_equal(chosen.outputs()["centres"], named.outputs()["centres"])
     assert set(chosen.memory) == set(named.memory) == {"root", "target", "rss", "n"}
-    assert len(chosen.infos) == len(named.infos) + mixed_trial.TRIAL_ROUNDS + 1
+    assert len(chosen.infos) == len(named.infos) + robust_trial.TRIAL_ROUNDS + 1
 
 
 def test_the_choice_does_not_depend_on_leaves():

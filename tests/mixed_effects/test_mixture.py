@@ -6,14 +6,16 @@ from fedcore.papers.fedgrem.simulation.errors import errors
 from numpy.testing import assert_allclose
 from scipy.stats import norm
 
-from fedcore.methods.gradient_em import mixed_effects, mixed_mixture
-from fedcore.methods.gradient_em.mixed_effects import Common
-from fedcore.methods.gradient_em.mixed_mixture import Parts
+from fedcore.methods.mixed_effects import mixture as several
+from fedcore.methods.mixed_effects import regression
+from fedcore.methods.mixed_effects.mixture import Parts
+from fedcore.methods.mixed_effects.regression import Common
 from fedcore.rounds.results import Features
-from tests.gradient_em.run_in_memory import block_of, run
-from tests.gradient_em.test_mixed_effects import rows_of, simulated
+from tests.gradient_em.run_in_memory import run as run_fedgrem
+from tests.mixed_effects.run_in_memory import block_of, run
+from tests.mixed_effects.test_regression import rows_of, simulated
 
-MIXTURE = {"algorithm": "mixed-effects", "model": "regression", "components": 2, "starts": 3}
+MIXTURE = {"components": 2, "starts": 3}
 
 
 def mixture(seed: int, clients: int = 40, n: int = 30, noise: float = 0.3, hostile: int = 0):
@@ -45,17 +47,17 @@ def test_one_component_is_that_of_mixed_effects():
     inputs, responses, _ = simulated(1, clients=10, p=3, n=8)
     every = rows_of(inputs, responses)
     common = commons_of(2)[0]
-    found = mixed_mixture.step(every, Parts.of_common([common], 10), [common], True)
-    own = mixed_effects.systems(every)
-    expected = mixed_effects.posteriors(own, common)
+    found = several.step(every, Parts.of_common([common], 10), [common], True)
+    own = regression.systems(every)
+    expected = regression.posteriors(own, common)
     assert_allclose(found.parts.coefficients[:, 0], expected.coefficients)
     assert_allclose(found.parts.covariances[:, 0], expected.covariances)
-    sums = mixed_mixture.round_sums(found)[0]
-    expected_sums = mixed_effects.round_sums(own, expected)
+    sums = several.round_sums(found)[0]
+    expected_sums = regression.round_sums(own, expected)
     kept = np.arange(len(sums)) != len(sums) - 2
     assert_allclose(sums[kept], expected_sums[kept])
     # the bound of one component is the log-likelihood
-    assert_allclose(mixed_mixture.bound(every, found.parts, [common]), expected.log_likelihoods)
+    assert_allclose(several.bound(every, found.parts, [common]), expected.log_likelihoods)
 
 
 def test_a_step_never_lowers_the_bound():
@@ -63,8 +65,8 @@ def test_a_step_never_lowers_the_bound():
     every, commons = rows(tables), commons_of(4)
     parts, values = Parts.of_common(commons, 12), []
     for _ in range(25):
-        parts = mixed_mixture.step(every, parts, commons, False).parts
-        values.append(mixed_mixture.bound(every, parts, commons))
+        parts = several.step(every, parts, commons, False).parts
+        values.append(several.bound(every, parts, commons))
     assert np.diff(values, axis=0).min() > -1e-9
 
 
@@ -74,8 +76,8 @@ def test_the_bound_with_a_covariance_that_is_singular():
     near = [c._replace(between=np.diag([1.0, 0.5, 1e-12])) for c in flat]
     values = []
     for commons in (flat, near):
-        found = mixed_mixture.step(rows(tables), Parts.of_common(commons, 4), commons, False)
-        values.append(mixed_mixture.bound(rows(tables), found.parts, commons))
+        found = several.step(rows(tables), Parts.of_common(commons, 4), commons, False)
+        values.append(several.bound(rows(tables), found.parts, commons))
     assert_allclose(values[0], values[1], rtol=1e-4)
 
 
@@ -84,7 +86,7 @@ def test_the_density_of_rows():
     random = np.random.default_rng(8)
     halves = random.normal(size=(2, 2, 3, 3))
     parts = Parts(np.array([[0.3, 0.7], [0.5, 0.5]]), random.normal(size=(2, 2, 3)), halves @ halves.swapaxes(2, 3))
-    found = mixed_mixture.log_density(rows(tables), parts, 0.4)
+    found = several.log_density(rows(tables), parts, 0.4)
     for k, own in enumerate(tables):
         total = 0.0
         for row in own:
@@ -102,8 +104,8 @@ def test_pooling_keeps_what_many_clients_say():
     random = np.random.default_rng(9)
     half = random.normal(size=(3, 3))
     between, mean, squares = half @ half.T, np.eye(3), np.array([1.0, 4.0, 0.25])
-    assert_allclose(mixed_mixture.pooled(between, mean, 1e9, squares), between, rtol=1e-6)
-    few = mixed_mixture.pooled(between, mean, 0.0, squares)
+    assert_allclose(several.pooled(between, mean, 1e9, squares), between, rtol=1e-6)
+    few = several.pooled(between, mean, 0.0, squares)
     plain = np.diag(np.mean(squares) / squares)
     assert_allclose(few, (mean + plain) / 2)
 
@@ -117,7 +119,7 @@ def test_a_run_finds_components_noise_and_differences():
     assert_allclose(state.centres[order], [[2, -1, 0.5], [-2, 1, 1.5]], atol=0.3)
     deviations = np.sqrt(np.diagonal(state.between[order], axis1=1, axis2=2))
     assert_allclose(deviations, [[0.8, 0.3, 0.05]] * 2, atol=0.25)
-    assert_allclose(np.sqrt(state.covariance), 0.3, atol=0.05)
+    assert_allclose(np.sqrt(state.noise), 0.3, atol=0.05)
     assert state.robust == 1
     assert state.gain > 0.02
     out = ran.outputs()
@@ -126,7 +128,7 @@ def test_a_run_finds_components_noise_and_differences():
     assert errors(out["centres"], truth, honest).rms < 0.25
     assert (out["apart"][:6].max(axis=1) == 1).mean() > 0.6 > 0.2 > out["apart"][honest].mean()
     assert_allclose(out["centres"][20], state.centres)
-    own = run(block_of(tables), algorithm="fedgrem", **{k: v for k, v in MIXTURE.items() if k != "algorithm"})
+    own = run_fedgrem(block_of(tables), model="regression", **MIXTURE)
     assert errors(out["centres"], truth, honest).rms < 0.7 * errors(own.outputs()["centres"], truth, honest).rms
     shown = {table.name: table for table in ran.method.result(state, Features(4, ("a", "b", "c", "y"))).tables}
     assert set(shown) == {"components", "centres", "differences"}

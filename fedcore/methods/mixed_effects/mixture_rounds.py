@@ -1,4 +1,4 @@
-"""Mixtures of mixed-effects regressions as rounds of the method: what `fedcore.methods.gradient_em.mixed_mixture`
+"""Mixtures of mixed-effects regressions as rounds of the method: what `fedcore.methods.mixed_effects.mixture`
 computes, between messages, memories and states.
 
     start    one pass: every client's own mixture; those of some clients are compared and put in one order
@@ -8,61 +8,69 @@ computes, between messages, memories and states.
 
 A client's memory is its `Parts`: w (C, F, R), coefficients (C, F, R, p), covariances (C, F, R, p, p), of F fits side
 by side: two in the trial, then one. Until round 1 it has its own start too: theta (C, R, p), shares (C, R). Units are
-those of the data; the noise variance is the state's `covariance`.
+those of the data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from fedcore.errors import PopulationError
-from fedcore.methods.gradient_em import alignment, mixed_mixture, mixed_trial
-from fedcore.methods.gradient_em import memory as memories
-from fedcore.methods.gradient_em.config import GradientEMConfig
-from fedcore.methods.gradient_em.coordinates import Coordinates, rows_of
-from fedcore.methods.gradient_em.local_fits import local_fits
-from fedcore.methods.gradient_em.local_steps import Rows
-from fedcore.methods.gradient_em.messages import MixtureMessage, StartMessage
-from fedcore.methods.gradient_em.mixed_effects import Common
-from fedcore.methods.gradient_em.mixed_mixture import Parts
-from fedcore.methods.gradient_em.mixed_state import after_round, commons_of, in_model_units, robust, with_commons
-from fedcore.methods.gradient_em.state import GradientEMState
+from fedcore.methods.mixed_effects import mixture, robust_trial
+from fedcore.methods.mixed_effects.config import MixedEffectsConfig
+from fedcore.methods.mixed_effects.messages import Message, MixtureMessage, StartMessage
+from fedcore.methods.mixed_effects.mixture import Parts
+from fedcore.methods.mixed_effects.regression import Common
+from fedcore.methods.mixed_effects.state import (
+    MixedEffectsState,
+    after_round,
+    commons_of,
+    in_model_units,
+    robust,
+    with_commons,
+)
+from fedcore.methods.mixture_models import alignment
 from fedcore.methods.mixture_models.held_out import held_out
+from fedcore.methods.mixture_models.local_fits import compared, local_fits
+from fedcore.methods.mixture_models.local_steps import Rows, regression_rows
 from fedcore.population.blocks import RowsBlock
-from fedcore.randomness import client_uniforms, stream
+from fedcore.randomness import stream
 from fedcore.rounds.method import Memory, RoundInfo
 from fedcore.rounds.statistics import ArgMax, FloatSum, Stack, Statistics
 
 TRIED = (True, False)  # whether weights are robust, of the fits of a trial
-IN_DATA_UNITS = Coordinates(np.zeros(0), np.zeros(0), np.zeros((0, 0)))
 ADAPTED_STEPS = 30
 
 
 # --- clients ----------------------------------------------------------------------------------------------------------
 
 
-def own_fits(
-    config: GradientEMConfig, message: StartMessage, block: RowsBlock, compared: str
+def client_update(
+    config: MixedEffectsConfig, message: Message, block: RowsBlock, memory: Memory
 ) -> tuple[Statistics, Memory]:
+    if isinstance(message, StartMessage):
+        return own_fits(config, message, block)
+    return client_round(config, cast(MixtureMessage, message), block, memory)
+
+
+def own_fits(config: MixedEffectsConfig, message: StartMessage, block: RowsBlock) -> tuple[Statistics, Memory]:
     """The clients' own mixtures, of which those of the clients that are compared leave them.
 
-    compared: name of the stream that chooses them
     sizes:   (3,) clients with rows, rows, clients with a fit of their own
     largest: the client with the most rows
     fits:    (c, 2 + R p) number, variance within components and coefficients of the fitted clients that were chosen
     squares: (p,) sums of squares of the inputs
     """
-    rows = rows_of(config, message.coordinates, block)
+    rows = regression_rows(block, None, config.intercept)
     n, p = rows.sizes, rows.x.shape[1]
     fits = local_fits(
         rows, config.components, message.seed, block.first, starts=config.starts, ward=False, steps=config.start_steps
     )
-    uniforms = client_uniforms(message.seed, compared, 0, block.first, block.clients)[:, 0]
-    chosen = fits.fitted & (uniforms <= message.compared)
+    chosen = fits.fitted & compared(message.seed, message.compared, block.first, block.clients)
     free = n - config.components * p
     variances = (fits.w * fits.covariance).sum(axis=1) * np.where(free > 0, n / np.maximum(free, 1.0), 1.0)
     numbers = block.first + np.flatnonzero(chosen)
@@ -79,16 +87,16 @@ def own_fits(
 
 
 def client_round(
-    config: GradientEMConfig, message: MixtureMessage, block: RowsBlock, memory: Memory
+    config: MixedEffectsConfig, message: MixtureMessage, block: RowsBlock, memory: Memory
 ) -> tuple[Statistics, Memory]:
-    """sums: (F, R, p p + p + 5) of `mixed_mixture.round_sums`, of F fits; or gain: (2,) as of `mixed_trial.gain_sums`.
+    """sums: (F, R, p p + p + 5) of `mixture.round_sums`, of F fits; or gain: (2,) as of `robust_trial.gain_sums`.
     restarts: second starts that were taken."""
-    rows, p = rows_of(config, IN_DATA_UNITS, block), message.centres.shape[1]
+    rows, p = regression_rows(block, None, config.intercept), message.centres.shape[1]
     if message.number == 1:
         memory = _beginning(message, block, memory)
     every = rows
     if message.held:
-        held = held_out(message.seed, mixed_trial.HELD, block.first + np.arange(block.clients), np.diff(rows.ptr))
+        held = held_out(message.seed, robust_trial.HELD, block.first + np.arange(block.clients), np.diff(rows.ptr))
         rows, every = rows.where(~held), rows.where(held)
     judged: list[tuple[Rows, Parts, list[Common]]] = []
     found: list[Parts] = []
@@ -100,11 +108,11 @@ def client_round(
             judged.append((rows, parts, commons))
             continue
         if message.again:
-            parts, again = mixed_mixture.second_start(rows, parts, commons, weights)
+            parts, again = mixture.second_start(rows, parts, commons, weights)
             restarts += again
-        step = mixed_mixture.step(rows, parts, commons, weights)
+        step = mixture.step(rows, parts, commons, weights)
         found.append(step.parts)
-        sums.append(mixed_mixture.round_sums(step))
+        sums.append(mixture.round_sums(step))
     if message.judged:
         return {"gain": FloatSum.at(block.leaf, _gain_sums(judged, every))}, {n: memory[n] for n in ("theta", "shares")}
     parts_of = {name: np.stack([getattr(one, name) for one in found], axis=1) for name in Parts._fields}
@@ -115,7 +123,7 @@ def client_round(
 def _beginning(message: MixtureMessage, block: RowsBlock, memory: Memory) -> Memory:
     """The memory of a first round: components in the common order, and every fit at the client's own start."""
     if "started" in memory:
-        memory = memories.aligned(memory, message.orders, message.centres, block)
+        memory = alignment.in_common_order(memory, message.orders, message.centres, block)
         memory["shares"] = memory.pop("w")
     theta, fits = memory["theta"], len(message.fits)
     covariances = np.zeros((*theta.shape, theta.shape[2]))
@@ -124,37 +132,38 @@ def _beginning(message: MixtureMessage, block: RowsBlock, memory: Memory) -> Mem
 
 
 def _gain_sums(found: list[tuple[Rows, Parts, list[Common]]], held: Rows) -> np.ndarray:
-    """The two sums of the gain of robust weights; see `mixed_trial`."""
+    """The two sums of the gain of robust weights; see `robust_trial`."""
     densities = []
     for (rows, parts, commons), weights in zip(found, TRIED, strict=True):
-        own, _ = mixed_mixture.personal(rows, parts, commons, weights)
-        densities.append(mixed_mixture.log_density(held, own, commons[0].noise))
+        own, _ = mixture.personal(rows, parts, commons, weights)
+        densities.append(mixture.log_density(held, own, commons[0].noise))
     rows, parts, commons = found[0]
-    shares = mixed_mixture.shares(mixed_mixture.step(rows, parts, commons, True))
+    shares = mixture.shares(mixture.step(rows, parts, commons, True))
     return np.array([shares @ (densities[0] - densities[1]), shares @ held.sizes])
 
 
-def of_memory(config: GradientEMConfig, state: GradientEMState, rows: Rows, memory: Memory) -> tuple[Parts, np.ndarray]:
+def of_memory(
+    config: MixedEffectsConfig, state: MixedEffectsState, rows: Rows, memory: Memory
+) -> tuple[Parts, np.ndarray]:
     """What clients of the run find in the end, and (C, R) how far out they are. Rows and result: model's units."""
-    noise = float(state.covariance[0, 0])
     w, coefficients, covariances = (memory[name][:, 0] for name in Parts._fields)
-    parts = Parts(w, coefficients / np.sqrt(noise), covariances / noise)
-    return mixed_mixture.personal(rows, parts, in_model_units(state), robust(config, state))
+    parts = Parts(w, coefficients / np.sqrt(state.noise), covariances / state.noise)
+    return mixture.personal(rows, parts, in_model_units(state), robust(config, state))
 
 
-def adapted(config: GradientEMConfig, state: GradientEMState, rows: Rows) -> Parts:
+def adapted(config: MixedEffectsConfig, state: MixedEffectsState, rows: Rows) -> Parts:
     """What clients find that have these rows and know the common coefficients. Rows and result: model's units."""
     commons, weights = in_model_units(state), robust(config, state)
     parts = Parts.of_common(commons, len(rows.sizes))
     for _ in range(ADAPTED_STEPS):
-        parts = mixed_mixture.step(rows, parts, commons, weights).parts
-    return mixed_mixture.personal(rows, parts, commons, weights)[0]
+        parts = mixture.step(rows, parts, commons, weights).parts
+    return mixture.personal(rows, parts, commons, weights)[0]
 
 
 # --- server -----------------------------------------------------------------------------------------------------------
 
 
-def message(config: GradientEMConfig, state: GradientEMState) -> MixtureMessage:
+def message(config: MixedEffectsConfig, state: MixedEffectsState) -> MixtureMessage:
     trial = state.phase == "trial"
     number = (state.trial_round if trial else state.round) + 1
     fits = state.chains if trial else np.stack([common.row() for common in commons_of(state)])[None]
@@ -165,16 +174,26 @@ def message(config: GradientEMConfig, state: GradientEMState) -> MixtureMessage:
         smallest=state.smallest_noise,
         robust=TRIED if trial else (robust(config, state),),
         held=trial,
-        judged=trial and state.trial_round == mixed_trial.TRIAL_ROUNDS,
+        judged=trial and state.trial_round == robust_trial.TRIAL_ROUNDS,
         again=config.starts_again(number),
         orders=state.orders,
         centres=state.centres,
     )
 
 
+def server_update(
+    config: MixedEffectsConfig, state: MixedEffectsState, result: Mapping[str, Any]
+) -> tuple[MixedEffectsState, RoundInfo]:
+    if state.phase == "start":
+        return after_start(config, state, result)
+    if state.phase == "trial":
+        return after_trial(state, result)
+    return after_sums(config, state, result)
+
+
 def after_start(
-    config: GradientEMConfig, state: GradientEMState, result: Mapping[str, Any]
-) -> tuple[GradientEMState, RoundInfo]:
+    config: MixedEffectsConfig, state: MixedEffectsState, result: Mapping[str, Any]
+) -> tuple[MixedEffectsState, RoundInfo]:
     """The state at the beginning of the trial, or of round 1."""
     clients, rows, fitted = (float(value) for value in result["sizes"])
     sent = np.asarray(result["fits"])
@@ -188,7 +207,7 @@ def after_start(
     orders = alignment.by_rule(config.alignment, config.shuffles, theta, stream(state.seed, "gradient_em/alignment"))
     squares = np.asarray(result["squares"]) / rows
     mass = rows / (clients * config.components)
-    commons = mixed_mixture.first_commons(alignment.reordered(theta, orders), sent[:, 1], squares, mass)
+    commons = mixture.first_commons(alignment.reordered(theta, orders), sent[:, 1], squares, mass)
     every = np.tile(np.arange(config.components, dtype=np.int32), (state.population, 1))
     every[sent[:, 0].astype(np.int64)] = orders
     state = replace(
@@ -206,24 +225,24 @@ def after_start(
     return state, RoundInfo({"clients": clients, "rows": rows, "fitted": fitted})
 
 
-def after_trial(state: GradientEMState, result: Mapping[str, Any]) -> tuple[GradientEMState, RoundInfo]:
+def after_trial(state: MixedEffectsState, result: Mapping[str, Any]) -> tuple[MixedEffectsState, RoundInfo]:
     """The next fits of the trial; or, when they were judged, the state at the beginning of round 1."""
     if "gain" in result:
-        weights, gain = mixed_trial.chosen(np.asarray(result["gain"]))
+        weights, gain = robust_trial.chosen(np.asarray(result["gain"]))
         state = replace(state, phase="rounds", robust=int(weights), gain=gain, chains=np.zeros((0, 0)))
         return state, RoundInfo({"robust": float(weights), "gain": gain})
     p, fits = state.centres.shape[1], []
     for fit, sums in zip(state.chains, np.asarray(result["sums"]), strict=True):
         commons = [Common.of_row(row, p, state.smallest_noise) for row in fit]
-        fits.append(np.stack([c.row() for c in mixed_mixture.next_commons(commons, sums, state.squares)]))
+        fits.append(np.stack([c.row() for c in mixture.next_commons(commons, sums, state.squares)]))
     state = replace(state, chains=np.stack(fits), trial_round=state.trial_round + 1, orders=state.orders[:0])
     return state, RoundInfo({})
 
 
-def server_update(
-    config: GradientEMConfig, state: GradientEMState, result: Mapping[str, Any]
-) -> tuple[GradientEMState, RoundInfo]:
+def after_sums(
+    config: MixedEffectsConfig, state: MixedEffectsState, result: Mapping[str, Any]
+) -> tuple[MixedEffectsState, RoundInfo]:
     sums = np.asarray(result["sums"])[0]
-    after = mixed_mixture.next_commons(commons_of(state), sums, state.squares)
+    after = mixture.next_commons(commons_of(state), sums, state.squares)
     state, info = after_round(config, replace(state, orders=state.orders[:0]), after, sums)
     return state, RoundInfo({**info.scalars, "second_starts": float(result["restarts"][0])})

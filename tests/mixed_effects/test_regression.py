@@ -8,9 +8,7 @@ from numpy.testing import assert_allclose
 from scipy.optimize import minimize
 from scipy.stats import chi2, multivariate_normal
 
-from fedcore.methods.gradient_em import tiles
-from fedcore.methods.gradient_em.local_steps import Rows
-from fedcore.methods.gradient_em.mixed_effects import (
+from fedcore.methods.mixed_effects.regression import (
     Common,
     Systems,
     first_common,
@@ -21,6 +19,8 @@ from fedcore.methods.gradient_em.mixed_effects import (
     round_sums,
     systems,
 )
+from fedcore.methods.mixture_models import tiles
+from fedcore.methods.mixture_models.local_steps import Rows
 
 
 def rows_of(inputs: list[np.ndarray], responses: list[np.ndarray]) -> Rows:

@@ -3,10 +3,10 @@
 import numpy as np
 from numpy.testing import assert_allclose
 
-from fedcore.methods.gradient_em import extrapolation
-from fedcore.methods.gradient_em.extrapolation import next_point, no_trail
-from fedcore.methods.gradient_em.mixed_effects import Common, next_common, posteriors, round_sums, systems
-from tests.gradient_em.test_mixed_effects import fitted, rows_of, started
+from fedcore.methods.mixed_effects import extrapolation
+from fedcore.methods.mixed_effects.extrapolation import next_point, no_trail
+from fedcore.methods.mixed_effects.regression import Common, next_common, posteriors, round_sums, systems
+from tests.mixed_effects.test_regression import fitted, rows_of, started
 
 
 def nearly_singular(seed: int = 0):
