@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 OWN = ["benchmarks", "deployments", "fedcore", "flows", "papers", "tasks", "tests"]
-MOVED = ["flows", "tasks", "deployments", "papers"]  # they are installed in fedcore
+ELSEWHERE = ["flows", "tasks", "deployments", "papers"]  # they are installed in fedcore
 
 
 def ran(*arguments, cwd: Path = ROOT) -> None:
@@ -33,7 +33,7 @@ def test_the_types_are_right(tmp_path):
     """Seen by mypy as they are installed, in a tree of links."""
     tree = tmp_path / "fedcore"
     tree.mkdir()
-    for path in [*(ROOT / "fedcore").iterdir(), *(ROOT / name for name in MOVED)]:
+    for path in [*(ROOT / "fedcore").iterdir(), *(ROOT / name for name in ELSEWHERE)]:
         if path.name != "__pycache__":
             (tree / path.name).symlink_to(path)
     ran("mypy", "--config-file", ROOT / "pyproject.toml", "--cache-dir", ROOT / ".mypy_cache", "fedcore", cwd=tmp_path)
