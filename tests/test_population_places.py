@@ -128,10 +128,10 @@ def name_a_host(place):
     )
 
 
-MOVED = (exchange, forge_id, forge_data, link_blocks, link_versions, remove, name_a_host)
+ELSEWHERE = (exchange, forge_id, forge_data, link_blocks, link_versions, remove, name_a_host)
 
 
-@pytest.mark.parametrize("change", MOVED, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("change", ELSEWHERE, ids=lambda change: change.__name__)
 def test_a_run_does_not_continue_on_other_data(place, change):
     interrupted("p")
     before = spent("p", "q")
