@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,12 +14,12 @@ from hypothesis import strategies as st
 from fedcore.errors import BudgetExceeded, ConfigError, Waiting
 from fedcore.methods.registry import make_method
 from fedcore.population.cohorts import Cohort
-from fedcore.privacy.accounting import exact_sum, make_budget, rounded_down
+from fedcore.privacy.accounting import exact_sum, make_budget, rounded_down, rounded_up
 from fedcore.rounds.cohort_settings import CohortRule, cohort_rule
 from fedcore.rounds.method import PublicFacts
 from fedcore.storage.ranges import ranges_of
 from fedcore.training.budget import fit_plan, plan_within_budget
-from fedcore.training.cohorts import CohortAccount, Cost, able
+from fedcore.training.cohorts import CohortAccount, Cost, able, cohort_accounts, cost_of
 from tests.toy import Toy, ToyConfig
 
 SIZES = {"clusters": 2, "rounds": 2, "overseed": 2}
@@ -122,8 +123,7 @@ class Paper:
             SimpleNamespace(
                 first=i + 1,
                 last=i + 1,
-                rho_left=rounded_down(Fraction(self.budget.rho_max) - spent),
-                delta_left=self.budget.delta_extra,
+                exact_left=(Fraction(self.budget.rho_max) - spent, Fraction(self.budget.delta_extra)),
             )
             for i, spent in enumerate(self.spent[: self.known])
         )
@@ -192,8 +192,10 @@ def test_as_much_as_a_share_is_left_is_enough():
 
 def test_delta_has_to_be_left_too():
     """Thresholding steps cost delta."""
-    accounts = [CohortAccount(1, 100, 1.0, 1e-8), CohortAccount(2, 100, 1.0, 0.9e-8)]
-    assert able(accounts, Cost(0.5, 1e-8)) == accounts[:1] and able(accounts, Cost(0.5, 0.0)) == accounts
+    extra = Fraction(1e-8)
+    accounts = [CohortAccount(1, 100, Fraction(1), extra), CohortAccount(2, 100, Fraction(1), extra * 9 / 10)]
+    half = Fraction(1, 2)
+    assert able(accounts, Cost(half, extra)) == accounts[:1] and able(accounts, Cost(half, Fraction(0))) == accounts
 
 
 def test_the_window_and_named_cohorts():
@@ -252,21 +254,41 @@ def test_a_population_without_cohorts_refuses_to_be_asked_for_them():
             plan_within_budget(make_method("histograms", {**SIZES, **asked}), population, paper, 0)
 
 
+ALMOST_ALL = math.nextafter(1.0, 0.0)
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=9), st.integers(1, 40), st.integers(0, 2))
 @example([0.0, 2.2250738585e-313], 1, 1)  # the second cohort has less than a whole share left, and can pay the plan
+@example([2.2250738585e-313], 1, 0)  # without spares too: what is left lies between two floats
+@example([0.0, ALMOST_ALL, 1.0], 40, 2)
 def test_those_who_take_part_are_those_who_can_pay_all_of_it(spent, horizon, spares):
-    paper = Paper([100] * len(spent))
-    paper.spent = [Fraction(BUDGET.rho_max) * Fraction(share) for share in spent]
+    """Exactly those for which the ledger would accept the reservation: spent + cost <= rho_max, in fractions."""
+    paper, limit = Paper([100] * len(spent)), Fraction(BUDGET.rho_max)
+    paper.spent = [limit * Fraction(share) for share in spent]
     try:
         plan, _, taking_part = paper.plan(horizon=horizon, spare_releases=spares)
     except Waiting:
-        assert all(
-            Fraction(BUDGET.rho_max) - s < Fraction(BUDGET.rho_max) * (1 + spares) / horizon for s in paper.spent
-        )
+        plan, _, taking_part = Paper([100]).plan(horizon=horizon, spare_releases=spares)
+        assert all(s + price(plan) + spares * spare(plan) > limit for s in paper.spent)
         return
     whole = price(plan) + spares * spare(plan)
-    can = {i + 1 for i, s in enumerate(paper.spent) if Fraction(BUDGET.rho_max) - s >= whole * Fraction(1 + 1e-12)}
-    assert can <= {n for first, last in taking_part.ranges for n in range(first, last + 1)}
-    assert all(s + whole <= Fraction(BUDGET.rho_max) for i, s in enumerate(paper.spent) if taking_part.holds(i + 1))
-    assert taking_part.ranges == ranges_of(n for n in range(1, len(spent) + 1) if taking_part.holds(n))
+    can = [number for number, s in enumerate(paper.spent, 1) if s + whole <= limit]
+    assert taking_part.ranges == ranges_of(can)
+
+
+def test_a_cohort_pays_where_what_is_left_and_the_cost_lie_between_the_same_floats():
+    """The ledger compares fractions. Rounded, what is left would be less than the cost."""
+    left, cost = Fraction(1) - Fraction(1, 2**60), Fraction(1) - Fraction(1, 2**59)
+    assert rounded_down(left) < rounded_up(cost)
+    paper = Paper([100])
+    paper.spent = [Fraction(BUDGET.rho_max) - left]
+    (account,) = cohort_accounts(paper.population.manifest, paper.balance("p"))
+    assert able([account], Cost(cost, Fraction(0))) == [account]
+    assert able([account], Cost(left, Fraction(0))) == [account]
+    assert able([account], Cost(left + Fraction(1, 2**99), Fraction(0))) == []
+
+
+def test_the_cost_is_what_the_ledger_would_reserve():
+    plan = [SimpleNamespace(rho=1.0, delta=0.0), SimpleNamespace(rho=2.0**-60, delta=1e-9)]
+    assert cost_of(plan, 2) == Cost(3 + Fraction(1, 2**60), 3 * Fraction(1e-9))

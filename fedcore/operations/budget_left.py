@@ -148,7 +148,7 @@ def _price(spec: RunSpec, budget: Budget) -> Price:
         share = rounded_down(Fraction(budget.rho_max) / horizon)
     elif settings.epsilon is not None:
         share = budget.rho_of(settings.epsilon)
-    return Price(Cost(max(needed.rho, share), needed.delta), cost_of(plan, 0))
+    return Price(Cost(max(needed.rho, Fraction(share)), needed.delta), cost_of(plan, 0))
 
 
 def _fitting(balance: Balance, population: Population, price: Price, extra: Fraction = Fraction(0)) -> int:
@@ -162,10 +162,10 @@ def _fitting(balance: Balance, population: Population, price: Price, extra: Frac
     )
 
 
-def _runs(left: Fraction, needed: float, used: float) -> int:
+def _runs(left: Fraction, needed: Fraction, used: Fraction) -> int:
     if left < needed:
         return 0
-    return min(MOST, 1 + int((left - Fraction(needed)) // Fraction(used))) if used > 0 else MOST
+    return min(MOST, 1 + int((left - needed) // used)) if used > 0 else MOST
 
 
 def _beside(run: Run) -> list[Run]:

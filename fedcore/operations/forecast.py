@@ -77,7 +77,9 @@ class Outlook:
     refused: datetime | None
 
 
-def outlook(rho_left: float, delta_left: float, crumb: float, payers: Sequence[Payer]) -> dict[str, Outlook]:
+def outlook(
+    rho_left: float | Fraction, delta_left: float | Fraction, crumb: float, payers: Sequence[Payer]
+) -> dict[str, Outlook]:
     """What becomes of an account if all of them go on to draw on it; by deployment.
 
     rho_left, delta_left: of the account; crumb: rho of which a run that takes all that is left makes nothing. A payer
@@ -173,7 +175,7 @@ def _payer(name: str, runs: Sequence[Run], starts: Sequence[datetime], now: date
         name,
         exact_sum(planned.rho for planned in plan),
         exact_sum(planned.delta for planned in plan),
-        (Fraction(cost.rho), Fraction(cost.delta)),
+        (cost.rho, cost.delta),
         settings.epsilon is None and rule.horizon is None,
         rule,
         known,
@@ -333,7 +335,7 @@ def _able(payer: Payer, accounts: Sequence[CohortAccount], name: str, window: in
 
 
 def _cost(payer: Payer) -> Cost:
-    return Cost(0.0, 0.0) if payer.whole else Cost(float(payer.reserved[0]), float(payer.reserved[1]))
+    return Cost(Fraction(0), Fraction(0)) if payer.whole else Cost(*payer.reserved)
 
 
 def _line(

@@ -21,7 +21,7 @@ from fedcore.errors import ConfigError
 from fedcore.planning.budget_plan import SETTLED, check_not_by_period, later_runs, rounded_down
 from fedcore.population.manifest import Manifest
 from fedcore.population.store import Population
-from fedcore.privacy.accounting import Budget, exact_sum
+from fedcore.privacy.accounting import Budget, exact_sum, rounded_up
 from fedcore.privacy.ledger.ledger import Balance
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.cohort_settings import LONGEST
@@ -125,7 +125,7 @@ def horizon_plan(
         "nominal_clients": nominal,
         "able_share": steady,
         "able_clients": seen,
-        "rho_per_run": cost_of(plan, method.private_settings.spare_releases).rho,
+        "rho_per_run": rounded_up(cost_of(plan, method.private_settings.spare_releases).rho),
         "epsilon_per_run": rounded_down(budget.epsilon_of(float(price))),
         "spare_releases": method.private_settings.spare_releases,
         "other_schedules": {name: rho for name, rho in beside},

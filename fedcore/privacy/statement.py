@@ -486,8 +486,8 @@ def _cohorts_of(account: Account, run: RunAccount, balance: Balance) -> dict[str
         "ranges": [list(pair) for pair in run.payers],
         "named": run.cohorts is not None,
         "known": len(account.tokens),
-        "most": asdict(most),
-        "most_of_them": asdict(most_of_them),
+        "most": most.to_json(),
+        "most_of_them": most_of_them.to_json(),
     }
 
 

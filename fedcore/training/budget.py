@@ -388,7 +388,7 @@ def _plan_by_cohort(
         least = math.nextafter(CRUMB * budget.rho_max, math.inf)
 
     def planned(chosen: Sequence[cohorts.CohortAccount]) -> cohorts.Planned:
-        whole = min(account.rho for account in chosen) if share is None else share
+        whole = rounded_down(min(account.rho for account in chosen)) if share is None else share
         taking_part = cohorts.participants(manifest, chosen)
         plan, public = fit_plan(method, lambda rho: facts(rho, taking_part), whole, runs)
         if manifest.period is not None:

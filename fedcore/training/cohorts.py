@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from fedcore.errors import BudgetExceeded, ConfigError, Waiting
 from fedcore.population.manifest import Manifest
-from fedcore.privacy.accounting import Budget, exact_sum, rounded_up
+from fedcore.privacy.accounting import Budget, exact_sum
 from fedcore.privacy.cohorts import Participants
 from fedcore.privacy.ledger.chain import Balance
 from fedcore.privacy.plan import PlannedRelease
@@ -25,42 +25,42 @@ Planned = tuple[tuple[PlannedRelease, ...], PublicFacts]
 
 @dataclass(frozen=True, slots=True)
 class CohortAccount:
-    """What a cohort can still pay. nominal: clients that the owner declared for it; rho, delta: left, rounded down."""
+    """What a cohort can still pay. nominal: clients that the owner declared for it; rho, delta: left, exactly."""
 
     number: int
     nominal: int | None
-    rho: float
-    delta: float
+    rho: Fraction
+    delta: Fraction
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What is reserved for a run with its spare releases, rounded up."""
+    """What is reserved for a run with its spare releases, exactly."""
 
-    rho: float
-    delta: float
+    rho: Fraction
+    delta: Fraction
 
 
 def cost_of(plan: Sequence[PlannedRelease], spares: int) -> Cost:
-    """Each spare at the price of the dearest release."""
+    """Each spare costs as much as the most expensive release, as in `Ledger.reserve`."""
     rho = [planned.rho for planned in plan]
     delta = [planned.delta for planned in plan]
-    return Cost(rounded_up(exact_sum(rho + [max(rho)] * spares)), rounded_up(exact_sum(delta + [max(delta)] * spares)))
+    return Cost(exact_sum(rho + [max(rho)] * spares), exact_sum(delta + [max(delta)] * spares))
 
 
 def runs_fit(plan: Sequence[PlannedRelease], spares: int, runs: int, limit: float) -> bool:
-    """Whether so many runs with this plan fit one after the other, without rounding: spares come back from all but the
-    last. What is left before the last one, rounded down, is at least its cost, rounded up.
+    """Whether this number of runs with this plan fits into the limit, without rounding. All runs but the last return
+    their spare releases.
     """
     price = exact_sum(planned.rho for planned in plan)
-    return (runs - 1) * price + Fraction(cost_of(plan, spares).rho) <= Fraction(limit)
+    return (runs - 1) * price + cost_of(plan, spares).rho <= Fraction(limit)
 
 
 def cohort_accounts(manifest: Manifest, balance: Balance) -> list[CohortAccount]:
     """One for each cohort of the version, in order. A cohort that the ledger has not heard of has spent nothing."""
     budget = balance.required_budget()
-    whole = (budget.rho_max, budget.delta_extra)
-    left = [(s.rho_left, s.delta_left) for s in balance.segments for _ in range(s.first, s.last + 1)]
+    whole = (Fraction(budget.rho_max), Fraction(budget.delta_extra))
+    left = [s.exact_left for s in balance.segments for _ in range(s.first, s.last + 1)]
     left += [whole] * (len(manifest.cohorts) - len(left))
     return [
         CohortAccount(cohort.number, cohort.nominal, rho, delta)
@@ -69,7 +69,7 @@ def cohort_accounts(manifest: Manifest, balance: Balance) -> list[CohortAccount]
 
 
 def able(accounts: Sequence[CohortAccount], cost: Cost) -> list[CohortAccount]:
-    """Those that can pay."""
+    """The accounts that can pay, in order: those for which the ledger would accept this cost."""
     return [account for account in accounts if account.rho >= cost.rho and account.delta >= cost.delta]
 
 
@@ -119,7 +119,8 @@ def choose(
             f"{window}.",
             "Name fewer.",
         )
-    cost, can = Cost(least, 0.0), able(asked, Cost(least, 0.0))
+    cost = Cost(Fraction(least), Fraction(0))
+    can = able(asked, cost)
     while True:
         chosen = can if window is None else can[-window:]
         _check(rule, name, budget, cost, asked, chosen, sized, whose)
@@ -174,7 +175,7 @@ def _check(
 
 
 def _in_words(cost: Cost) -> str:
-    return f"rho = {cost.rho:.6g}" + (f" and delta = {cost.delta:.3g}" if cost.delta else "")
+    return f"rho = {float(cost.rho):.6g}" + (f" and delta = {float(cost.delta):.3g}" if cost.delta else "")
 
 
 def participants(manifest: Manifest, chosen: Sequence[CohortAccount]) -> Participants:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -114,7 +115,7 @@ def plan_vocabulary(
         )
     if by_cohort:
         rho = vocabulary.SHARE * budget.rho_max if epsilon is None else budget.rho_of(epsilon)
-        chosen = cohorts.able(cohorts.cohort_accounts(manifest, balance), cohorts.Cost(rho, delta))
+        chosen = cohorts.able(cohorts.cohort_accounts(manifest, balance), cohorts.Cost(Fraction(rho), Fraction(delta)))
         if not chosen:
             raise BudgetExceeded(
                 f"no cohort of population {name!r} can pay rho = {rho:.6g} and delta = {delta:.3g}. Nothing was "

@@ -30,7 +30,8 @@ def required(budget: Budget | None, population_id: str) -> Budget:
 class Segment:
     """Consecutive cohorts, first to last, of which each has spent, reserved and left the same.
 
-    Spent and reserved are rounded up, left is rounded down.
+    Spent and reserved are rounded up, left is rounded down. exact_left: (rho, delta) left, not rounded, as the ledger
+    compares it with a plan.
     """
 
     first: int
@@ -41,9 +42,13 @@ class Segment:
     delta_spent: float
     delta_reserved: float
     delta_left: float
+    exact_left: tuple[Fraction, Fraction]
 
     def __str__(self) -> str:
         return in_words(((self.first, self.last),))
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("first", "last", *NUMBERS)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,8 @@ class ShareBalance:
     segments: tuple[Segment, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "part": str(self.part)}
+        segments = [segment.to_json() for segment in self.segments]
+        return {**asdict(replace(self, segments=())), "part": str(self.part), "segments": segments}
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +165,7 @@ class Balance:
             "open_runs": list(self.open_runs),
             "public_schema": self.public_schema,
             "loss": None if self.loss is None else dict(self.loss),
-            "segments": [asdict(segment) for segment in self.segments],
+            "segments": [segment.to_json() for segment in self.segments],
             "shares": [share.to_json() for share in self.shares],
             **self._by_period(),
         }
@@ -175,10 +181,19 @@ Numbers = tuple[float, float, float, float, float, float]  # as NUMBERS
 
 def numbers_of(budget: Budget | None, totals: Totals) -> Numbers:
     """(spent, reserved, left) of rho, then of delta: spent and reserved rounded up, left rounded down."""
+    return _rounded(totals, *_left(budget, totals))
+
+
+def segment_of(first: int, last: int, budget: Budget | None, totals: Totals) -> Segment:
+    """The cohorts first to last, each with these totals."""
+    left = _left(budget, totals)
+    return Segment(first, last, *_rounded(totals, *left), left)
+
+
+def _left(budget: Budget | None, totals: Totals) -> tuple[Fraction, Fraction]:
     rho_max, delta_max = (0.0, 0.0) if budget is None else (budget.rho_max, budget.delta_extra)
-    rho_spent, rho_reserved, delta_spent, delta_reserved = totals
-    rho_left = Fraction(rho_max) - rho_spent - rho_reserved
-    return _rounded(totals, rho_left, Fraction(delta_max) - delta_spent - delta_reserved)
+    rho_left = Fraction(rho_max) - totals.rho_spent - totals.rho_reserved
+    return rho_left, Fraction(delta_max) - totals.delta_spent - totals.delta_reserved
 
 
 def _rounded(totals: Totals, rho_left: Fraction, delta_left: Fraction) -> Numbers:
@@ -207,7 +222,7 @@ def share_balance(
         rho = min(part * rho_max - own.rho_spent - own.rho_reserved, rho_max - whole.rho_spent - whole.rho_reserved)
         delta_own = part * delta_max - own.delta_spent - own.delta_reserved
         delta = min(delta_own, delta_max - whole.delta_spent - whole.delta_reserved)
-        segments.append(Segment(first, last, *_rounded(own, rho, delta)))
+        segments.append(Segment(first, last, *_rounded(own, rho, delta), (rho, delta)))
     most = [max(getattr(segment, key) for segment in segments) for key in NUMBERS]
     rho_spent, rho_reserved, rho_left, delta_spent, delta_reserved, delta_left = most
     limits = rounded_down(part * rho_max), rounded_down(part * delta_max)

@@ -21,7 +21,7 @@ from fedcore.privacy.ledger.balances import Balance as Balance
 from fedcore.privacy.ledger.balances import Segment as Segment
 from fedcore.privacy.ledger.balances import ShareBalance as ShareBalance
 from fedcore.privacy.ledger.balances import make_balance as make_balance
-from fedcore.privacy.ledger.balances import numbers_of, required, share_balance
+from fedcore.privacy.ledger.balances import required, segment_of, share_balance
 from fedcore.privacy.ledger.shares import Shares, part_of
 from fedcore.privacy.ledger.sums import EVERYBODY, Sums, Totals, side_by_side
 from fedcore.privacy.periods import PeriodTerms, periods_in
@@ -318,7 +318,7 @@ class Account:
             balance = replace(balance, shares=tuple(map(self._share_balance, (*sorted(self.shares), None))))
         if self.founders is None:
             return balance
-        segments = tuple(Segment(first, last, *numbers_of(self.budget, totals)) for first, last, totals in pieces)
+        segments = tuple(segment_of(first, last, self.budget, totals) for first, last, totals in pieces)
         rho_left, delta_left = max(s.rho_left for s in segments), max(s.delta_left for s in segments)
         balance = replace(balance, segments=segments, rho_left=rho_left, delta_left=delta_left)
         return replace(balance, periods=self.periods, lifetime_spent=rounded_up(self.lifetime()))

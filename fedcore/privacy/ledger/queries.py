@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Table
 from fedcore.errors import LedgerTampered
 from fedcore.privacy.accounting import Budget, rounded_up
 from fedcore.privacy.ledger import tables
+from fedcore.privacy.ledger.balances import NUMBERS
 from fedcore.privacy.ledger.chain import OPEN, PUBLISHED, Account, Balance, Record, Segment, canonical
 from fedcore.privacy.ledger.replay import CHECKPOINT, STOP
 from fedcore.privacy.ledger.rows import find, find_all
@@ -181,7 +182,7 @@ def refusal(
 
 def _alone(balance: Balance, segment: Segment, whose: str) -> tuple[Balance, str]:
     """(balance of these cohorts only, who that is)."""
-    numbers = {name: getattr(segment, name) for name in Segment.__dataclass_fields__ if name not in ("first", "last")}
+    numbers = {name: getattr(segment, name) for name in NUMBERS}
     who = f"{'cohort' if segment.first == segment.last else 'each of cohorts'} {segment}"
     return replace(balance, **numbers, segments=()), f"{who} of {whose}"
 

@@ -568,8 +568,8 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "clip: left out of private mixtures",
         f"{ANY}/whole_rows.py",
-        "long = np.flatnonzero(squares > allowed)",
-        "long = np.flatnonzero(squares > 2.0 * allowed)",
+        "long = np.flatnonzero(~(squares <= allowed))",
+        "long = np.flatnonzero(~(squares <= 2.0 * allowed))",
         OF_MIXTURE,
     ),
     _mutant(
@@ -2450,8 +2450,8 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "cohorts: the statement names the one that has spent least",
         STATEMENT,
-        '"most": asdict(most),',
-        '"most": asdict(min(balance.segments, key=lambda segment: segment.rho_spent)),',
+        '"most": most.to_json(),',
+        '"most": min(balance.segments, key=lambda segment: segment.rho_spent).to_json(),',
         f"{OF_COHORTS}::test_the_statement_of_a_run_names_its_cohorts_and_the_one_that_has_spent_most",
     ),
     _mutant(
@@ -2519,7 +2519,28 @@ MUTANTS: list[Mutant] = [
         CHOOSING,
         "account.rho >= cost.rho",
         "account.rho > cost.rho",
-        f"{OF_HORIZONS}::test_as_much_as_a_share_is_left_is_enough",
+        f"{OF_HORIZONS}::test_a_cohort_pays_where_what_is_left_and_the_cost_lie_between_the_same_floats",
+    ),
+    _mutant(
+        "participants: less than a whole share is not enough for a plan that costs less",
+        BUDGET,
+        "least = share / runs * NEARLY",
+        "least = share / runs",
+        f"{OF_HORIZONS}::test_those_who_take_part_are_those_who_can_pay_all_of_it",
+    ),
+    _mutant(
+        "participants: what is left is rounded",
+        CHOOSING,
+        "left = [s.exact_left for s",
+        "left = [tuple(Fraction(float(part)) for part in s.exact_left) for s",
+        f"{OF_HORIZONS}::test_a_cohort_pays_where_what_is_left_and_the_cost_lie_between_the_same_floats",
+    ),
+    _mutant(
+        "participants: the cost is rounded",
+        CHOOSING,
+        "return Cost(exact_sum(rho + [max(rho)] * spares), ",
+        "return Cost(Fraction(float(exact_sum(rho + [max(rho)] * spares))), ",
+        f"{OF_HORIZONS}::test_the_cost_is_what_the_ledger_would_reserve",
     ),
     _mutant(
         "participants: the delta that is left is not asked",
@@ -2538,15 +2559,15 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "participants: a horizon forgets its spares",
         CHOOSING,
-        "(runs - 1) * price + Fraction(cost_of(plan, spares).rho)",
-        "(runs - 1) * price + Fraction(cost_of(plan, 0).rho)",
+        "(runs - 1) * price + cost_of(plan, spares).rho",
+        "(runs - 1) * price + cost_of(plan, 0).rho",
         f"{OF_HORIZONS}::test_so_many_runs_fit_exactly_and_one_more_does_not",
     ),
     _mutant(
         "participants: a cohort that the ledger does not know can pay nothing",
         CHOOSING,
         "left += [whole] * (len(manifest.cohorts) - len(left))",
-        "left += [(0.0, 0.0)] * (len(manifest.cohorts) - len(left))",
+        "left += [(Fraction(0), Fraction(0))] * (len(manifest.cohorts) - len(left))",
         f"{OF_HORIZONS}::test_cohorts_that_the_ledger_has_not_heard_of_have_spent_nothing",
     ),
     _mutant(
