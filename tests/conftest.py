@@ -2,10 +2,13 @@
 
 import json
 import logging
+import os
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from fedcore.methods.registry import OWN
 from fedcore.population.manifest import Provenance
@@ -13,6 +16,22 @@ from fedcore.population.writer import PopulationWriter
 from fedcore.rounds import engine
 from fedcore.runs import digests as run_digests
 from fedcore.storage import digests
+
+# Property tests draw the same examples in every CI run, in every pytest-xdist worker. Elsewhere they draw new ones.
+# Every `@settings` that is made later inherits from the profile that is loaded here.
+settings.register_profile(
+    "reproducible",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+if "CI" in os.environ:
+    settings.load_profile("reproducible")
+    # Hypothesis also draws constants that it finds in the modules imported so far, which depend on the tests that a
+    # process ran before. No setting turns that off.
+    providers._get_local_constants = lambda: providers._local_constants
 
 
 @pytest.fixture(autouse=True)
