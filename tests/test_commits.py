@@ -12,7 +12,7 @@ from fedcore.rounds.engine import Training
 from fedcore.runs.store import Run, load_run
 from fedcore.storage import files
 from fedcore.storage.arrays import read_values
-from tests.test_engine import Recorder, begin, to_end
+from tests.test_engine import Clock, Recorder, begin, to_end
 from tests.toy import Toy, ToyConfig
 
 NEVER, AT_ONCE = float("inf"), 0.0
@@ -96,6 +96,21 @@ def test_a_commit_when_it_is_time(tmp_path, pause):
         training.step()
         committed.append(training.run.round)
     assert committed == [0, 0, 3, 4, 4, 4, 4, 8, 8, 10]
+    assert [row["round"] for row in training.run.metrics()] == list(range(1, 11))
+
+
+def test_the_time_until_a_commit_counts_from_the_last_one(tmp_path, pause, monkeypatch):
+    """Rounds of 4 seconds each, and 10 seconds between commits: the fourth round that follows is committed."""
+    clock = Clock(monkeypatch)
+    pause(10.0)
+    training = begin(tmp_path, TEN)
+    committed = []
+    for _ in range(10):
+        clock.now += 4.0
+        training.answer()
+        training.move()
+        committed.append(training.run.round)
+    assert committed == [0, 0, 3, 3, 3, 6, 6, 6, 9, 10]
     assert [row["round"] for row in training.run.metrics()] == list(range(1, 11))
 
 

@@ -14,6 +14,7 @@ import pytest
 from threadpoolctl import threadpool_info
 
 from fedcore.errors import ChunkError, MethodError, SensitivityError, UnplannedRelease, WorkerFailed
+from fedcore.rounds import engine
 from fedcore.rounds.caches import BLOCKS
 from fedcore.rounds.clients import Source, checked_answer, memory_file
 from fedcore.rounds.engine import InProcessBackend, Training
@@ -43,6 +44,14 @@ class Recorder:
 
     def head(self):
         return {"ledger_id": "x", "seq": len(self.stored), "hash": "0"}
+
+
+class Clock:
+    """The engine's clock, which stands still until a test moves it."""
+
+    def __init__(self, monkeypatch):
+        self.now = 1000.0
+        monkeypatch.setattr(engine, "time", SimpleNamespace(perf_counter=lambda: self.now))
 
 
 def begin(tmp_path, method, *, block=8, name="r", publisher=None, matrix=None, population=None):
@@ -75,6 +84,25 @@ def test_the_mean_is_the_mean(tmp_path):
     dense = matrix.toarray() / np.maximum(matrix.toarray().sum(axis=1, keepdims=True), 1)
     state = to_end(begin(tmp_path, Toy(ToyConfig(rounds=1)), matrix=matrix))
     assert np.allclose(state.centre, dense.mean(axis=0) / 2, rtol=1e-12)
+
+
+def test_a_run_is_finished_after_its_last_round(tmp_path):
+    training, before = begin(tmp_path, Toy()), []
+    while not training.finished and len(before) < 9:
+        before.append(training.round)
+        training.step()
+    assert before == [1, 2, 3]
+    assert training.finished and training.step() is None
+
+
+def test_a_round_lasts_from_the_end_of_the_one_before(tmp_path, monkeypatch):
+    """What the shell does between two rounds counts, so that the seconds of all rounds add up to those of the run."""
+    clock = Clock(monkeypatch)
+    training = begin(tmp_path, Toy())
+    for seconds in (2.0, 3.0, 5.0):
+        clock.now += seconds
+        training.step()
+    assert [row["seconds_round"] for row in training.run.metrics()] == [2.0, 3.0, 5.0]
 
 
 def test_memory_moves_with_the_round_and_a_torn_attempt_leaves_no_trace(tmp_path):

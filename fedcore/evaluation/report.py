@@ -8,6 +8,7 @@ objective, a likelihood) is never shown, whoever wrote it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -280,8 +281,8 @@ def _facts(privacy: Mapping) -> list[tuple[str, Any]]:
 def _paragraphs(privacy: Mapping) -> list[str]:
     """The statement's text without its lists, which are shown as tables."""
     lines = [line for line in str(privacy["text"]).splitlines() if line.strip()]
-    following = [*lines[1:], ""]
-    return [line for line, after in zip(lines, following, strict=True) if line[0] != " " and after[:1] != " "]
+    pairs = pairwise([*lines, ""])
+    return [line for line, after in pairs if not line.startswith(" ") and not after.startswith(" ")]
 
 
 def _files(run: Run) -> list[dict]:

@@ -111,7 +111,7 @@ class Training:
         self.marked = self.committed = time.perf_counter()
         self.done = run.round  # rounds made; `run.round` of them are committed
         self.rows: list[dict[str, Any]] = []  # of the metrics, of rounds that are not
-        self.durable = True  # whether the memories of the last of them are flushed
+        self.durable = True  # whether the memories of the last round that was answered are flushed
         self.token = token_hex(8)
         # {name: digest} of the memories of the last round made, and of those that the round in progress wrote.
         self.remembered: Mapping[str, str] | None = run.memory_digests() if run.head.get("memories") else None
@@ -205,7 +205,7 @@ class Training:
         self.run.commit(self.done, self.state, self.rows, memories=self.remembered, **head)
         if self.remembered is None and self.run.head.get("memories"):  # of an attempt that published, and was killed
             self.remembered = self.run.memory_digests()
-        self.rows, self.durable, self.committed = [], True, time.perf_counter()
+        self.rows, self.committed = [], time.perf_counter()
 
     def _timed(self, name: str, function: Callable[..., T], *arguments: Any) -> T:
         started = time.perf_counter()

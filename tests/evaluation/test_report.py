@@ -279,6 +279,11 @@ def test_a_private_run_states_its_privacy(private):
     assert run_summary(private)["privacy"]["private"] is True and run_summary(private)["private"] is True
 
 
+def test_paragraphs_of_a_statement_are_those_without_a_list():
+    text = "Private.\n\nReleases:\n  - one\n  - two\nUnit: client.\nNot covered:\n  - counts\n"
+    assert report._paragraphs({"text": text}) == ["Private.", "Unit: client."]
+
+
 def test_what_was_charged_and_lost_counts_as_spent(tmp_path, monkeypatch):
     run = make(tmp_path, private=True, rounds=2, statement=STATEMENT, status="budget exhausted")
     asked = []

@@ -6,6 +6,8 @@ import numpy as np
 
 from fedcore.methods.histograms import Histograms, HistogramsConfig, HistogramsState
 from fedcore.privacy.grid import grid_step
+from fedcore.rounds.method import RoundInfo
+from fedcore.rounds.statistics import values
 from fedcore.storage.arrays import read_values, state_values, write_values
 from tests.histograms.example_clients import SMALL, block_of, random_counts
 from tests.histograms.run_in_memory import answer, facts, rounded_normal
@@ -49,6 +51,13 @@ def finish(state: HistogramsState, block) -> list[HistogramsState]:
     return states
 
 
+def moved(state: HistogramsState, block) -> RoundInfo:
+    """What is shown of one round, without noise."""
+    method = Histograms(HistogramsConfig(clusters=len(state.centres)))
+    message = method.message(state)
+    return method.server_update(state, method.release_values(message, answer(method, message, block, 1024)))[1]
+
+
 def test_two_rounds_with_two_clusters_worked_by_hand():
     """Clients A, A, A = (1, 0), B = (1/2, 1/2), D = (1/4, 3/4); w = (1/2, 1/2), so no client is clipped.
 
@@ -82,6 +91,29 @@ def test_a_cell_that_noise_explains_is_dead():
         block = block_of([[1, 0]] * 30 + [[0, 1]] * clients)
         (state,) = finish(state_for_rounds([[0.8, 0.2], [0.2, 0.8]], rounds=1, sigma=0.2), block)
         assert np.allclose(state.centres[1], state.mean) == (not alive)
+
+
+@pytest.mark.parametrize(("multiplier", "weights"), [(0.0, 0), (0.5, 1)])
+def test_the_release_of_weights_is_a_round_if_it_is_planned(multiplier, weights):
+    state = state_for_rounds([[0.6, 0.4], [0.3, 0.7]], rounds=3, weights_multiplier=multiplier)
+    assert Histograms(HistogramsConfig(clusters=2)).total_rounds(state) == 2 + 3 + weights
+
+
+def test_centres_do_not_move_where_every_cell_is_dead():
+    state = state_for_rounds([[0.8, 0.2], [0.2, 0.8]], rounds=1, sigma=0.2)
+    assert moved(state, block_of([[1, 0]] * 3)).scalars["movement"] == 0.0
+
+
+@pytest.mark.parametrize(("sigma", "reliable"), [(1e-6, 1.0), (20.0, 0.0)])
+def test_what_is_shown_of_the_rough_mean(sigma, reliable):
+    """The released sum, and whether it is more than noise. There are no centres yet that could move.
+
+    A client's (1/2, 1/2) has the norm sqrt(1/2), and is shortened to the clip 0.2: its entries add up to 0.2 sqrt(2).
+    """
+    state = state_for_rounds([[0.5, 0.5]], rounds=1, sigma=sigma, phase="flat")
+    shown = moved(state, block_of([[1, 1]] * 20)).scalars
+    assert shown["released_count"] == pytest.approx(20 * 0.2 * math.sqrt(2), rel=1e-3)
+    assert (shown["live_cells"], shown["movement"], shown["noise_multiplier"]) == (reliable, 0.0, sigma)
 
 
 def test_merging_keeps_sums_and_drops_dead_cells():

@@ -50,6 +50,20 @@ def test_any_cut_of_the_input_gives_the_same_population(tmp_path_factory, cuts, 
         assert clients[0] == leaf or matrix[:leaf].nnz + heldout[:leaf].nnz == 0
 
 
+@pytest.mark.parametrize(("train", "heldout"), [(4, None), (3, 1), (1, 3)])
+def test_a_block_closes_by_the_bytes_of_all_data_of_its_clients(tmp_path, train, heldout):
+    """4 counts of 8 bytes each: 65 bytes are reached by the third client."""
+    counts = [
+        None if number is None else sp.csr_matrix(np.tile(np.arange(4) < number, (7, 1)).astype(int))
+        for number in (train, heldout)
+    ]
+    with PopulationWriter(
+        tmp_path / "p", "counts", 4, clients_per_leaf=1, clients_per_block=7, block_bytes=65
+    ) as writer:
+        writer.write(names(0, 7), *counts)
+        assert [entry.clients for entry in writer.commit().blocks] == [3, 3, 1]
+
+
 def test_nothing_is_visible_without_a_commit(tmp_path):
     path = tmp_path / "p"
     with (

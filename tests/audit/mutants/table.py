@@ -94,6 +94,9 @@ ENTRIES, OF_ENTRIES = "fedcore/population/periods.py", "tests/population/test_pe
 OF_MONTHS = "tests/test_period_runs.py"
 OF_PUBLISHING, OF_ENGINE = "tests/privacy/test_publishing.py", "tests/test_engine.py"
 OF_HORIZONS, OF_ANSWERS = "tests/test_horizon.py", "tests/test_participants.py"
+OF_HISTOGRAMS, OF_COMMITS = "tests/histograms/test_server.py", "tests/test_commits.py"
+OF_BLOCKS, REPORT = "tests/population/test_writer.py", "fedcore/evaluation/report.py"
+OF_PARAGRAPHS = "tests/evaluation/test_report.py::test_paragraphs_of_a_statement_are_those_without_a_list"
 OF_COHORT_RUNS = "tests/test_cohort_runs.py"
 OF_CLIENTS, OF_ORDER = "tests/audit/test_sensitivity.py", "tests/privacy/test_order.py"
 
@@ -2866,5 +2869,125 @@ MUTANTS: list[Mutant] = [
         "return cohorts_to is not None and any(",
         "return False and any(",
         "tests/population/test_forgetting.py::test_declared_sizes_go_with_cohorts_whether_anybody_was_in_them",
+    ),
+    # --- rounds, blocks and reports -----------------------------------------------------------------------------------
+    _mutant(
+        "rounds: histograms without weights have a round for them",
+        f"{HISTOGRAMS}/server.py",
+        "(state.weights_multiplier > 0)",
+        "(state.weights_multiplier >= 0)",
+        f"{OF_HISTOGRAMS}::test_the_release_of_weights_is_a_round_if_it_is_planned",
+    ),
+    _mutant(
+        "rounds: weights of histograms with little noise have none",
+        f"{HISTOGRAMS}/server.py",
+        "(state.weights_multiplier > 0)",
+        "(state.weights_multiplier > 1)",
+        f"{OF_HISTOGRAMS}::test_the_release_of_weights_is_a_round_if_it_is_planned",
+    ),
+    _mutant(
+        "rounds: the weights of histograms are taken off",
+        f"{HISTOGRAMS}/server.py",
+        "len(state.multipliers) + (",
+        "len(state.multipliers) - (",
+        f"{OF_HISTOGRAMS}::test_the_release_of_weights_is_a_round_if_it_is_planned",
+    ),
+    _mutant(
+        "shown: the rough mean moves",
+        f"{HISTOGRAMS}/server.py",
+        "_info(state, count, reliable, 0.0)",
+        "_info(state, count, reliable, 1.0)",
+        f"{OF_HISTOGRAMS}::test_what_is_shown_of_the_rough_mean",
+    ),
+    _mutant(
+        "shown: the rough mean is reliable if it is not",
+        f"{HISTOGRAMS}/server.py",
+        "_info(state, count, reliable, 0.0)",
+        "_info(state, count, not reliable, 0.0)",
+        f"{OF_HISTOGRAMS}::test_what_is_shown_of_the_rough_mean",
+    ),
+    _mutant(
+        "shown: dead centres move",
+        f"{HISTOGRAMS}/server.py",
+        "    if not alive.any():\n        return 0.0\n    new = ",
+        "    if not alive.any():\n        return 1.0\n    new = ",
+        f"{OF_HISTOGRAMS}::test_centres_do_not_move_where_every_cell_is_dead",
+    ),
+    _mutant(
+        "rounds: finished while there is a message",
+        ENGINE,
+        "return self.method.message(self.state) is None",
+        "return self.method.message(self.state) is not None",
+        f"{OF_ENGINE}::test_a_run_is_finished_after_its_last_round",
+    ),
+    _mutant(
+        "rounds: a round lasts as long as the clock shows",
+        ENGINE,
+        'self.seconds["round"], self.marked = now - self.marked, now',
+        'self.seconds["round"], self.marked = now + self.marked, now',
+        f"{OF_ENGINE}::test_a_round_lasts_from_the_end_of_the_one_before",
+    ),
+    _mutant(
+        "rounds: a round lasts from the start of the run",
+        ENGINE,
+        'self.seconds["round"], self.marked = now - self.marked, now',
+        'self.seconds["round"] = now - self.marked',
+        f"{OF_ENGINE}::test_a_round_lasts_from_the_end_of_the_one_before",
+    ),
+    _mutant(
+        "rounds: the pause until a commit counts from the start",
+        ENGINE,
+        "self.rows, self.committed = [], time.perf_counter()",
+        "self.rows = []",
+        f"{OF_COMMITS}::test_the_time_until_a_commit_counts_from_the_last_one",
+    ),
+    _mutant(
+        "rounds: committed metrics are written again",
+        ENGINE,
+        "self.rows, self.committed = [], time.perf_counter()",
+        "self.committed = time.perf_counter()",
+        f"{OF_COMMITS}::test_the_time_until_a_commit_counts_from_the_last_one",
+    ),
+    _mutant(
+        "blocks: held-out data are taken off their bytes",
+        WRITE,
+        "bytes_of(train) + (bytes_of(other)",
+        "bytes_of(train) - (bytes_of(other)",
+        f"{OF_BLOCKS}::test_a_block_closes_by_the_bytes_of_all_data_of_its_clients",
+    ),
+    _mutant(
+        "blocks: held-out data have no bytes",
+        WRITE,
+        "(bytes_of(other) if other is not None else 0)",
+        "(bytes_of(other) if other is None else 0)",
+        f"{OF_BLOCKS}::test_a_block_closes_by_the_bytes_of_all_data_of_its_clients",
+    ),
+    _mutant(
+        "blocks: a client has a byte more",
+        WRITE,
+        "(bytes_of(other) if other is not None else 0)",
+        "(bytes_of(other) if other is not None else 1)",
+        f"{OF_BLOCKS}::test_a_block_closes_by_the_bytes_of_all_data_of_its_clients",
+    ),
+    _mutant(
+        "report: items of lists are paragraphs",
+        REPORT,
+        'if not line.startswith(" ") and not after.startswith(" ")',
+        'if line.startswith(" ") and not after.startswith(" ")',
+        OF_PARAGRAPHS,
+    ),
+    _mutant(
+        "report: heads of lists are paragraphs",
+        REPORT,
+        'if not line.startswith(" ") and not after.startswith(" ")',
+        'if not line.startswith(" ") and after.startswith(" ")',
+        OF_PARAGRAPHS,
+    ),
+    _mutant(
+        "report: a paragraph is not in a list, or not before one",
+        REPORT,
+        'if not line.startswith(" ") and not after.startswith(" ")',
+        'if not line.startswith(" ") or not after.startswith(" ")',
+        OF_PARAGRAPHS,
     ),
 ]
