@@ -3,11 +3,11 @@
 import math
 
 import numpy as np
+import pytest
 
 from fedcore.methods.histograms import Histograms, HistogramsConfig, HistogramsState
 from fedcore.privacy.grid import grid_step
 from fedcore.rounds.method import RoundInfo
-from fedcore.rounds.statistics import values
 from fedcore.storage.arrays import read_values, state_values, write_values
 from tests.histograms.example_clients import SMALL, block_of, random_counts
 from tests.histograms.run_in_memory import answer, facts, rounded_normal

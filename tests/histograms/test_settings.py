@@ -128,7 +128,7 @@ def test_anyway_changes_whether_a_small_budget_is_spent():
     assert Histograms().worth(public).asks and not Histograms(HistogramsConfig(anyway=True)).worth(public).asks
 
 
-@pytest.mark.parametrize("name", {name.partition("=")[0] for name in MOVED})
+@pytest.mark.parametrize("name", sorted({name.partition("=")[0] for name in MOVED}))
 def test_settings_that_left_are_refused_with_where_they_are(name):
     with pytest.raises(ConfigError, match=f"'{name}' .*paper_histograms"):
         make_method("histograms", {name: "fedavg"})
