@@ -22,6 +22,7 @@ import zarr
 
 from fedcore.errors import LedgerError, ManifestError, RunError
 from fedcore.evaluation.evaluate import evaluate_run
+from fedcore.methods.histograms.config import ELSEWHERE
 from fedcore.methods.registry import method_class
 from fedcore.operations.latest_runs import all_latest
 from fedcore.population.manifest import Provenance, checksum_of
@@ -44,9 +45,16 @@ RUNS = {"finished": "counts", "interrupted": "counts", "remembering": "rows"}  #
 
 @pytest.fixture(params=SCHEMAS)
 def golden(request, tmp_path, monkeypatch):
-    """A copy of the files, in which the ledger is the one of the environment, as in any other place."""
+    """A copy of the files, in which the ledger is the one of the environment, as in any other place. Runs of histograms
+    had settings that a method of its own has now; runs with them are refused.
+    """
     folder = tmp_path / "golden"
     shutil.copytree(GOLDEN / request.param, folder)
+    for file in folder.glob("trained/*/run.json"):
+        content = json.loads(file.read_text())
+        if content["method"] == "histograms":
+            content["config"] = {k: v for k, v in content["config"].items() if k not in ELSEWHERE}
+            file.write_text(json.dumps(content))
     monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{folder / 'ledger.sqlite'}")
     return folder
 
