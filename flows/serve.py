@@ -18,7 +18,7 @@ from prefect.schedules import Cron, Interval, RRule
 from prefect.schedules import Schedule as PrefectSchedule
 
 from fedcore.errors import ConfigError, FedcoreError
-from fedcore.methods.registry import method_class
+from fedcore.methods.registry import make_method, method_class
 from fedcore.operations import log_lines
 from fedcore.operations.deployment import Deployment, DeploymentFile
 from fedcore.operations.pipelines.law import Ready, ready
@@ -35,11 +35,12 @@ def to_deployment(item: Deployment, pool: str | None = None) -> RunnerDeployment
     pool: the work pool whose workers run it; without one it is run by the process that serves it.
     Raises ConfigError for a schedule that Prefect refuses.
     """
+    settings = make_method(item.method, item.config).config  # in the form that the flow's schema of parameters has
     parameters = {
         "population": item.population,
         "runs": item.runs,
         "seed": item.seed,
-        "config": item.config,
+        "config": settings.model_dump(mode="json", exclude_unset=True),
         "compute": item.compute.model_dump(),
         "start_from": item.start_from,
         "public_start_because": item.public_start_because,

@@ -194,6 +194,19 @@ def test_the_form_has_settings_in_their_order_under_their_own_names_by_group(fil
     assert [(one["position"], one["title"]) for one in compute.values()] == list(enumerate(compute))
 
 
+def test_settings_of_an_algorithm_fit_the_form(file):
+    from fedcore.flows.serve import to_deployment
+    from prefect.utilities.schema_tools import validate
+
+    entry = ENTRY.replace("histograms", "paper_histograms")
+    (item,) = read_deployments(file(entry + 'config = { algorithm = "ifca", rounds = 3, weights = "local" }\n'))
+    made = to_deployment(item)
+    config = made.parameters["config"]
+    assert config == {"algorithm": {"name": "ifca", "rounds": 3}, "weights": "local"}
+    assert make_method(item.method, config) == make_method(item.method, item.config)
+    validate(made.parameters, made._parameter_openapi_schema.model_dump(), raise_on_error=True)
+
+
 def test_the_flow_of_a_deployment_is_told_which_share_pays(file):
     """One that names none is as it was before there were shares, so that hosts that know none go on with it."""
     from fedcore.flows.serve import to_deployment
