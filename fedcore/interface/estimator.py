@@ -47,11 +47,6 @@ class FederatedEstimator(BaseEstimator, ABC):
         tags.input_tags.sparse = tags.input_tags.positive_only = self.kind == "counts"
         return tags
 
-    @property
-    def _trained_by(self) -> str:
-        """The name of the method."""
-        return self.method
-
     @abstractmethod
     def _method_settings(self) -> dict[str, Any]:
         """The settings of the method that the parameters of the estimator stand for."""
@@ -64,6 +59,10 @@ class FederatedEstimator(BaseEstimator, ABC):
         """Settings that depend on the population; the budget of one that was made here is set."""
         return {}
 
+    def _trained_method(self) -> str:
+        """The method that `fit` trains with these parameters."""
+        return self.method
+
     def _population_options(self, place: Path, groups: Groups) -> dict[str, Any]:
         """Of a population that is made by `fit`; "records": whether every row is a record of its own."""
         return {}
@@ -75,7 +74,7 @@ class FederatedEstimator(BaseEstimator, ABC):
             settings = {**self._method_settings(), **paid, **dict(self.settings or {})}
             self.n_features_in_ = stored.population.features
             model = train(
-                self._trained_by,
+                self._trained_method(),
                 stored.population,
                 settings,
                 runs=place / "runs",

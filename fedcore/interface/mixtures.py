@@ -244,6 +244,8 @@ class RobustMultiTaskMixture(ClusterMixin, FederatedEstimator):
     rows of a client; n_iter_, outcome_, statement_, run_, model_.
     """
 
+    method = "gradient_em"
+
     def __init__(
         self,
         n_components: int = 2,
@@ -274,13 +276,11 @@ class RobustMultiTaskMixture(ClusterMixin, FederatedEstimator):
             X = np.column_stack([X, y])
         return self._fit(X, groups)
 
-    @property
-    def method(self) -> str:
-        """The method that a fit trains, by the model and the number of components."""
-        return "mixed_effects" if self.model == "regression" and self.n_components == 1 else "gradient_em"
+    def _trained_method(self) -> str:
+        return "mixed_effects" if self.model == "regression" and self.n_components == 1 else self.method
 
     def _method_settings(self) -> dict[str, Any]:
-        model = {} if self.method == "mixed_effects" else {"model": self.model}
+        model = {} if self._trained_method() == "mixed_effects" else {"model": self.model}
         return {"components": self.n_components, **model}
 
     def _take(self, model: Model, stored: Stored) -> None:

@@ -73,8 +73,7 @@ class PersonalHistograms(TransformerMixin, PrivateEstimator):
     def _method_settings(self) -> dict[str, Any]:
         return {} if self.n_clusters is None else {"clusters": self.n_clusters}
 
-    @property
-    def _trained_by(self) -> str:
+    def _trained_method(self) -> str:
         return "paper_histograms" if self.epsilon is None else self.method
 
     def _take(self, model: Model, stored: Stored) -> None:

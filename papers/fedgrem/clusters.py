@@ -15,10 +15,10 @@ from fedcore.papers.experiment import Cell, Options, Place, ResultTable
 from fedcore.papers.fedem.mnist import whitened_components
 from fedcore.papers.fedem.runs import needed_data, own_data_only, verdict
 from fedcore.papers.fedgrem import runs
+from fedcore.papers.fedgrem.paper_gradient_em.personal import labelling, parameters
 from fedcore.papers.fedgrem.simulation.contamination import contaminated
 from fedcore.papers.fedgrem.simulation.errors import misclustered
 
-from fedcore.methods.gradient_em.personal import labelling, parameters
 from fedcore.randomness import stream
 
 NEAR = 0.3  # points above the best line

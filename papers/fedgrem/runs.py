@@ -13,8 +13,9 @@ from typing import Any, cast
 
 import numpy as np
 from fedcore.papers.experiment import Options
+from fedcore.papers.fedgrem.paper_gradient_em import PaperGradientEM, PaperGradientEMConfig
 
-from fedcore.methods.gradient_em import GradientEM, GradientEMConfig, central
+from fedcore.methods.gradient_em import central
 from fedcore.methods.mixture_models.local_steps import Rows, e_step
 from fedcore.population.blocks import RowsBlock, leaves
 from fedcore.rounds.method import AnyMethod, Memory, PublicFacts
@@ -24,9 +25,9 @@ CLIENTS_PER_LEAF = 1024
 
 # label: (name in the paper's tables, settings)
 LINES: dict[str, tuple[str, dict[str, Any]]] = {
-    "FedGrEM (default)": ("FedGrEM", {"algorithm": "fedgrem"}),
+    "FedGrEM (default)": ("FedGrEM", {}),
     "FedGrEM (paper)": ("FedGrEM", {"preset": "paper"}),
-    "FedGrEM (paper, one sweep)": ("FedGrEM", {"preset": "paper", "central": "authors"}),
+    "FedGrEM (paper, one sweep)": ("FedGrEM", {"preset": "paper", "one_sweep": True}),
     "Local-EM": ("Local-EM", {"algorithm": "local-fit"}),
     "Local-EM, unit covariance": ("", {"algorithm": "local-em"}),
     "Local-GrEM": ("Local-GrEM", {"algorithm": "local-grem", "rounds": 300}),
@@ -59,9 +60,9 @@ def block_of(rows: Sequence[np.ndarray]) -> RowsBlock:
     return RowsBlock(0, 0, ptr, np.concatenate(rows))
 
 
-def fedgrem(settings: Mapping[str, Any]) -> GradientEM:
+def fedgrem(settings: Mapping[str, Any]) -> PaperGradientEM:
     """The method of a line of the tables."""
-    return GradientEM(GradientEMConfig(**settings))
+    return PaperGradientEM(PaperGradientEMConfig(**settings))
 
 
 def run(block: RowsBlock, seed: int, method: AnyMethod) -> Ran:

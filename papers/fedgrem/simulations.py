@@ -78,7 +78,7 @@ class FedGrEMGaussians:
         if self.model == "gaussian":
             steps = QUICK_STEPS if options.quick else STEPS
             found |= {
-                f"FedGrEM (paper, one sweep), C {c:g}": {"preset": "paper", "central": "authors", "step_size": c}
+                f"FedGrEM (paper, one sweep), C {c:g}": {"preset": "paper", "one_sweep": True, "step_size": c}
                 for c in steps
                 if c != 0.95
             }

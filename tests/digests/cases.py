@@ -197,26 +197,19 @@ federated_em("private-imputer", "incomplete", "imputer", algorithm="private", mo
 ONE_START = {"starts": 1, "ward": False, "shuffles": 1}
 
 
-def gradient_em(name: str, population: str = "gaussians", given: str | None = None, **settings) -> None:
+def gradient_em(
+    name: str, population: str = "gaussians", given: str | None = None, method: str = "gradient_em", **settings
+) -> None:
     regression = population == "regressions"
     few = {"model": "regression", "components": 2} if regression else {"components": 3}
-    settings = {
-        "algorithm": "fedgrem",
-        "rounds": 4,
-        "start_steps": 3,
-        "second_start": 2,
-        **ONE_START,
-        **few,
-        **settings,
-    }
+    settings = {"rounds": 4, "start_steps": 3, "second_start": 2, **ONE_START, **few, **settings}
     if given is not None:
         settings["start"] = "given"
-    CASES[f"gradient_em/{name}"] = Case("gradient_em", population, settings, given)
+    CASES[f"{method}/{name}"] = Case(method, population, settings, given)
 
 
 PAPER = {"preset": "paper", "second_start": 0}
 NORM = {"shrinkage": "norm", "second_start": 0}
-BASELINES = ("local-fit", "local-em", "local-grem", "fedem", "fedem-w", "pooled-em", "pooled-grem")
 
 gradient_em("fedgrem")
 gradient_em("fedgrem-float64", "gaussians_float64", rounds=10)
@@ -241,19 +234,32 @@ gradient_em("fedgrem-majority", alignment="majority", shuffles=5, aligned_client
 gradient_em("fedgrem-centres", alignment="centres")
 gradient_em("paper", **PAPER, alignment="shuffles", shuffles=5)
 gradient_em("paper-regression", "regressions", **PAPER)
-gradient_em("paper-authors", **PAPER, central="authors", by_component=True)
+gradient_em("paper-by-component", **PAPER, by_component=True)
 gradient_em("norm", **NORM)
 gradient_em("norm-sampled", **NORM, participation=0.6, share_weights=True, by_component=True)
 gradient_em("norm-exact", **NORM, central="exact", share_weights=True)
 gradient_em("norm-batches-regression", "regressions", **NORM, batch=6, step="paper", local_steps=2)
+
+
+# --- gradient EM and its baselines, of the paper ----------------------------------------------------------------------
+
+BASELINES = ("local-fit", "local-em", "local-grem", "fedem", "fedem-w", "pooled-em", "pooled-grem")
+
+
+def paper_gradient_em(name: str, population: str = "gaussians", **settings) -> None:
+    gradient_em(name, population, method="paper_gradient_em", **settings)
+
+
+paper_gradient_em("fedgrem")
+paper_gradient_em("one-sweep", **PAPER, one_sweep=True, by_component=True)
 for algorithm in BASELINES:
-    gradient_em(algorithm, algorithm=algorithm)
-    gradient_em(f"{algorithm}-regression", "regressions", algorithm=algorithm)
-gradient_em("fedem-clients", algorithm="fedem", average="clients", standardise="columns")
-gradient_em("pooled-em-given", given="centres", algorithm="pooled-em")
-gradient_em("tgmm", algorithm="tgmm")
-gradient_em("fedgmm", "regressions", algorithm="fedgmm", covariates=2)
-gradient_em("fedgmm-clients", "regressions", algorithm="fedgmm", covariates=1, average="clients", intercept=True)
+    paper_gradient_em(algorithm, algorithm=algorithm)
+    paper_gradient_em(f"{algorithm}-regression", "regressions", algorithm=algorithm)
+paper_gradient_em("fedem-clients", algorithm="fedem", average="clients", standardise="columns")
+paper_gradient_em("pooled-em-given", given="centres", algorithm="pooled-em")
+paper_gradient_em("tgmm", algorithm="tgmm")
+paper_gradient_em("fedgmm", "regressions", algorithm="fedgmm", covariates=2)
+paper_gradient_em("fedgmm-clients", "regressions", algorithm="fedgmm", covariates=1, average="clients", intercept=True)
 
 
 # --- mixed effects ----------------------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ def test_common_centres_that_are_given():
 
 
 def test_settings_that_do_not_fit_are_refused():
-    for wrong in ({"algorithm": "local-em"}, {"shrinkage": "norm"}, {"model": "regression"}, {"gradient_clip": 1.0}):
+    for wrong in ({"shrinkage": "norm"}, {"model": "regression"}, {"gradient_clip": 1.0}):
         with pytest.raises(ValidationError):
             GradientEMConfig(**{**COMPONENTS, **wrong})
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.gradient_em.run_in_memory import block_of, run
+from tests.papers.fedgrem.run_in_memory import run as run_paper
 
 START = {"starts": 2, "start_steps": 8}
 EXACT = {"preset": "paper", "smallest_cluster": 0.0, "tolerance": 0.0, **START}  # without guards, to the last round
@@ -25,7 +26,7 @@ def population(seed, clients, components, d, outliers):
 
 def started(block, **start):
     """w, theta of the clients' own fits, components in one order."""
-    memory = run(block, algorithm="local-fit", **start).memory
+    memory = run_paper(block, algorithm="local-fit", **start).memory
     return memory["w"], memory["theta"]
 
 

@@ -9,6 +9,7 @@ from fedcore.papers.fedgrem.simulation.similar_mixtures import CENTRES, simulate
 from fedcore.methods.gradient_em.clients import LocalUpdate, restored
 from fedcore.methods.mixture_models.local_steps import Rows, e_step, full_m_step
 from tests.gradient_em.run_in_memory import block_of, run
+from tests.papers.fedgrem.run_in_memory import run as run_paper
 
 FAST = {"starts": 3, "start_steps": 10}
 NORM = {"shrinkage": "norm", "covariance": "identity"}
@@ -20,7 +21,7 @@ def small(seed=0, h=0.5, clients=10, outliers=1, **options):
 
 def starts_of(block, **settings):
     """Aligned starts: theta and w of a run of local fits."""
-    ran = run(block, algorithm="local-fit", **FAST, **settings)
+    ran = run_paper(block, algorithm="local-fit", **FAST, **settings)
     return ran.memory["theta"], ran.memory["w"]
 
 
@@ -49,7 +50,7 @@ def test_with_an_infinite_penalty_it_is_fedem(model):
     if model == "regression":  # a gradient step is not an M-step there: the limits are compared
         common |= {"rounds": 400}
     mine = run(block, penalty=1e9, smallest_cluster=0.0, **NORM, **common)
-    fedem = run(block, algorithm="fedem", **common)
+    fedem = run_paper(block, algorithm="fedem", **common)
     np.testing.assert_array_equal(mine.outputs()["centres"][0], mine.outputs()["centres"][5])
     if model == "gaussian":
         np.testing.assert_allclose(mine.state.centres, fedem.state.centres, atol=1e-10)
@@ -166,7 +167,7 @@ def test_robust_where_the_mean_is_not():
         tasks = small(seed=seed, outliers=3)
         block = block_of(tasks.rows)
         for found, algorithm in ((mine, "fedgrem"), (fedem, "fedem")):
-            centres = run(block, algorithm=algorithm, **FAST).outputs()["centres"]
+            centres = run_paper(block, algorithm=algorithm, **FAST).outputs()["centres"]
             found.append(errors(centres, tasks.theta, tasks.inlier).largest)
     assert np.mean(mine) < 1.1 and np.mean(fedem) > 1.8
 
@@ -178,7 +179,7 @@ def test_better_than_local_where_clients_are_alike():
         tasks = small(seed=seed, h=0.0)
         block = block_of(tasks.rows)
         for found, algorithm in ((mine, "fedgrem"), (local, "local-em"), (fedem, "fedem")):
-            ran = run(block, algorithm=algorithm, **FAST)
+            ran = run_paper(block, algorithm=algorithm, **FAST)
             found.append(errors(ran.outputs()["centres"], tasks.theta, tasks.inlier).rms)
     assert np.mean(mine) < 0.35 and np.mean(fedem) > np.mean(mine) + 0.3 and np.mean(local) > np.mean(mine) + 0.3
 
@@ -204,7 +205,7 @@ def test_regressions_recover_from_bad_local_optima():
     block = block_of(tasks.rows)
     found = {}
     for algorithm in ("fedgrem", "fedem", "local-fit"):
-        ran = run(block, model="regression", algorithm=algorithm, starts=8)
+        ran = run_paper(block, model="regression", algorithm=algorithm, starts=8)
         found[algorithm] = errors(ran.outputs()["centres"], tasks.theta, tasks.inlier).largest
     assert found["fedgrem"] < 0.6 and found["fedgrem"] < found["fedem"] / 4 and found["local-fit"] > 2.0
 

@@ -37,11 +37,10 @@ def tasks_of(model="gaussian"):
 
 def begin(population, tmp_path, settings, **changes):
     request = TrainRequest(
-        method="gradient_em",
         population=str(population.path),
         settings=settings,
         runs=str(tmp_path / "runs"),
-        **{"run_id": "r", **changes},
+        **{"method": "gradient_em", "run_id": "r", **changes},
     )
     return start_run(request, InProcessBackend(), stamp="then")
 
@@ -54,15 +53,16 @@ def to_end(session):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "algorithm",
-    ["fedgrem", "local-fit", "local-em", "local-grem", "fedem", "fedem-w", "tgmm", "pooled-em", "pooled-grem"],
-)
-def test_every_algorithm_gives_outputs_of_every_client(tmp_path, algorithm):
+def test_outputs_of_every_client(tmp_path):
+    check_outputs(tmp_path, "gradient_em", FAST, apart=True)
+
+
+def check_outputs(tmp_path, method, settings, apart):
+    """A run to its end, and what it gives every client. apart: whether clients are left apart."""
     tasks = tasks_of()
     population = population_of(tmp_path / "p", tasks)
-    ran = to_end(begin(population, tmp_path, {**FAST, "algorithm": algorithm}))
-    assert ran.round == make_method("gradient_em", {**FAST, "algorithm": algorithm}).total_rounds(None)
+    ran = to_end(begin(population, tmp_path, settings, method=method))
+    assert ran.round == make_method(method, settings).total_rounds(None)
     personalise(ran.path, population.path, tmp_path / "out")
     out = zarr.open_group(tmp_path / "out", mode="r")
     centres, weights, labels = (out[name][...] for name in ("centres", "weights", "labels"))
@@ -70,10 +70,9 @@ def test_every_algorithm_gives_outputs_of_every_client(tmp_path, algorithm):
     np.testing.assert_allclose(weights.sum(axis=1), 1.0)
     sizes = np.array([len(rows) for rows in tasks.rows])
     assert np.array_equal((labels >= 0).sum(axis=1), sizes) and labels.max() == 4
-    assert ("apart" in out) == (algorithm == "fedgrem")
+    assert ("apart" in out) == apart
     assert errors(centres, tasks.theta, tasks.inlier & (sizes > 40)).rms < 2.5
-    statement = ran.path / "statement.json"
-    assert "without noise" in statement.read_text()
+    assert "without noise" in (ran.path / "statement.json").read_text()
 
 
 def test_suspected_outliers_are_listed(tmp_path):
@@ -85,9 +84,6 @@ def test_suspected_outliers_are_listed(tmp_path):
     assert {task.client for task in found[:2]} == {"c10", "c11"}
     assert all(task.score >= other.score for task, other in zip(found, found[1:], strict=False))
     assert len(found) < 12 and all(task.apart <= task.counted <= 5 for task in found)
-    fedem = to_end(begin(population, tmp_path, {**FAST, "algorithm": "fedem"}, run_id="fedem"))
-    with pytest.raises(ConfigError, match="no penalty"):
-        diagnose(fedem.path, population.path)
 
 
 def test_nobody_is_suspected_among_equals():
@@ -148,10 +144,6 @@ def test_results_of_other_settings():
     assert tables["centres"]["input"] == [f"x{j}" for j in range(10)] + ["intercept"] and "differences" in tables
     block = block_of(tasks_of().rows)
     assert list(tables_of(run(block, preset="paper", **FAST))) == ["centres"]
-    pooled = tables_of(run(block, algorithm="pooled-em", **FAST))
-    assert list(pooled) == ["components", "centres"] and sum(pooled["components"]["share"]) == pytest.approx(1.0)
-    assert "column 3" in pooled["centres"]["column"]
-    assert tables_of(run(block, algorithm="local-em", **FAST)) == {"clients": {"clients": [13], "rows": [773]}}
     method = GradientEM()
     assert not method.result(method.init(facts(block)), Features(10)).tables
 
@@ -191,16 +183,10 @@ def test_constant_rows_break_nothing():
         {"known": 2.0},
         {"model": "regression", "standardise": "columns"},
         {"intercept": True},
-        {"algorithm": "fedgmm"},
-        {"algorithm": "tgmm", "model": "regression"},
-        {"algorithm": "fedem", "covariance": "shared"},
-        {"algorithm": "fedem", "participation": 0.5},
         {"central": "exact"},
         {"by_component": True},
         {"preset": "paper", "participation": 0.5},
         {"step_size": 2.0},
-        {"algorithm": "local-fit", "start": "given"},
-        {"share_weights": True, "algorithm": "fedem"},
         {"components": 0},
         {"unknown": 1},
         {"participation": 0.0},
@@ -240,7 +226,22 @@ def test_the_preset_of_the_paper():
 def test_regressions_of_one_component_are_fedgrem_as_well():
     config = GradientEMConfig(model="regression", components=1)
     assert config == GradientEMConfig(model="regression", components=1, smallest_cluster=5.0)
-    assert config.algorithm == GradientEMConfig().algorithm == "fedgrem" and config.estimated
+    assert config.estimated
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "said"),
+    [
+        ("algorithm", "mixed-effects", "the method mixed_effects"),
+        ("algorithm", "fedem", "the method paper_gradient_em"),
+        ("algorithm", "fedgrem", "leave it out"),
+        ("central", "authors", "one_sweep of the method paper_gradient_em"),
+        ("average", "rows", "the method paper_gradient_em"),
+    ],
+)
+def test_what_left_is_refused_with_the_place_where_it_is(setting, value, said):
+    with pytest.raises(ConfigError, match=f"{setting} = '{value}' is .*{said}"):
+        make_method("gradient_em", {setting: value})
 
 
 def test_settings_survive_the_run_store():

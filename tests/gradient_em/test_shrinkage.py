@@ -9,6 +9,7 @@ from scipy.optimize import minimize
 from fedcore.methods.gradient_em import shrinkage
 from fedcore.methods.gradient_em.shrinkage import EstimatedPenalty
 from tests.gradient_em.run_in_memory import block_of, run
+from tests.papers.fedgrem.run_in_memory import run as run_paper
 
 FAST = {"starts": 3, "start_steps": 10}
 
@@ -123,7 +124,7 @@ def test_never_worse_than_the_paper_or_alone(h):
     for seed in range(3):
         tasks = simulated_clients(seed, h=h)
         for name, settings in (("own", {}), ("paper", {"preset": "paper"}), ("alone", {"algorithm": "local-em"})):
-            out = run(block_of(tasks.rows), rounds=50, **FAST, **settings).outputs()
+            out = run_paper(block_of(tasks.rows), rounds=50, **FAST, **settings).outputs()
             found[name].append(errors(out["centres"], tasks.theta, tasks.inlier))
     largest, rms = (
         {name: np.mean([getattr(e, of) for e in es]) for name, es in found.items()} for of in ("largest", "rms")
@@ -137,7 +138,7 @@ def test_a_client_in_a_poor_optimum_takes_the_second_start():
     """In this replication a client's own fit has two components on one cluster and leaves another out."""
     tasks = simulated_clients(5, h=2.0)
     alone, without, ran = (
-        run(block_of(tasks.rows), seed=5, rounds=40, **settings)
+        run_paper(block_of(tasks.rows), seed=5, rounds=40, **settings)
         for settings in ({"algorithm": "local-fit"}, {"second_start": 0}, {})
     )
     seconds = ran.column("second_starts")

@@ -1,4 +1,4 @@
-"""Penalised federated gradient EM: FedGrEM (Tian, Weng, Feng 2024) and the methods that it is compared with."""
+"""Penalised federated gradient EM: FedGrEM (Tian, Weng, Feng 2024)."""
 
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.method import GradientEM

@@ -9,11 +9,12 @@ function of |t_k - v|. So v is a multivariate Huber centre, found by iteratively
 
 which never increases the objective. A step needs two sums per component, and a_k is computed by the client from v.
 
-Source: Tian, Weng, Feng 2024, Algorithm 1 (central update), equation (6) for `authors_sweep`; the reweighting is ours.
+Source: Tian, Weng, Feng 2024, Algorithm 1 (central update); the reweighting is ours.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -56,6 +57,9 @@ class CentralUpdate(NamedTuple):
     gradient: float
 
 
+Solver = Callable[[np.ndarray, np.ndarray, float, np.ndarray], CentralUpdate]  # t, n, penalty, v of `solve`
+
+
 def solve(
     t: np.ndarray,
     n: np.ndarray,
@@ -92,19 +96,6 @@ def relative_gradient(t: np.ndarray, v: np.ndarray, n: np.ndarray, tau: np.ndarr
     scale = (n * tau).sum(axis=0)
     norms = np.sqrt((sums[:, :-1] ** 2).sum(axis=1))
     return float(np.max(np.where(scale > 0, norms / np.where(scale > 0, scale, 1.0), 0.0), initial=0.0))
-
-
-def authors_sweep(t: np.ndarray, n: np.ndarray, penalty: float) -> CentralUpdate:
-    """What the published program computes: two sweeps of the alternating scheme from the plain mean, not its limit.
-
-    Only for comparison with published figures. n: (K, R), 0 leaves a client out.
-    """
-    tau, some = thresholds(penalty, n), (n > 0).astype(np.float64)
-    v = moved_centre(np.zeros(t.shape[1:]), weighted_sums(t, some))
-    rest = shares_kept(distances(t, v), tau)[:, :, None] * (t - v)
-    v = moved_centre(v, weighted_sums(t - rest, some))
-    theta = v + shares_kept(distances(t, v), tau)[:, :, None] * (t - v)
-    return CentralUpdate(v, theta, 1, relative_gradient(t, v, n, tau))
 
 
 def coordinate_medians(t: np.ndarray, n: np.ndarray) -> np.ndarray:

@@ -7,11 +7,6 @@ from typing import Any, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-LOCAL = ("local-fit", "local-em", "local-grem", "tgmm")  # every client keeps its own parameters
-SHARED = ("fedem", "fedem-w", "fedgmm")  # common centres, own weights
-POOLED = ("pooled-em", "pooled-grem")
-GAUSSIAN_ONLY = ("tgmm",)
-
 # What preset = "paper" sets, unless a setting says otherwise: the schedule of Tian, Weng, Feng 2024.
 PAPER = {
     "shrinkage": "norm",
@@ -24,29 +19,9 @@ PAPER = {
 
 
 class GradientEMConfig(BaseModel):
-    """Settings of penalised federated gradient EM and of its baselines. Ranges stand beside the fields."""
+    """Settings of penalised federated gradient EM. Ranges stand beside the fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-    algorithm: Literal[
-        "fedgrem",
-        "local-fit",
-        "local-em",
-        "local-grem",
-        "fedem",
-        "fedem-w",
-        "tgmm",
-        "fedgmm",
-        "pooled-em",
-        "pooled-grem",
-    ] = Field(
-        "fedgrem",
-        description="fedgrem: penalised gradient EM; local-fit: every client's start, "
-        "with its own covariance; local-em, local-grem: (gradient) EM of every client alone; fedem: full M-steps, "
-        "averaged; "
-        "fedem-w: one M-step on all rows, own weights; tgmm: others' starts as sources; fedgmm: joint mixture of "
-        "inputs and regressions; pooled-em, pooled-grem: all rows as if of one client",
-    )
 
     preset: Literal["estimated", "paper"] = Field(
         "estimated",
@@ -64,8 +39,8 @@ class GradientEMConfig(BaseModel):
         "auto",
         description="of the rows within a component, or noise variance of a regression; shared: one for "
         "all clients, estimated; components: one for each component of Gaussians, likewise, from the best of several "
-        "mixtures of all rows; auto: shared for fedgrem of Gaussians, identity "
-        "otherwise, which for a regression presumes a noise of variance 1",
+        "mixtures of all rows; auto: shared for Gaussians, identity for "
+        "regressions, which presumes a noise of variance 1",
     )
     known: float | tuple[float, ...] | tuple[tuple[float, ...], ...] | None = Field(
         None,
@@ -104,10 +79,10 @@ class GradientEMConfig(BaseModel):
     penalty: float = Field(2.0, ge=0, le=1e12, description="C of lambda <- kappa0 lambda + C sqrt(p + ln K)")
     penalty_decay: float = Field(0.1, ge=0, lt=1, description="kappa0 of that recursion")
     first_penalty: float = Field(1.0, ge=0, le=1e12, description="lambda before the first round")
-    central: Literal["step", "exact", "authors"] = Field(
+    central: Literal["step", "exact"] = Field(
         "step",
         description="step: one warm reweighting step a round, from two sums; exact: solved in every round, "
-        "from all clients' centres; authors: one sweep, for comparison with published figures",
+        "from all clients' centres",
     )
     by_component: bool = Field(
         False, description="thresholds by the rows of a component, lambda / sqrt(n R w), not lambda / sqrt(n)"
@@ -124,7 +99,6 @@ class GradientEMConfig(BaseModel):
     step_size: float = Field(
         1.0, gt=0, lt=2, description="C; 1 is an EM step. The result depends on penalty / C: tune one of the two"
     )
-    gradient_step: float = Field(0.1, gt=0, le=10, description="constant step of local-grem and pooled-grem")
     weight_floor: float = Field(1e-3, gt=0, le=1, description="least weight that a step is divided by")
     cap_steps: bool = Field(
         True, description="regression: no step above 1.8 / the largest curvature, looked at every 20 rounds"
@@ -167,25 +141,11 @@ class GradientEMConfig(BaseModel):
         1000, ge=2, le=100_000, description="clients whose centres are compared; the others align to what comes out"
     )
 
-    # baselines
-    average: Literal["rows", "clients"] = Field("rows", description="fedem, fedgmm: what clients count in the mean")
-    tgmm_penalty: float = Field(0.4, ge=0, description="weight of each source in tgmm")
-    covariates: int = Field(3, ge=1, le=50, description="fedgmm: Gaussians of the inputs")
-
     # end
     rounds: int = Field(100, ge=1, le=1_000_000, description="rounds T")
     tolerance: float = Field(
         1e-6, ge=0, description="the run ends when no centre moves by more; not with batches or sampled clients"
     )
-
-    @property
-    def local(self) -> bool:
-        return self.algorithm in LOCAL
-
-    @property
-    def common(self) -> bool:
-        """Whether all clients have the same centres."""
-        return self.algorithm in SHARED or self.algorithm in POOLED
 
     @property
     def exact_rounds(self) -> bool:
@@ -195,7 +155,7 @@ class GradientEMConfig(BaseModel):
     @property
     def estimated(self) -> bool:
         """Whether differences between clients are estimated."""
-        return self.algorithm == "fedgrem" and self.shrinkage == "estimated"
+        return self.shrinkage == "estimated"
 
     def starts_again(self, number: int) -> bool:
         """Whether clients start from the common centres as well in round `number`."""
@@ -208,7 +168,7 @@ class GradientEMConfig(BaseModel):
     def shared_covariance(self) -> bool:
         """Whether one covariance within components is estimated from all clients in every round."""
         if self.covariance == "auto":
-            return self.algorithm == "fedgrem" and self.model == "gaussian"
+            return self.model == "gaussian"
         return self.covariance in ("shared", "components")
 
     def inputs(self, features: int) -> int:
@@ -235,7 +195,7 @@ class GradientEMConfig(BaseModel):
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:
-        gaussian, fedgrem = self.model == "gaussian", self.algorithm == "fedgrem"
+        gaussian = self.model == "gaussian"
         for wrong, text in (
             ((self.known is not None) != (self.covariance == "known"), 'known goes with covariance = "known"'),
             (
@@ -244,22 +204,13 @@ class GradientEMConfig(BaseModel):
                 'its own scale, covariance = "known" or "shared"',
             ),
             (gaussian and self.intercept, "intercept is for regressions"),
-            (gaussian and self.algorithm == "fedgmm", "fedgmm is for regressions"),
-            (not gaussian and self.algorithm in GAUSSIAN_ONLY, f"{self.algorithm} is for Gaussians"),
-            (not fedgrem and self.covariance == "shared", 'covariance = "shared" is for fedgrem'),
             (
                 self.covariance == "components" and not (self.estimated and gaussian and self.gradient_clip is None),
-                'covariance = "components" is for fedgrem of Gaussians with estimated differences and no gradient_clip',
+                'covariance = "components" is for Gaussians with estimated differences and no gradient_clip',
             ),
-            (not fedgrem and not self.exact_rounds, "participation and batch are for fedgrem"),
             (self.central != "step" and self.participation < 1, 'sampled clients send sums: central = "step"'),
             (self.estimated and self.central != "step", 'estimated differences come from sums: central = "step"'),
             (self.estimated and self.by_component, 'by_component is for shrinkage = "norm"'),
-            (
-                self.start == "given" and (self.algorithm in ("local-fit", "tgmm", "fedgmm")),
-                f"{self.algorithm} starts from the clients' own fits",
-            ),
-            (self.share_weights and not fedgrem, "share_weights is for fedgrem"),
         ):
             if wrong:
                 raise ValueError(text)

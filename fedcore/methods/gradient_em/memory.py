@@ -26,11 +26,7 @@ MOST_TIMES = 100
 
 def at_first_round(config: GradientEMConfig, message: RoundMessage, block: RowsBlock, memory: Memory) -> Memory:
     """The memory of round 1: components in the common order, and what later rounds of FedGrEM keep."""
-    if "started" not in memory:  # tgmm has aligned them already
-        return memory
     memory = in_common_order(memory, message.orders, message.centres, block)
-    if config.algorithm != "fedgrem":
-        return memory
     memory["halvings"] = np.zeros(memory["w"].shape, np.int8)
     memory["out"] = np.zeros(memory["w"].shape, np.int8)
     if config.step == "paper":

@@ -27,15 +27,6 @@ class StartMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class TotalsMessage:
-    """Asks for the sum of all aligned starts (tgmm). orders, centres: as in `RoundMessage`."""
-
-    orders: np.ndarray
-    centres: np.ndarray
-    coordinates: Coordinates
-
-
-@dataclass(frozen=True, slots=True)
 class RoundMessage:
     """One round of a client. R: components; p: numbers of a centre; K: clients.
 
@@ -51,7 +42,6 @@ class RoundMessage:
     orders:     (K, R) int32 order of every client's components, in round 1 if all starts were compared; else (0, R)
     participation: a client takes part if its uniform number is at most this
     curvature:  whether the caps of step sizes are computed anew
-    variances, pooled_covariance, totals, sources, covariate_means, covariate_covariance: of baselines, as in the state
     """
 
     number: int
@@ -69,12 +59,6 @@ class RoundMessage:
     orders: np.ndarray
     participation: float
     curvature: bool
-    variances: np.ndarray
-    pooled_covariance: np.ndarray
-    totals: np.ndarray
-    sources: float
-    covariate_means: np.ndarray
-    covariate_covariance: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,4 +75,4 @@ class CandidatesMessage:
     coordinates: Coordinates
 
 
-Message = MomentsMessage | StartMessage | TotalsMessage | RoundMessage | CandidatesMessage
+Message = MomentsMessage | StartMessage | RoundMessage | CandidatesMessage

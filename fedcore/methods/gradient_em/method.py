@@ -1,4 +1,8 @@
-"""The method `gradient_em`: FedGrEM and the methods that it is compared with."""
+"""The method `gradient_em`: FedGrEM.
+
+moments, start, candidates   before the first round: `start`, `candidates`
+rounds                       of Algorithm 1: `clients` and `server`
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,9 @@ import numpy as np
 
 from fedcore.errors import ConfigError
 from fedcore.methods.gradient_em import candidates, clients, personal, scores, server, start
-from fedcore.methods.gradient_em import memory as memories
-from fedcore.methods.gradient_em.baselines import rounds as baselines
-from fedcore.methods.gradient_em.baselines import tgmm
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import coordinates_of, to_data
-from fedcore.methods.gradient_em.messages import CandidatesMessage, Message, MomentsMessage, StartMessage, TotalsMessage
+from fedcore.methods.gradient_em.messages import CandidatesMessage, Message, MomentsMessage, StartMessage
 from fedcore.methods.gradient_em.result import result_of
 from fedcore.methods.gradient_em.round_metrics import METRICS
 from fedcore.methods.gradient_em.state import GradientEMState
@@ -24,6 +25,7 @@ from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
 
+OF_THE_PAPER = ("local-fit", "local-em", "local-grem", "fedem", "fedem-w", "tgmm", "fedgmm", "pooled-em", "pooled-grem")
 NOT_PRIVATE = "clients' centres, or exact sums of them, reach the server without noise"
 
 
@@ -43,16 +45,21 @@ class GradientEM(NonPrivateMethod[GradientEMConfig, GradientEMState]):
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
     setting_groups: ClassVar[Mapping[str, str]] = {
         "model": "model",
-        "shrinkage": "fedgrem: central update",
+        "shrinkage": "central update",
         "step": "clients' steps",
-        "participation": "fedgrem: who takes part",
+        "participation": "who takes part",
         "start": "start",
-        "average": "baselines",
         "rounds": "end",
     }
     moved_settings: ClassVar[Mapping[str, str]] = {
         "algorithm=mixed-effects": "is the method mixed_effects now",
         "robust": "is a setting of the method mixed_effects",
+        "algorithm=fedgrem": "is what gradient_em always trains: leave it out",
+        **{f"algorithm={name}": "is an algorithm of the method paper_gradient_em" for name in OF_THE_PAPER},
+        "central=authors": "is the setting one_sweep of the method paper_gradient_em",
+        **dict.fromkeys(
+            ("gradient_step", "average", "tgmm_penalty", "covariates"), "is a setting of the method paper_gradient_em"
+        ),
     }
     scores_use_memories: ClassVar[bool] = True
     accepts_warm_start: ClassVar[bool] = True
@@ -81,15 +88,9 @@ class GradientEM(NonPrivateMethod[GradientEMConfig, GradientEMState]):
         if isinstance(message, StartMessage):
             return start.own_fits(self.config, message, rows)
         known = cast(Memory, memory)  # the start leaves one
-        if isinstance(message, TotalsMessage):
-            return tgmm.totals(message, rows, known)
         if isinstance(message, CandidatesMessage):
             return candidates.client_round(self.config, message, rows, known)
-        if self.config.algorithm == "fedgrem":
-            return clients.gradient_round(self.config, message, rows, known)
-        if message.number == 1:
-            known = memories.at_first_round(self.config, message, rows, known)
-        return baselines.client_round(self.config, message, rows, known)
+        return clients.gradient_round(self.config, message, rows, known)
 
     def server_update(self, state: GradientEMState, result: Mapping[str, Any]) -> tuple[GradientEMState, RoundInfo]:
         return server.server_update(self.config, state, result)
@@ -99,8 +100,7 @@ class GradientEM(NonPrivateMethod[GradientEMConfig, GradientEMState]):
 
     def clients_kept_apart(self, clients: int) -> int:
         """In the start, those whose components are compared; in the rounds all, if the server solves the update."""
-        solved = self.config.algorithm == "fedgrem" and self.config.central != "step"
-        return clients if solved else self.config.aligned_clients
+        return clients if self.config.central == "exact" else self.config.aligned_clients
 
     # --- what a run shows -------------------------------------------------------------------------------------------
 
@@ -127,15 +127,8 @@ class GradientEM(NonPrivateMethod[GradientEMConfig, GradientEMState]):
 
     def outlier_distances(self, state: GradientEMState, block: ClientBlock, memory: Memory | None) -> np.ndarray:
         """(C, R) in units of what the penalty bounds."""
-        distance = None
-        if self.config.algorithm == "fedgrem":
-            distance = personal.parameters(self.config, state, cast(RowsBlock, block), memory).distance
-        if distance is None:
-            raise ConfigError(
-                "the run has no penalty that could leave clients apart.",
-                'Name a run of gradient_em with algorithm = "fedgrem".',
-            )
-        return distance
+        own = personal.parameters(self.config, state, cast(RowsBlock, block), memory)
+        return cast(np.ndarray, own.distance)
 
     # --- scores on held-out data ------------------------------------------------------------------------------------
 

@@ -9,8 +9,7 @@ import numpy as np
 from fedcore.errors import RunError
 from fedcore.methods.gradient_em import memory as memories
 from fedcore.methods.gradient_em import server
-from fedcore.methods.gradient_em.baselines import pooled
-from fedcore.methods.gradient_em.config import POOLED, GradientEMConfig
+from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import coordinates_of, rows_of, to_data, to_model, to_standardised
 from fedcore.methods.gradient_em.penalty import penalty_of
 from fedcore.methods.gradient_em.state import GradientEMState
@@ -31,8 +30,8 @@ ADAPTED_STEPS = 30
 class ClientParameters(NamedTuple):
     """Of C clients, model's units.
 
-    theta: (C, R, p); w: (C, R). distance: (C, R), fedgrem alone: how far a client's estimate is from the common centre
-    in units of what the penalty bounds; NaN for components that do not count
+    theta: (C, R, p); w: (C, R). distance: (C, R), None without a penalty: how far a client's estimate is from the
+    common centre, in units of what the penalty bounds; NaN for components that do not count
     """
 
     theta: np.ndarray
@@ -56,11 +55,16 @@ def personalise(
 
     Raises RunError before the first round.
     """
-    memory = _known(state, memory)
     own = parameters(config, state, block, memory)
+    rows = rows_of(config, coordinates_of(state), block)
+    return outputs_of(config, state, block, rows, own, posteriors(rows, own.theta, own.w))
+
+
+def outputs_of(
+    config: GradientEMConfig, state: GradientEMState, block: RowsBlock, rows: Rows, own: ClientParameters, g: np.ndarray
+) -> ClientOutputs:
+    """The outputs of `personalise`. rows: of the leaf, model's units; g: (N, R) probabilities of their components."""
     coordinates = coordinates_of(state)
-    rows = rows_of(config, coordinates, block)
-    g = labelling(config, state, block, memory, own, rows)
     labels, sizes = labels_of_clients(block.ptr, g, state.largest), np.diff(block.ptr)
     with np.errstate(invalid="ignore"):
         fit = e_step(rows, own.theta, own.w).log_likelihood / np.where(sizes > 0, sizes, np.nan)
@@ -78,7 +82,8 @@ def personalise(
     return outputs
 
 
-def _known(state: GradientEMState, memory: Memory | None) -> Memory:
+def known_memory(state: GradientEMState, memory: Memory | None) -> Memory:
+    """Raises RunError before the first round, and for clients without memory."""
     if state.round < 1:
         raise RunError("the run stopped before its first round.", "Resume it first.")
     if memory is None:
@@ -90,16 +95,10 @@ def parameters(
     config: GradientEMConfig, state: GradientEMState, block: RowsBlock, memory: Memory | None
 ) -> ClientParameters:
     """The parameters that the clients of a leaf have from the run. Raises RunError before the first round."""
-    memory = _known(state, memory)
+    memory = known_memory(state, memory)
     coordinates, n = coordinates_of(state), np.diff(block.ptr).astype(np.float64)
     v, w = to_model(config, coordinates, state.centres), memory["w"]
-    if config.algorithm in POOLED:
-        w = np.broadcast_to(state.weights, w.shape)
-    if config.common:
-        return ClientParameters(np.broadcast_to(v, (len(n), *v.shape)), w)
     t = to_model(config, coordinates, memory["theta"])
-    if config.local:
-        return ClientParameters(t, w)
     penalty = memories.last_penalty(
         config,
         memory,
@@ -128,33 +127,8 @@ def adapted(
     for _ in range(ADAPTED_STEPS):
         sums = e_step(rows, theta, w, second=config.model == "regression", clip=config.gradient_clip)
         w = np.where(counts > 0, sums.mass / np.maximum(counts, 1.0), w)
-        if not move or config.common:
+        if not move:
             continue
         penalty = penalty_of(config, counts, w, p, strength=strength, between=state.spread)
         theta = penalty.proximal_step(full_m_step(theta, sums), v)
     return theta, w
-
-
-def labelling(
-    config: GradientEMConfig,
-    state: GradientEMState,
-    block: RowsBlock,
-    memory: Memory,
-    own: ClientParameters,
-    rows: Rows | None = None,
-) -> np.ndarray:
-    """(N, R) posterior probabilities of the components of the rows of a leaf, which need not be those trained on."""
-    rows = rows_of(config, coordinates_of(state), block) if rows is None else rows
-    if config.algorithm == "pooled-em":
-        y = rows.x if rows.y is None else np.column_stack([rows.x, rows.y])
-        model = pooled.model_of(config, state.centres.shape[1])
-        return model.personalise(pooled.parameters_of(config, state), y)["responsibilities"]
-    theta = own.theta
-    if config.algorithm == "local-fit" and rows.y is None:
-        white = np.linalg.inv(np.linalg.cholesky(memory["covariance"])).transpose(0, 2, 1)
-        theta = np.matmul(theta, white)
-        x = np.empty_like(rows.x)
-        for client, (low, high) in enumerate(zip(block.ptr[:-1], block.ptr[1:], strict=True)):
-            x[low:high] = rows.x[low:high] @ white[client]
-        rows = Rows(x, None, rows.ptr)
-    return posteriors(rows, theta, own.w)

@@ -22,16 +22,12 @@ def result_of(config: GradientEMConfig, state: GradientEMState, features: Featur
     differences: standard deviations of the clients' centres around the common one, in the units of the data; if they
                  are estimated
     standard_deviations: of rows within a component, in the units of the data; of Gaussians whose covariance is known
-    clients:     instead of all, for algorithms whose clients have no centres in common: how many fitted a model
 
     Where every client has its own units (`standardise = "clients"`), they are standard deviations of its own rows.
     Empty before the first round.
     """
     if state.round < 1:
         return Result()
-    if config.local:
-        alone = (Column("clients", [int(state.clients)]), Column("rows", [int(state.rows)]))
-        return Result((Table("clients", "Clients that fitted models of their own", alone),))
     centres = to_data(config, coordinates_of(state), state.centres, None)
     names = [f"component {r}" for r in range(len(centres))]
     of = _coordinates(config, features)

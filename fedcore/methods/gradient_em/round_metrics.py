@@ -30,6 +30,5 @@ METRICS = (
     Metric("penalty"),
     Metric("rows"),
     Metric("second_starts"),
-    Metric("sources"),
     Metric("spread"),
 )

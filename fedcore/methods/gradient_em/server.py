@@ -1,7 +1,7 @@
 """The server's side of FedGrEM: the messages of the phases, the central update of Algorithm 1, its schedule, the end.
 
-    moments, start, totals   before round 1; see `fedcore.methods.gradient_em.start`
-    rounds                   Algorithm 1, or a baseline's rounds (`fedcore.methods.gradient_em.baselines`)
+    moments, start, candidates   before round 1; see `fedcore.methods.gradient_em.start` and `candidates`
+    rounds                       Algorithm 1
     done
 
 Source: Tian, Weng, Feng 2024, Algorithm 1 and Section 4 (schedule).
@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 
 from fedcore.methods.gradient_em import candidates, central, shrinkage, start
-from fedcore.methods.gradient_em.baselines import rounds as baselines
-from fedcore.methods.gradient_em.baselines import tgmm
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import (
     coordinates_of,
@@ -26,7 +24,7 @@ from fedcore.methods.gradient_em.coordinates import (
     to_model,
     to_standardised,
 )
-from fedcore.methods.gradient_em.messages import Message, MomentsMessage, RoundMessage, TotalsMessage
+from fedcore.methods.gradient_em.messages import Message, MomentsMessage, RoundMessage
 from fedcore.methods.gradient_em.state import GradientEMState
 from fedcore.methods.mixture_models.spatial_median import moved_centre
 from fedcore.rounds.method import RoundInfo
@@ -36,10 +34,10 @@ FEWEST_ROUNDS = 5
 
 
 def total_rounds(config: GradientEMConfig) -> int:
-    before = 1 + (config.standardise == "columns") + (config.algorithm == "tgmm")
+    before = 1 + (config.standardise == "columns")
     if config.covariance == "components" and config.start == "local":
         before += candidates.CANDIDATE_ROUNDS + 1
-    return before + (1 if config.algorithm == "local-fit" else config.rounds)
+    return before + config.rounds
 
 
 def message(config: GradientEMConfig, state: GradientEMState) -> Message | None:
@@ -50,8 +48,6 @@ def message(config: GradientEMConfig, state: GradientEMState) -> Message | None:
             return MomentsMessage()
         case "start":
             return start.start_message(config, state)
-        case "totals":
-            return TotalsMessage(state.orders, state.centres, coordinates_of(state))
         case "candidates":
             return candidates.message(state)
     number = state.round + 1
@@ -72,12 +68,6 @@ def message(config: GradientEMConfig, state: GradientEMState) -> Message | None:
         orders=state.orders,
         participation=config.participation,
         curvature=number % CURVATURE_EVERY == 1,
-        variances=state.variances,
-        pooled_covariance=state.pooled_covariance,
-        totals=state.totals,
-        sources=state.sources,
-        covariate_means=state.covariate_means,
-        covariate_covariance=state.covariate_covariance,
     )
 
 
@@ -89,12 +79,8 @@ def server_update(
             return start.after_moments(state, result)
         case "start":
             return start.after_start(config, state, result)
-        case "totals":
-            return tgmm.after_totals(state, result)
         case "candidates":
             return candidates.server_update(config, state, result)
-    if config.algorithm != "fedgrem":
-        return baselines.server_update(config, state, result)
     return gradient_round(config, state, result)
 
 
@@ -102,16 +88,17 @@ def server_update(
 
 
 def gradient_round(
-    config: GradientEMConfig, state: GradientEMState, result: Mapping[str, Any]
+    config: GradientEMConfig, state: GradientEMState, result: Mapping[str, Any], solve: central.Solver = central.solve
 ) -> tuple[GradientEMState, RoundInfo]:
     """The server's part of round t: lambda[t], and the robust common centres of what the clients sent.
 
-    The other half of the central update, theta^(k)[t] from the estimate and the centres, is the clients', at the
-    beginning of their next round.
+    solve: finds the centres of all clients' estimates, if the server has these (`central`). The other half of the
+    central update, theta^(k)[t] from the estimate and the centres, is the clients', at the beginning of their next
+    round.
     """
     coordinates, before = coordinates_of(state), state
     state = replace(state, round=state.round + 1, penalty=next_lambda(config, state), orders=state.orders[:0])
-    v, state, solver = robust_centres(config, state, result, to_model(config, coordinates, state.centres))
+    v, state, solver = robust_centres(config, state, result, to_model(config, coordinates, state.centres), solve)
     state = replace(state, centres=to_standardised(config, coordinates, v))
 
     state, between = variance_between_clients(config, state, result)
@@ -140,7 +127,11 @@ def gradient_round(
 
 
 def robust_centres(
-    config: GradientEMConfig, state: GradientEMState, result: Mapping[str, Any], v: np.ndarray
+    config: GradientEMConfig,
+    state: GradientEMState,
+    result: Mapping[str, Any],
+    v: np.ndarray,
+    solve: central.Solver = central.solve,
 ) -> tuple[np.ndarray, GradientEMState, dict[str, float]]:
     """(R, p) the next centres, model's units; the state with the sums they are made of; and how well it is solved.
 
@@ -151,11 +142,7 @@ def robust_centres(
         return moved_centre(v, sums), replace(state, sums=sums), {}
     sent = np.asarray(result["sent"])
     estimates, rows = sent[:, :, :-1], sent[:, :, -1]
-    strength = last_lambda(config, state)
-    if config.central == "exact":
-        found = central.solve(estimates, rows, strength, v)
-    else:
-        found = central.authors_sweep(estimates, rows, strength)
+    found = solve(estimates, rows, last_lambda(config, state), v)
     return found.v, state, {"central_steps": float(found.steps), "central_gradient": found.gradient}
 
 

@@ -2,7 +2,6 @@
 
     moments   one pass, if rows are standardised by the columns' moments
     start     one pass: every client's own fit; the centres of some are aligned, and their spatial medians are v_0
-    totals    one pass, tgmm only (`fedcore.methods.gradient_em.baselines.tgmm`)
 
 A run with a warm start (`start = "given"`) takes its common centres from there, and clients are only counted.
 
@@ -19,13 +18,12 @@ import numpy as np
 
 from fedcore.errors import ConfigError, PopulationError
 from fedcore.methods.gradient_em import candidates, shrinkage
-from fedcore.methods.gradient_em.baselines import rounds as baselines
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import coordinates_of, covariance_of, rows_of, to_model, to_standardised
 from fedcore.methods.gradient_em.messages import StartMessage
 from fedcore.methods.gradient_em.state import GradientEMState
 from fedcore.methods.mixture_models import alignment
-from fedcore.methods.mixture_models.local_fits import compared, compared_up_to, local_fits
+from fedcore.methods.mixture_models.local_fits import LocalFits, compared, compared_up_to, local_fits
 from fedcore.methods.mixture_models.spatial_median import distances, spatial_median
 from fedcore.population.blocks import RowsBlock
 from fedcore.randomness import stream
@@ -45,8 +43,24 @@ def moments(block: RowsBlock) -> Statistics:
     return {"moments": FloatSum.at(block.leaf, sums)}
 
 
-def own_fits(config: GradientEMConfig, message: StartMessage, block: RowsBlock) -> tuple[Statistics, Memory]:
-    """The clients' own fits, of which the centres alone leave the clients.
+def fits_of(config: GradientEMConfig, message: StartMessage, block: RowsBlock) -> LocalFits:
+    """The clients' own fits, model's units."""
+    rows = rows_of(config, message.coordinates, block)
+    return local_fits(
+        rows,
+        config.components,
+        message.seed,
+        block.first,
+        starts=config.starts,
+        ward=config.ward and rows.y is None,
+        steps=config.start_steps,
+    )
+
+
+def own_fits(
+    config: GradientEMConfig, message: StartMessage, block: RowsBlock, fits: LocalFits | None = None
+) -> tuple[Statistics, Memory]:
+    """What clients send of their own fits, of which the centres alone leave them. fits: of `fits_of`, if they are made.
 
     sizes:   (3,) clients with rows, rows, clients with a fit of their own
     largest: the client with the most rows
@@ -60,18 +74,8 @@ def own_fits(config: GradientEMConfig, message: StartMessage, block: RowsBlock) 
     chosen, parts = np.zeros(block.clients, bool), np.zeros((block.clients, 1))
     covariance = np.zeros((block.clients, 0))
     if config.start == "local":
-        fits = local_fits(
-            rows,
-            config.components,
-            message.seed,
-            block.first,
-            starts=config.starts,
-            ward=config.ward and rows.y is None,
-            steps=config.start_steps,
-        )
+        fits = fits_of(config, message, block) if fits is None else fits
         memory = {"theta": to_standardised(config, message.coordinates, fits.theta), "w": fits.w}
-        if config.algorithm == "local-fit":
-            memory["covariance" if rows.y is None else "variances"] = fits.covariance
         chosen = fits.fitted & compared(message.seed, message.compared, block.first, block.clients)
         own = fits.covariance.reshape(block.clients, -1)
         if rows.y is not None:
@@ -163,7 +167,16 @@ def after_moments(state: GradientEMState, result: Mapping[str, Any]) -> tuple[Gr
 def after_start(
     config: GradientEMConfig, state: GradientEMState, result: Mapping[str, Any]
 ) -> tuple[GradientEMState, RoundInfo]:
-    """The state at the beginning of round 1 (or of the totals)."""
+    """The state at the beginning of round 1."""
+    state, info, _ = begun(config, state, result)
+    return state, info
+
+
+def begun(
+    config: GradientEMConfig, state: GradientEMState, result: Mapping[str, Any]
+) -> tuple[GradientEMState, RoundInfo, np.ndarray]:
+    """The state at the beginning of round 1, what is shown of the start, and the (K', R, p) aligned own centres that
+    were compared, standardised units."""
     clients, rows, fitted = (float(value) for value in result["sizes"])
     if rows == 0:
         raise PopulationError("no client of the population has any rows.", "Check what was ingested.")
@@ -177,13 +190,12 @@ def after_start(
         between = shrinkage.first_variance(own, v, rows / (clients * config.components))
     else:
         starts, between = state.centres[None], np.full(config.components, WARM_START_VARIANCE)
-    state = baselines.first_state(config, state, starts)
     if config.share_weights:
         uniform = np.full(config.components, 1.0 / config.components)
         state = replace(state, weights=uniform, weight_sums=np.zeros(config.components + 1))
     state = replace(
         state,
-        phase="totals" if config.algorithm == "tgmm" else "rounds",
+        phase="rounds",
         penalty=config.first_penalty,
         sums=np.zeros((config.components, state.centres.shape[1] + 1)),
         spread=between,
@@ -193,7 +205,7 @@ def after_start(
         state = candidates.first_candidates(config, state, starts)
     elif config.covariance == "components":
         state = replace(state, covariance=np.tile(state.covariance, (config.components, 1, 1)))
-    return state, RoundInfo(info)
+    return state, RoundInfo(info), starts
 
 
 def _aligned_starts(

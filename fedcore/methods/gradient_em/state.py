@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 
-def _zeros(*shape: int) -> Any:  # a field, which type checkers take for its value
+def zeros(*shape: int) -> Any:  # a field, which type checkers take for its value
     return field(default_factory=lambda: np.zeros(shape))
 
 
@@ -18,8 +18,8 @@ class GradientEMState:
 
     Units are those of `fedcore.methods.gradient_em.coordinates`.
 
-    phase:      "moments", "start", "totals", "candidates", "rounds", "done"
-    round:      rounds of Algorithm 1, or of the baseline, that are finished
+    phase:      "moments", "start", "candidates", "rounds", "done"
+    round:      rounds of Algorithm 1 that are finished
     seed:       of the streams of simulation randomness
     population: K
     clients, rows, largest: clients that have rows, their rows, rows of the largest client
@@ -27,9 +27,7 @@ class GradientEMState:
     covariance: (d, d) of rows within a component, standardised units; (R, d, d) if components have their own; (1, 1)
                 noise variance of a regression; (0, 0) for the identity
     centres:    (R, p) the common centres v_r, standardised units; (0, p) before there are any
-    weights:    (R,) common weights: the centre of shared ones, or those of pooled rows; (0,) if there are none
-    variances:  (R,) of a pooled mixture of regressions; (0,) otherwise
-    pooled_covariance: (p, p) of pooled Gaussians, model's units; (0, 0) otherwise
+    weights:    (R,) common weights: the centre of shared ones; (0,) if there are none
     orders:     (K, R) order of the components of every client's start, until round 1 has used it; (0, R) if clients
                 align themselves to the centres
     penalty:    lambda of the last central update
@@ -37,8 +35,6 @@ class GradientEMState:
     sums:       (R, p + 1) the two sums of the central update, fading over the rounds if clients are sampled
     spread_sums: (R, 3) likewise the sums of the variance between clients
     weight_sums: (R + 1,) likewise those of shared weights; (0,) if they are not shared
-    totals:     (R, p) sum of all aligned starts (tgmm), else (0, p); sources: how many starts that is
-    covariate_means, covariate_covariance: (A, p), (p, p) of fedgmm
     candidates: (F, R + R d + R d d) mixtures of all rows that are tried as starts; (0, 0) when there are none
     candidate_rounds: of theirs that are finished
     regularisation: of their covariances
@@ -52,24 +48,18 @@ class GradientEMState:
     clients: float = 0.0
     rows: float = 0.0
     largest: int = 0
-    mean: np.ndarray = _zeros(0)
-    scale: np.ndarray = _zeros(0)
-    covariance: np.ndarray = _zeros(0, 0)
-    centres: np.ndarray = _zeros(0, 0)
-    weights: np.ndarray = _zeros(0)
-    variances: np.ndarray = _zeros(0)
-    pooled_covariance: np.ndarray = _zeros(0, 0)
-    orders: np.ndarray = _zeros(0, 0)
+    mean: np.ndarray = zeros(0)
+    scale: np.ndarray = zeros(0)
+    covariance: np.ndarray = zeros(0, 0)
+    centres: np.ndarray = zeros(0, 0)
+    weights: np.ndarray = zeros(0)
+    orders: np.ndarray = zeros(0, 0)
     penalty: float = 0.0
-    spread: np.ndarray = _zeros(0)
-    sums: np.ndarray = _zeros(0, 0)
-    spread_sums: np.ndarray = _zeros(0, 0)
-    weight_sums: np.ndarray = _zeros(0)
-    totals: np.ndarray = _zeros(0, 0)
-    sources: float = 0.0
-    covariate_means: np.ndarray = _zeros(0, 0)
-    covariate_covariance: np.ndarray = _zeros(0, 0)
-    candidates: np.ndarray = _zeros(0, 0)
+    spread: np.ndarray = zeros(0)
+    sums: np.ndarray = zeros(0, 0)
+    spread_sums: np.ndarray = zeros(0, 0)
+    weight_sums: np.ndarray = zeros(0)
+    candidates: np.ndarray = zeros(0, 0)
     candidate_rounds: int = 0
     regularisation: float = 0.0
     gain: float = 0.0

@@ -16,11 +16,11 @@ from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
+from fedcore.papers.fedgrem.paper_gradient_em.config import PaperGradientEMConfig
+from fedcore.papers.fedgrem.paper_gradient_em.messages import BaselineMessage
+from fedcore.papers.fedgrem.paper_gradient_em.state import PaperGradientEMState
 
-from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import coordinates_of, to_model, to_standardised
-from fedcore.methods.gradient_em.messages import RoundMessage
-from fedcore.methods.gradient_em.state import GradientEMState
 from fedcore.methods.mixture_models.local_steps import LOG_TWO_PI, LOG_WEIGHT_FLOOR, RIDGE, Rows, pair_products
 from fedcore.methods.mixture_models.tiles import stacks
 from fedcore.population.blocks import RowsBlock
@@ -30,7 +30,7 @@ from fedcore.rounds.statistics import FloatSum, Statistics
 SPREAD = 0.5  # of the first means of the inputs
 
 
-def first_state(config: GradientEMConfig, state: GradientEMState) -> GradientEMState:
+def first_state(config: PaperGradientEMConfig, state: PaperGradientEMState) -> PaperGradientEMState:
     """Means of the inputs +-SPREAD along one axis after the other, unit covariance."""
     p = state.centres.shape[1]
     means = np.zeros((config.covariates, p))
@@ -40,7 +40,7 @@ def first_state(config: GradientEMConfig, state: GradientEMState) -> GradientEMS
 
 
 def client_round(
-    config: GradientEMConfig, message: RoundMessage, block: RowsBlock, rows: Rows, memory: Memory
+    config: PaperGradientEMConfig, message: BaselineMessage, block: RowsBlock, rows: Rows, memory: Memory
 ) -> tuple[Statistics, Memory]:
     """means: (A, p + 1) sums weighted by mass; centre: (R, p + 1), scatter: (p p + 1,) by rows or plainly."""
     n, clients = rows.sizes, block.clients
@@ -101,7 +101,9 @@ def client_round(
     }, {"joint": new, "w": new.sum(axis=1)}
 
 
-def server_update(config: GradientEMConfig, state: GradientEMState, result: Mapping[str, Any]) -> GradientEMState:
+def server_update(
+    config: PaperGradientEMConfig, state: PaperGradientEMState, result: Mapping[str, Any]
+) -> PaperGradientEMState:
     p = state.centres.shape[1]
     centre, means, scatter = (np.asarray(result[name]) for name in ("centre", "means", "scatter"))
     moved = to_standardised(config, coordinates_of(state), centre[:, :-1] / centre[:, -1:])

@@ -14,15 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+from fedcore.papers.fedgrem.paper_gradient_em import fedgmm, pooled, tgmm
+from fedcore.papers.fedgrem.paper_gradient_em.config import POOLED, PaperGradientEMConfig
+from fedcore.papers.fedgrem.paper_gradient_em.messages import BaselineMessage
+from fedcore.papers.fedgrem.paper_gradient_em.state import PaperGradientEMState
 
-from fedcore.methods.gradient_em.baselines import fedgmm, pooled, tgmm
-from fedcore.methods.gradient_em.config import POOLED, GradientEMConfig
+from fedcore.methods.gradient_em import start
 from fedcore.methods.gradient_em.coordinates import coordinates_of, rows_of, to_model, to_standardised
-from fedcore.methods.gradient_em.messages import RoundMessage
-from fedcore.methods.gradient_em.state import GradientEMState
+from fedcore.methods.gradient_em.messages import StartMessage
+from fedcore.methods.mixture_models.alignment import in_common_order
 from fedcore.methods.mixture_models.local_steps import RIDGE, Sums, e_step, full_m_step
 from fedcore.methods.mixture_models.spatial_median import moved_centre, weighted_sums
 from fedcore.population.blocks import RowsBlock
@@ -31,9 +34,11 @@ from fedcore.rounds.statistics import ArgMax, FloatSum, Statistic, Statistics
 
 
 def client_round(
-    config: GradientEMConfig, message: RoundMessage, block: RowsBlock, memory: Memory
+    config: PaperGradientEMConfig, message: BaselineMessage, block: RowsBlock, memory: Memory
 ) -> tuple[Statistics, Memory]:
-    """memory: aligned already. counts: (3,) active clients, rows, log-likelihood; movement as for FedGrEM."""
+    """counts: (3,) active clients, rows, log-likelihood; movement as for FedGrEM."""
+    if message.number == 1 and "started" in memory:  # tgmm has aligned them already
+        memory = in_common_order(memory, message.orders, message.centres, block)
     rows = rows_of(config, message.coordinates, block)
     if config.algorithm in POOLED:
         return pooled.client_round(config, message, block, rows), {"w": memory["w"]}
@@ -81,7 +86,47 @@ def _sums_of_rows(block: RowsBlock, theta: np.ndarray, sums: Sums) -> dict[str, 
     return {"second": FloatSum.at(block.leaf, sums.second.sum(axis=0)), "first": FloatSum.at(block.leaf, b.sum(axis=0))}
 
 
-def first_state(config: GradientEMConfig, state: GradientEMState, starts: np.ndarray) -> GradientEMState:
+def message(state: PaperGradientEMState) -> BaselineMessage:
+    return BaselineMessage(
+        number=state.round + 1,
+        coordinates=coordinates_of(state),
+        centres=state.centres,
+        weights=state.weights,
+        orders=state.orders,
+        variances=state.variances,
+        pooled_covariance=state.pooled_covariance,
+        totals=state.totals,
+        sources=state.sources,
+        covariate_means=state.covariate_means,
+        covariate_covariance=state.covariate_covariance,
+    )
+
+
+def own_fits(config: PaperGradientEMConfig, message: StartMessage, block: RowsBlock) -> tuple[Statistics, Memory]:
+    """Those of `gradient_em`; clients of local-fit remember their covariances as well."""
+    if config.algorithm != "local-fit":
+        return start.own_fits(config, message, block)
+    fits = start.fits_of(config, message, block)
+    statistics, memory = start.own_fits(config, message, block, fits)
+    name = "covariance" if config.model == "gaussian" else "variances"
+    return statistics, memory | {name: fits.covariance}
+
+
+def after_start(
+    config: PaperGradientEMConfig, state: PaperGradientEMState, result: Mapping[str, Any]
+) -> tuple[PaperGradientEMState, RoundInfo]:
+    """The state at the beginning of round 1, or of the totals."""
+    begun, info, starts = start.begun(config, state, result)
+    state = first_state(config, cast(PaperGradientEMState, begun), starts)
+    return replace(state, phase="totals" if config.algorithm == "tgmm" else "rounds"), info
+
+
+def total_rounds(config: PaperGradientEMConfig) -> int:
+    before = 1 + (config.standardise == "columns") + (config.algorithm == "tgmm")
+    return before + (1 if config.algorithm == "local-fit" else config.rounds)
+
+
+def first_state(config: PaperGradientEMConfig, state: PaperGradientEMState, starts: np.ndarray) -> PaperGradientEMState:
     """What a baseline's rounds begin with. starts: (K', R, p) aligned ones, standardised units."""
     if config.algorithm in POOLED:
         return pooled.first_state(config, state, starts)
@@ -89,8 +134,8 @@ def first_state(config: GradientEMConfig, state: GradientEMState, starts: np.nda
 
 
 def server_update(
-    config: GradientEMConfig, state: GradientEMState, result: Mapping[str, Any]
-) -> tuple[GradientEMState, RoundInfo]:
+    config: PaperGradientEMConfig, state: PaperGradientEMState, result: Mapping[str, Any]
+) -> tuple[PaperGradientEMState, RoundInfo]:
     active, rows, fit = (float(value) for value in result["counts"])
     after = replace(_moved(config, state, result, rows), round=state.round + 1, orders=state.orders[:0])
     centre_step = float(np.abs(after.centres - state.centres).max(initial=0.0))
@@ -107,7 +152,9 @@ def server_update(
     return after, RoundInfo(info)
 
 
-def _moved(config: GradientEMConfig, state: GradientEMState, result: Mapping[str, Any], rows: float) -> GradientEMState:
+def _moved(
+    config: PaperGradientEMConfig, state: PaperGradientEMState, result: Mapping[str, Any], rows: float
+) -> PaperGradientEMState:
     """The state with the next common parameters, where there are any."""
     if config.algorithm in POOLED:
         return pooled.server_update(config, state, result, rows)

@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from fedcore.papers.fedgrem.paper_gradient_em.config import PaperGradientEMConfig
+from fedcore.papers.fedgrem.paper_gradient_em.messages import BaselineMessage, TotalsMessage
+from fedcore.papers.fedgrem.paper_gradient_em.state import PaperGradientEMState
 
-from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import to_model
-from fedcore.methods.gradient_em.messages import RoundMessage, TotalsMessage
-from fedcore.methods.gradient_em.state import GradientEMState
 from fedcore.methods.mixture_models.alignment import in_common_order
 from fedcore.methods.mixture_models.local_steps import Sums
 from fedcore.population.blocks import RowsBlock
@@ -33,7 +33,7 @@ def totals(message: TotalsMessage, block: RowsBlock, memory: Memory) -> tuple[St
     }, memory
 
 
-def after_totals(state: GradientEMState, result: Mapping[str, Any]) -> tuple[GradientEMState, RoundInfo]:
+def after_totals(state: PaperGradientEMState, result: Mapping[str, Any]) -> tuple[PaperGradientEMState, RoundInfo]:
     state = replace(
         state,
         phase="rounds",
@@ -45,7 +45,7 @@ def after_totals(state: GradientEMState, result: Mapping[str, Any]) -> tuple[Gra
 
 
 def m_step(
-    config: GradientEMConfig, message: RoundMessage, theta: np.ndarray, sums: Sums, source: np.ndarray
+    config: PaperGradientEMConfig, message: BaselineMessage, theta: np.ndarray, sums: Sums, source: np.ndarray
 ) -> np.ndarray:
     """(C, R, p), model's units. source: (C, R, p) the client's own start, zeros if it has none."""
     has = (np.abs(source) > 0).any(axis=(1, 2)).astype(np.float64)

@@ -7,7 +7,7 @@ from fedcore.papers.fedgrem.simulation.similar_mixtures import simulated_clients
 from scipy.stats import multivariate_normal, norm
 
 from fedcore.methods.mixture_models import GaussianMixture
-from tests.gradient_em.run_in_memory import block_of, run
+from tests.papers.fedgrem.run_in_memory import block_of, run
 
 FAST = {"starts": 3, "start_steps": 10}
 

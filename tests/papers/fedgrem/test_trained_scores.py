@@ -2,15 +2,15 @@
 
 import numpy as np
 import pytest
+from fedcore.papers.fedgrem.paper_gradient_em.scores import losses
 from numpy.testing import assert_allclose
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal, norm
 
 from fedcore.errors import ConfigError
-from fedcore.methods.gradient_em.trained_scores import losses
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds.scores import KnownMemories
-from tests.gradient_em.run_in_memory import block_of, run
+from tests.papers.fedgrem.run_in_memory import block_of, run
 
 FEW = {"starts": 2, "start_steps": 5, "rounds": 3, "components": 2}
 BASELINES = ("local-fit", "local-em", "local-grem", "tgmm", "pooled-em")

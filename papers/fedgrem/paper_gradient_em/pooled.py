@@ -14,11 +14,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from fedcore.papers.fedgrem.paper_gradient_em.config import PaperGradientEMConfig
+from fedcore.papers.fedgrem.paper_gradient_em.messages import BaselineMessage
+from fedcore.papers.fedgrem.paper_gradient_em.state import PaperGradientEMState
 
-from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import coordinates_of, to_model, to_standardised
-from fedcore.methods.gradient_em.messages import RoundMessage
-from fedcore.methods.gradient_em.state import GradientEMState
 from fedcore.methods.mixture_models import GaussianMixture, RegressionMixture
 from fedcore.methods.mixture_models.local_steps import Rows, e_step
 from fedcore.population.blocks import RowsBlock
@@ -27,7 +27,7 @@ from fedcore.rounds.statistics import FloatSum, Statistics
 REGULARISATION = 1e-3  # of a pooled covariance, in standardised units
 
 
-def client_round(config: GradientEMConfig, message: RoundMessage, block: RowsBlock, rows: Rows) -> Statistics:
+def client_round(config: PaperGradientEMConfig, message: BaselineMessage, block: RowsBlock, rows: Rows) -> Statistics:
     """counts: as of `rounds.client_round`; gradient: (R, p + 1) gradients and masses; or total: of the mixture."""
     n = float(rows.sizes.sum())
     if config.algorithm == "pooled-grem":
@@ -48,7 +48,7 @@ def client_round(config: GradientEMConfig, message: RoundMessage, block: RowsBlo
     }
 
 
-def first_state(config: GradientEMConfig, state: GradientEMState, starts: np.ndarray) -> GradientEMState:
+def first_state(config: PaperGradientEMConfig, state: PaperGradientEMState, starts: np.ndarray) -> PaperGradientEMState:
     """starts: (K', R, p) aligned centres that were compared."""
     state = replace(state, weights=np.full(config.components, 1.0 / config.components))
     if config.algorithm == "pooled-grem":
@@ -58,8 +58,8 @@ def first_state(config: GradientEMConfig, state: GradientEMState, starts: np.nda
 
 
 def server_update(
-    config: GradientEMConfig, state: GradientEMState, result: Mapping[str, Any], rows: float
-) -> GradientEMState:
+    config: PaperGradientEMConfig, state: PaperGradientEMState, result: Mapping[str, Any], rows: float
+) -> PaperGradientEMState:
     coordinates = coordinates_of(state)
     if config.algorithm == "pooled-grem":
         parts = np.asarray(result["gradient"]) / rows
@@ -73,15 +73,17 @@ def server_update(
     return replace(state, weights=theta["weights"], centres=centres, variances=theta["variances"])
 
 
-def model_of(config: GradientEMConfig, p: int) -> GaussianMixture | RegressionMixture:
+def model_of(config: PaperGradientEMConfig, p: int) -> GaussianMixture | RegressionMixture:
     if config.model == "gaussian":
         return GaussianMixture(config.components, p, "tied", lam=REGULARISATION)
     return RegressionMixture(config.components, p + 1, ridge=REGULARISATION, lam=REGULARISATION)
 
 
-def parameters_of(config: GradientEMConfig, source: RoundMessage | GradientEMState) -> dict[str, np.ndarray]:
+def parameters_of(
+    config: PaperGradientEMConfig, source: BaselineMessage | PaperGradientEMState
+) -> dict[str, np.ndarray]:
     """The parameters of the pooled mixture, in the model's units, which for a pooled mixture do not change."""
-    coordinates = source.coordinates if isinstance(source, RoundMessage) else coordinates_of(source)
+    coordinates = source.coordinates if isinstance(source, BaselineMessage) else coordinates_of(source)
     v = to_model(config, coordinates, source.centres)
     if config.model == "gaussian":
         return {"weights": source.weights, "means": v, "covariances": source.pooled_covariance}

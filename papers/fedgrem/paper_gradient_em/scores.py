@@ -9,27 +9,51 @@ from __future__ import annotations
 from typing import cast
 
 import numpy as np
+from fedcore.papers.fedgrem.paper_gradient_em import pooled
+from fedcore.papers.fedgrem.paper_gradient_em.config import PaperGradientEMConfig
+from fedcore.papers.fedgrem.paper_gradient_em.personal import parameters
+from fedcore.papers.fedgrem.paper_gradient_em.state import PaperGradientEMState
 from scipy.special import logsumexp
 
-from fedcore.errors import ConfigError
-from fedcore.methods.gradient_em.baselines import pooled
-from fedcore.methods.gradient_em.config import GradientEMConfig
+from fedcore.errors import ConfigError, RunError
+from fedcore.methods.gradient_em import scores
 from fedcore.methods.gradient_em.coordinates import coordinates_of, log_scale, rows_of
-from fedcore.methods.gradient_em.personal import ClientParameters, parameters
-from fedcore.methods.gradient_em.state import GradientEMState
-from fedcore.methods.mixture_models.local_steps import LOG_WEIGHT_FLOOR, Rows, e_step, expected
+from fedcore.methods.gradient_em.personal import ClientParameters
+from fedcore.methods.gradient_em.scores import squared_errors
+from fedcore.methods.mixture_models.local_steps import LOG_WEIGHT_FLOOR, Rows, e_step
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds.method import Memory
-from fedcore.rounds.scores import KnownMemories
+from fedcore.rounds.scores import RUN, KnownMemories, held_out, sums_with_errors
+from fedcore.rounds.statistics import Statistics
 
 
-def only_as_trained(config: GradientEMConfig) -> bool:
+def only_as_trained(config: PaperGradientEMConfig) -> bool:
     """Whether clients are scored by what they have from the run and in no other way."""
     return config.local or config.algorithm in ("pooled-em", "fedgmm")
 
 
+def score_block(
+    config: PaperGradientEMConfig, state: PaperGradientEMState, block: RowsBlock, memories: KnownMemories | None
+) -> Statistics:
+    """As of `gradient_em`, but for baselines that are scored as they were trained alone.
+
+    Raises also ConfigError for these on another population than that of the training.
+    """
+    if not only_as_trained(config):
+        return scores.score_block(config, state, block, memories, of_clients=parameters, move=not config.common)
+    held_part = cast(RowsBlock, held_out(block))
+    if state.round < 1:
+        raise RunError("the run stopped before its first round.", "Resume it first.")
+    scored, nll, squares = losses(config, state, block, held_part, memories)
+    return sums_with_errors(block.leaf, scored, {RUN: nll}, {} if squares is None else {RUN: squares})
+
+
 def losses(
-    config: GradientEMConfig, state: GradientEMState, block: RowsBlock, held: RowsBlock, known: KnownMemories | None
+    config: PaperGradientEMConfig,
+    state: PaperGradientEMState,
+    block: RowsBlock,
+    held: RowsBlock,
+    known: KnownMemories | None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """(C,) held-out rows that are scored, 0 of clients who remember nothing; (C,) their negative log-likelihood, nats,
     units of the data, summed; and of regressions (C,) their squared errors, summed.
@@ -56,11 +80,6 @@ def losses(
     return counted, found, np.exp(2 * units) * squared_errors(rows, own.theta, own.w)
 
 
-def squared_errors(held: Rows, theta: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """(C,) summed over the held-out rows, of what the mixture expects of them, model's units."""
-    return np.bincount(held.owners, (held.responses - expected(held, theta, w)) ** 2, len(held.sizes))
-
-
 def _filled(known: KnownMemories) -> Memory:
     """The memories, with covariances that are some where nobody remembers one."""
     memory = dict(known.memory)
@@ -73,7 +92,7 @@ def _filled(known: KnownMemories) -> Memory:
 
 
 def _log_likelihood(
-    config: GradientEMConfig, state: GradientEMState, memory: Memory, own: ClientParameters, held: Rows
+    config: PaperGradientEMConfig, state: PaperGradientEMState, memory: Memory, own: ClientParameters, held: Rows
 ) -> np.ndarray:
     """(C,) summed over the rows, nats, model's units."""
     clients = len(held.sizes)

@@ -1,1 +1,0 @@
-"""The methods that FedGrEM is compared with."""
