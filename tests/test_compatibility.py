@@ -22,7 +22,7 @@ import zarr
 
 from fedcore.errors import LedgerError, ManifestError, RunError
 from fedcore.evaluation.evaluate import evaluate_run
-from fedcore.methods.histograms.config import ELSEWHERE
+from fedcore.methods.histograms.config import MOVED
 from fedcore.methods.registry import method_class
 from fedcore.operations.latest_runs import all_latest
 from fedcore.population.manifest import Provenance, checksum_of
@@ -53,7 +53,7 @@ def golden(request, tmp_path, monkeypatch):
     for file in folder.glob("trained/*/run.json"):
         content = json.loads(file.read_text())
         if content["method"] == "histograms":
-            content["config"] = {k: v for k, v in content["config"].items() if k not in ELSEWHERE}
+            content["config"] = {k: v for k, v in content["config"].items() if k not in MOVED}
             file.write_text(json.dumps(content))
     monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{folder / 'ledger.sqlite'}")
     return folder

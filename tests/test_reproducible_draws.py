@@ -106,7 +106,8 @@ def test_property_tests_draw_the_same_examples_in_ci_in_every_process(tmp_path):
     (tmp_path / "test_property.py").write_text(PROPERTY)
     (tmp_path / "constants.py").write_text(f"FOUND = {[number + 0.25 for number in range(1000)]}")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "-p", "no:cacheprovider"]
-    environment = {**os.environ, "CI": "true", "DRAWN": str(tmp_path), "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    environment = {**own, "CI": "true", "DRAWN": str(tmp_path), "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
     for workers in ("0", "1"):
         done = subprocess.run(
             [*command, "-n", workers, "test_property.py"], cwd=tmp_path, env=environment, capture_output=True, text=True

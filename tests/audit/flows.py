@@ -113,6 +113,7 @@ FLOWS: dict[str, Audited] = {
         }
     ),
     "train-gradient-em": Audited(because="has no private algorithm; its statement says `privacy: none`"),
+    "train-paper-histograms": Audited(because="has no private algorithm; its statement says `privacy: none`"),
     "train-paper-gradient-em": Audited(because="has no private algorithm; its statement says `privacy: none`"),
     "train-mixed-effects": Audited(because="has no private algorithm; its statement says `privacy: none`"),
     "train-dictionaries": Audited(
@@ -149,12 +150,12 @@ FLOWS: dict[str, Audited] = {
 
 
 def flows_of_the_code() -> set[str]:
-    """The names of all flows: what `@flow(name=...)` decorates in the folder of flows, one for each method, and one for
+    """The names of all flows: what `@flow(name=...)` decorates in flows and papers, one for each method, and one for
     each kind of step of a pipeline.
     """
     found = {f"train-{name.replace('_', '-')}" for name in METHODS}
     found |= {f"pipeline-{kind.model_fields['do'].default}" for kind in get_args(get_args(Step)[0])}
-    for path in sorted((REPOSITORY / "flows").glob("*.py")):
+    for path in [*sorted((REPOSITORY / "flows").glob("*.py")), REPOSITORY / "papers" / "flow.py"]:
         for function in ast.walk(ast.parse(path.read_text())):
             for made in getattr(function, "decorator_list", []):
                 call = made.func if isinstance(made, ast.Call) else made

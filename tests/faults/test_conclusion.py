@@ -208,7 +208,8 @@ def test_a_trained_run_can_be_used_by_who_names_it(trained):
 
 def test_a_series_takes_a_run_into_account_once_it_is_concluded(trained):
     runs, path = trained.folder / "runs", trained.run_path
-    method = make_method("histograms", trained.request()["settings"])
+    asked = trained.request()
+    method = make_method(asked["method"], asked["settings"])
     assert latest(runs, "nightly").run == "b"
     assert previous_runs(runs, method.name, False, trained.population(), "nightly")[0].id == "b"
     assert prune(runs, 1, "now", "nightly") == [] and (path / "state").exists()

@@ -101,7 +101,7 @@ def test_every_registered_experiment_can_be_made():
 
 def test_a_simulation_is_the_same_run_again(tmp_path):
     population = write_counts(tmp_path / "p", small_counts(clients=40), nominal_clients=40)
-    settings = {"algorithm": "private", "clusters": 2, "rounds": 2, "overseed": 2}
+    settings = {"clusters": 2, "rounds": 2, "overseed": 2}
     states = [
         simulate(here(tmp_path), f"cell-{i}", "histograms", settings, population, seed=3, budget=(50.0, 1e-6))[1]
         for i in (0, 0, 1)

@@ -377,7 +377,7 @@ def test_two_files_that_do_not_go_together(tmp_path):
     refused("2 columns, the files before 3", [tmp_path / "a.npz", tmp_path / "b.npz"], tmp_path / "p")
     (tmp_path / "other").mkdir()
     sp.save_npz(tmp_path / "other/a.npz", MATRIX)
-    refused("same name", [tmp_path / "a.npz", tmp_path / "other/a.npz"], tmp_path / "p")
+    refused("the same ids", [tmp_path / "a.npz", tmp_path / "other/a.npz"], tmp_path / "p")
 
 
 # ---- text
