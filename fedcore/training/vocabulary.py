@@ -36,6 +36,7 @@ from fedcore.rounds.statistics import Statistics, WordSums
 from fedcore.storage.ranges import Ranges
 from fedcore.training import cohorts
 from fedcore.training.budget import CRUMB, epsilon_that_fits, required_budget, share_of_all
+from fedcore.training.shared_ids import check_run
 from fedcore.training.witness import remember_head
 
 if TYPE_CHECKING:
@@ -235,11 +236,12 @@ def release_vocabulary(
     as it was planned, on the version that it was planned for; epsilon and delta are then not looked at.
 
     test_noise: key of noise for tests, on a test ledger: nothing is promised then. Raises what `plan_vocabulary`
-    raises, the ledger's errors (RunBusy if another process is at it), WorkerFailed, ChunkError.
+    and `check_run` raise, the ledger's errors (RunBusy if another process is at it), WorkerFailed, ChunkError.
     """
     before = _runs(ledger, population.id)
     going_on = next(((run_id, run) for run_id, run in before if run.status == OPEN), None)
     if going_on is None:
+        check_run(population, ledger)
         made = plan_vocabulary(population, ledger.balance(population.id), epsilon, delta)
         run_id, plan, participants = f"vocabulary-{population.id}-{len(before) + 1}", made.releases, made.participants
     else:

@@ -14,6 +14,7 @@ from tests.audit.observing import Declared
 Calls = Sequence[Sequence[object]]
 JSON = "--json"
 SCHEMA = ("--public-schema", "made up")
+SHARED = ("--shared-ids", "the same clients")
 
 TIMES = "times, which limitations.md declares"
 SIZES = "bytes on disk and in memory, which limitations.md declares"
@@ -239,7 +240,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "budget set": Command(
         lambda w: (
-            ("budget", "set", w / "bare", "--epsilon", "2", "--delta", "1e-6", *SCHEMA, JSON),
+            ("budget", "set", w / "bare", "--epsilon", "2", "--delta", "1e-6", *SCHEMA, *SHARED, JSON),
             ("budget", "set", w / "bare", "--epsilon", "9", "--delta", "1e-6", *SCHEMA, JSON),
         ),
         (SKETCHED,),

@@ -51,6 +51,7 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.budget import remember_head
 from fedcore.training.request import Series, TrainRequest
 from fedcore.training.session import concluding, start_run
+from fedcore.training.shared_ids import register
 from tests.audit.em_releases import STARTS, rows_of_client
 from tests.conftest import small_counts, write_counts
 from tests.private_gmm.worlds import CENTRES, D
@@ -292,6 +293,9 @@ class World:
         if epsilon is not None:
             terms = {} if delta_extra is None else {"delta_extra": delta_extra}
             self.ledger.set_budget(made.id, epsilon, DELTA, public_schema="made up", currency=currency, **terms)
+        register(made, self.ledger)  # as ingest does: a run then opens no data before its reservation
+        if epsilon is not None:
+            self.ledger.declare_shared_ids(made.id, "the same clients")
         remember_head(made, self.ledger)
 
     def _sources(self) -> None:
