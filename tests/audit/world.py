@@ -24,6 +24,7 @@ from fedcore.rounds.caches import BLOCKS
 from fedcore.rounds.engine import Training
 from fedcore.runs.store import Run
 from fedcore.training.budget import public_facts
+from fedcore.training.shared_ids import register
 from tests.audit.search import Secrets
 
 CLIENTS, FEATURES, LEAF = 40_000, 8, 4096
@@ -68,6 +69,8 @@ def make_worlds(folder: Path, methods: dict[str, str]) -> None:
         made = populate(folder / "populations" / world, world, seed, {"id": ledger.id, "url": ledger.url})
         ledger.register(made.id)
         ledger.set_budget(made.id, 8.0, 1e-6)
+        register(made, ledger)
+        ledger.declare_shared_ids(made.id, "the same clients in each world")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "DASK"))}
     environment |= {
         "HOME": str(folder / "home"),
