@@ -815,16 +815,16 @@ TABLE = [
     Row(
         "outputs with a setting that acted on training",
         trained,
-        ("personalise", "runs/r", "p", "out", "--set", "clusters=3"),
+        ("personalise", "runs/r", "p", "out", "--set", "algorithm=ifca"),
         "ConfigError",
-        ("'clusters' of method 'histograms' acts on training", "prior_tokens, floor, mixture_prior"),
+        ("'algorithm' of method 'paper_histograms' acts on training", "prior_tokens, floor, weights"),
     ),
     Row(
         "scores with a setting that acted on training",
         scored,
-        ("evaluate", "runs/r", "p", "--not-private", "scores.json", "--set", "rounds=3"),
+        ("evaluate", "runs/r", "p", "--not-private", "scores.json", "--set", "algorithm=ifca"),
         "ConfigError",
-        ("'rounds' of method 'histograms' acts on training", "prior_tokens, floor, mixture_prior"),
+        ("'algorithm' of method 'paper_histograms' acts on training", "prior_tokens, floor, weights"),
     ),
     Row(
         "output below a file",

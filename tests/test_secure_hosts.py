@@ -65,7 +65,8 @@ def test_a_private_run_over_tls(tmp_path):
         done = subprocess.run(
             [
                 sys.executable,
-                *TRAIN,
+                *TRAIN[:-1],
+                "histograms",
                 str(population.path),
                 *settings,
                 "--local",

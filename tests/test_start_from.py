@@ -267,7 +267,8 @@ def through(population, tmp_path, settings=None):
     if settings is not None:
         other = write_counts(tmp_path / "between", small_counts(seed=5))
     else:
-        other, _ = private_population(tmp_path / "between", small_counts(400, seed=5), epsilon=60.0)
+        ids = [f"between-{number}" for number in range(400)]
+        other, _ = private_population(tmp_path / "between", small_counts(400, seed=5), epsilon=60.0, ids=ids)
     between = train(
         other,
         tmp_path,
@@ -291,7 +292,8 @@ def test_nor_through_a_run_on_another_population(private, tmp_path, settings):
         with pytest.raises(PrivacyError, match="run 'between' goes back"):
             resolve(request_for(population, tmp_path, **given))
     # on a third population it may be vouched for, and what it rests on stays known
-    third, _ = private_population(tmp_path / "third", small_counts(400, seed=6), epsilon=60.0)
+    ids = [f"third-{number}" for number in range(400)]
+    third, _ = private_population(tmp_path / "third", small_counts(400, seed=6), epsilon=60.0, ids=ids)
     given = again if settings is None else again | {"public_start_because": BECAUSE}
     run = train(third, tmp_path, run_id="last", **given)
     assert set(run.info["start"]["unprotected"]) == exact
@@ -476,7 +478,8 @@ def test_a_run_of_other_tokens(private, tmp_path):
     with pytest.raises(ConfigError, match="the population has 9 tokens"):
         resolve(request_for(other, tmp_path, start_from=str(first.path)))
     words = [f"word{i}" for i in range(FEATURES)]
-    spoken, _ = private_population(tmp_path / "spoken", small_counts(), vocabulary=words)
+    ids = [f"spoken-{number}" for number in range(50)]
+    spoken, _ = private_population(tmp_path / "spoken", small_counts(), vocabulary=words, ids=ids)
     reordered, _ = private_population(tmp_path / "reordered", small_counts(), vocabulary=words[::-1])
     run = train(spoken, tmp_path, run_id="spoken")
     with pytest.raises(ConfigError, match="another vocabulary"):

@@ -23,6 +23,7 @@ from fedcore.methods.private_mixture.state import NORMAL
 from fedcore.methods.registry import make_method
 from fedcore.privacy.gdp import mu_max
 from fedcore.runs.store import load_run
+from fedcore.training.shared_ids import register
 from tests.federated_em.run_in_memory import block_of, facts
 from tests.federated_em.run_in_memory import run as run_em
 from tests.federated_em.series import start_from
@@ -253,7 +254,9 @@ def test_records_and_runs_without_components_are_refused(tmp_path):
     first = to_end(begin(made, tmp_path, "private_mixture", MIXTURE, run_id="mixture"))
     with pytest.raises(PrivacyError, match="one record"):
         begin(made, tmp_path, "federated_em", EM, run_id="em", start_from=str(first.path))
-    clients, _ = population(tmp_path / "q")
+    clients, ledger = population(tmp_path / "q")
+    register(clients, ledger)
+    ledger.declare_shared_ids(clients.id, "the same simulated people")
     hopeless = to_end(
         begin(clients, tmp_path, "private_mixture", {**MIXTURE, "epsilon": 0.05, "anyway": True}, run_id="nothing")
     )

@@ -46,6 +46,7 @@ def original(tmp_path_factory):
     path = tmp_path_factory.mktemp("garbage") / "ledger.sqlite"
     books = open_books(f"sqlite:///{path}")
     assert books.ledger.keep_sketch(sketch_of(books.population), None)
+    books.ledger.note_shared(books.population, ())
     plan, runs = [release(1, 200.0), release(2, 200.0)], []
     for number in range(3):
         run = books.reserve(plan, spares=1)
