@@ -1,7 +1,7 @@
 """Deployments for a worker (`fedcore deploy FILE`): registered with a server that stays, run by `prefect worker start`.
 
 The worker's host has fedcore installed, and flows are found by the name of their module: no repository and no file of
-code is fetched. `fedcore.deployments.forwarding` sees to deployments that know the module by an older name.
+code is fetched.
 """
 
 import re

@@ -1,6 +1,4 @@
-"""What is installed, and where: everything is below the name `fedcore`, so that users may have `flows` and `tasks` too.
-Deployments that know a flow by its old name in `flows.train` are run all the same.
-"""
+"""What is installed, and where: everything is below the name `fedcore`, so that users may have `flows` and `tasks` too."""
 
 import base64
 import json
@@ -21,14 +19,11 @@ import psutil
 import pytest
 
 from fedcore.runs.store import list_runs
-from tests.faults.month import Server
 from tests.faults.test_cancel import within
 from tests.test_prefect import end
 
 ROOT = Path(__file__).parent.parent
 INSTALLED = {"fedcore": "fedcore"} | {name: f"fedcore/{name}" for name in ("flows", "tasks", "papers", "deployments")}
-FORWARDED = ROOT / "deployments" / "forwarded"
-OLD = "flows.train.train_histograms"  # what `fedcore deploy` registered before there was `fedcore.flows`
 
 
 def sources(pattern: str) -> dict[str, Path]:
@@ -48,54 +43,14 @@ def test_the_list_of_packages_is_that_of_the_folders():
     assert not alone, "modules in folders that are no packages"
 
 
-# --- the name that was given up -------------------------------------------------------------------------------------
+# --- what workers load ----------------------------------------------------------------------------------------------
 
 
-def imported(code: str, *more: Path) -> list[str]:
-    """What code prints in a process that has the folder on its PYTHONPATH; `more`: searched after everything else."""
-    program = f"import sys; sys.path += {[str(folder) for folder in more]!r}\n{code}"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | {"PYTHONPATH": str(FORWARDED)},
-        cwd=ROOT / "docs",  # where there are no modules
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.split()
-
-
-@pytest.mark.slow
-def test_the_old_name_leads_to_the_flows_of_today():
-    code = "from prefect.utilities.importtools import import_object as find\n"
-    code += f"import fedcore.flows.train as new; print(find({OLD!r}) is new.train_histograms)\n"
-    assert imported(code) == ["True"]
-
-
-@pytest.mark.parametrize("package", [True, False], ids=["package", "folder"])
-def test_a_users_own_flows_come_first_wherever_they_are(tmp_path, package):
-    (tmp_path / "flows").mkdir()
-    if package:
-        (tmp_path / "flows" / "__init__.py").write_text("")
-    (tmp_path / "flows" / "train.py").write_text("owner = 'the-user'")
-    code = "import flows; from flows import train; import flows.train as again; print(train.owner, train is again)"
-    assert imported(code, tmp_path) == ["the-user", "True"]
-
-
-def test_a_mistake_in_a_users_own_flows_is_not_hidden(tmp_path):
-    (tmp_path / "flows").mkdir()
-    (tmp_path / "flows" / "__init__.py").write_text("import not_there")
-    code = "try: import flows\nexcept ImportError as error: print(error.name, 'flows' in sys.modules)"
-    assert imported(code, tmp_path) == ["not_there", "False"]
-
-
-def test_what_a_worker_loads_adds_the_folder_once_and_imports_nothing():
-    code = "import os; import fedcore.deployments.forwarding as it; it.forward(); print(os.environ['PYTHONPATH'])\n"
+def test_what_a_worker_loads_imports_nothing_else():
+    code = "import sys; import fedcore.deployments.worker_logs\n"
     code += "print(*(name for name in sys.modules if name.startswith(('fedcore.', 'flows', 'prefect'))))"
-    path, *modules = imported(code)
-    assert path == str(FORWARDED)
-    assert modules == ["fedcore.deployments", "fedcore.deployments.forwarding"]
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "docs", capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["fedcore.deployments", "fedcore.deployments.worker_logs"], done.stderr[-2000:]
 
 
 # --- the wheel ------------------------------------------------------------------------------------------------------
@@ -138,7 +93,7 @@ def test_the_wheel_holds_everything_and_owns_one_name(wheel):
     }
     assert held == expected
     assert {"fedcore/py.typed", "fedcore/evaluation/report.html", "fedcore/deployments/histograms.toml"} < held
-    assert "fedcore = fedcore.cli:main" in points and "fedcore = fedcore.deployments.forwarding" in points
+    assert "fedcore = fedcore.cli:main" in points and "fedcore = fedcore.deployments.worker_logs" in points
 
 
 @pytest.fixture(scope="module")
@@ -279,55 +234,3 @@ def test_a_schedule_is_served_beside_a_users_own_flows_and_tasks(user):
     user.check_own_modules()
     code = "import flows.train, tasks, fedcore.flows.train as ours; print(tasks.owner, flows.train is ours)"
     assert user.does("python", "-B", "-c", code).split() == ["the", "user", "False"]
-
-
-@pytest.mark.heavy
-@pytest.mark.slow
-@pytest.mark.prefect
-def test_deployments_with_the_old_entry_point_are_run(user, tmp_path):
-    """By a worker, which runs a user's own `flows.train` too. Registered again, they get the new entry point."""
-    (user.folder / "often.toml").write_text(FILE.format(interval=86400))
-    server = Server(tmp_path / "server")
-    server.start()
-    try:
-        user.environment |= {"PREFECT_API_URL": server.api, "PREFECT_WORKER_QUERY_SECONDS": "1"}
-        deployments_with_the_old_entry_point(server.api, user)
-    finally:
-        server.kill()
-
-
-def deployments_with_the_old_entry_point(api: str, user: User) -> None:
-    def deployed() -> str:
-        return json.loads(user.does("fedcore", "deploy", "often.toml", "--json"))["deployments"][0]["id"]
-
-    def entrypoint() -> str:
-        return ask(api, f"/deployments/{old}")["entrypoint"]
-
-    old, today = deployed(), f"fedcore.{OLD}"
-    assert entrypoint() == today
-    ask(api, f"/deployments/{old}", {"entrypoint": OLD}, "PATCH")
-    assert entrypoint() == OLD
-    theirs = ask(
-        api,
-        "/deployments/",
-        {
-            "name": "theirs",
-            "flow_id": ask(api, "/flows/", {"name": "mine"})["id"],
-            "entrypoint": "flows.train.mine",
-            "work_pool_name": "fedcore",
-            "pull_steps": [{"prefect.deployments.steps.set_working_directory": {"directory": str(user.folder)}}],
-        },
-    )["id"]
-    with user.running("python", "-m", "prefect", "worker", "start", "--pool", "fedcore"):
-        for deployment in (old, theirs):
-            ask(api, f"/deployments/{deployment}/create_flow_run", {})
-        within(150, lambda: completed(api, "often") and completed(api, "theirs"))
-    assert [run.status for run in list_runs(user.folder / "runs")] == ["finished"]
-    assert Path((user.folder / "was-here").read_text()) == user.folder / "flows" / "train.py"
-
-    assert deployed() == old and entrypoint() == today
-    for path in ("flows/train.py:train_histograms", OLD):  # as `fedcore serve` registered it, and `fedcore deploy`
-        ask(api, f"/deployments/{old}", {"entrypoint": path}, "PATCH")
-        with user.running("fedcore", "serve", "often.toml"):
-            within(60, lambda: entrypoint() == today)
-    assert len(ask(api, "/deployments/filter", {})) == 2
