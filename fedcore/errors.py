@@ -6,6 +6,16 @@ raw statistic of a private run.
 
 from __future__ import annotations
 
+LAST_READER = "6fae4f3"  # commit that still reads the formats of before the first release
+
+
+def retired(what: str, form: str) -> tuple[str, str]:
+    """(message, remedy) for something that only unreleased versions of fedcore 0.1 wrote. form: what it is."""
+    return (
+        f"{what} is {form}. An unreleased version of fedcore 0.1 wrote it, and this version does not read it.",
+        f"Commit {LAST_READER} of fedcore is the last one that can read it.",
+    )
+
 
 class FedcoreError(Exception):
     """Base of all errors that a user's data, settings or environment can cause.

@@ -1,4 +1,4 @@
-"""What is installed, and where: everything is below the name `fedcore`, so that users may have `flows` and `tasks` too."""
+"""What is installed, and where: everything is below the name `fedcore`, so users may have `flows` and `tasks` too."""
 
 import base64
 import json

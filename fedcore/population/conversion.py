@@ -31,7 +31,7 @@ SHOWN = 20  # groups of ids, and single ids, that a check shows
 def begin_cohorts(population: Population, record: Callable[[int, str, str], str]) -> Population:
     """Makes a version in which everybody who is there is of cohort 1, the founders; its blocks are the same.
 
-    record: called with the number of the version that is converted, its checksum ("" if it has none) and a new token,
+    record: called with the number of the version that is converted, its checksum and a new token,
         while nobody else can write; it records them in the ledger and returns the token that holds: that of an earlier
         attempt at the same version, if there was one. What it raises is passed on, and nothing has happened.
 
@@ -42,7 +42,7 @@ def begin_cohorts(population: Population, record: Callable[[int, str, str], str]
     if old.cohorts:
         return population
     with versions.writing(population) as path:
-        token = record(old.version, population.checksum or "", cohorts.new_token())
+        token = record(old.version, population.checksum, cohorts.new_token())
         founders = cohorts.opened(FOUNDERS, old.nominal_clients).model_copy(update={"token": token})
         made = versions.following(
             old,

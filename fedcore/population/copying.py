@@ -173,7 +173,7 @@ def _is_there(target: layout.Place, entry: BlockEntry) -> bool:
 
 
 def _fingerprint(target: layout.Place, entry: BlockEntry) -> tuple[str, int]:
-    return slots.fingerprint(Slot.of(target, entry), entry)
+    return slots.fingerprint(Slot.of(target, entry))
 
 
 def _size(folder: layout.Place) -> int:
@@ -185,7 +185,7 @@ def _size(folder: layout.Place) -> int:
 def _copy_slot(store: Population, index: int, entry: BlockEntry, target: layout.Place) -> int:
     """Copies a block into a slot that is not there. Returns the bytes copied."""
     folder = layout.block_folder(target, entry.slot)
-    hasher, held = slots.Fingerprint(entry), 0
+    hasher, held = slots.Fingerprint(), 0
     batch: dict[str, bytes] = {}
     for name, content in _source_files(store, index, entry):
         hasher.add(name, content)

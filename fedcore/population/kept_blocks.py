@@ -69,7 +69,7 @@ def shared(population: Population, index: int, heldout: bool, read: Callable[[],
     Arrays of a kept block are a private mapping of its file, whose pages all processes share until one writes to them.
     """
     folder, entry = os.environ.get(VARIABLE), population.blocks[index]
-    if not folder or entry.void or entry.digest is None:
+    if not folder or entry.void:
         return read()
     name = (population.location, entry.slot, entry.digest, heldout)
     try:

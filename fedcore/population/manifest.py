@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Never, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
-from fedcore.errors import ManifestError, PopulationNotFound
+from fedcore.errors import ManifestError, PopulationNotFound, retired
 from fedcore.population import cohorts as of_cohorts
 from fedcore.population import columns as of_columns
 from fedcore.population import identifiers, layout
@@ -89,7 +89,6 @@ class BlockEntry(_Frozen):
     slot:    folder below blocks/; immutable
     bytes:   of all files in the slot
     digest:  of the list of the digests of all other files in the slot (`fedcore.population.slots`)
-    sha256:  instead of it, in blocks that an earlier version of fedcore wrote: over all files in the slot
     id_bytes: length of the array of client ids
     heldout: None if no client of the block has a held-out part
     void:    all of its clients were forgotten: it has no slot, digest, data or ids
@@ -104,7 +103,6 @@ class BlockEntry(_Frozen):
     id_bytes: int = Field(ge=0)
     bytes: int = Field(ge=0)
     digest: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
-    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
 
     @model_validator(mode="after")
     def _one_digest(self) -> Self:
@@ -114,8 +112,8 @@ class BlockEntry(_Frozen):
             return self
         if not self.slot:
             raise ValueError("it has no slot")
-        if (self.digest is None) == (self.sha256 is None):
-            raise ValueError("it has either a digest or a sha256")
+        if self.digest is None:
+            raise ValueError("it has no digest")
         return self
 
     @property
@@ -126,7 +124,7 @@ class BlockEntry(_Frozen):
     @property
     def fingerprint(self) -> str:
         """What tells the slot from every other."""
-        return self.digest or self.sha256 or ""
+        return self.digest or ""
 
 
 class Provenance(_Frozen):
@@ -159,7 +157,7 @@ class Manifest(_Frozen):
     nominal_clients: the size that the owner declares in public, None if not declared;
     nominal_rows: likewise the rows of a client (different tokens, of counts);
     public_for_evaluation: may be evaluated without a budget, and public_reason why.
-    needs: features without which the manifest would be misread, of KNOWN. Schema 1 has neither these nor digests.
+    needs: features without which the manifest would be misread, of KNOWN.
         The rule of the client ids has no field (`fedcore.population.identifiers.Rule`): appends must follow it.
     cohorts, order: who came with which append, where budgets are kept by cohort (`fedcore.population.cohorts`).
     deliveries: files that pipelines have ingested, of this version and of those before it, oldest first; occasions:
@@ -179,10 +177,10 @@ class Manifest(_Frozen):
     tell whoever guesses the data whether the guess is right; it stays beside the data.
     """
 
-    schema_version: Literal[1, 2] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     needs: tuple[str, ...] = ()
     population_id: str = Field(pattern=r"^[0-9a-f]{32}$")
-    secret: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    secret: str = Field(pattern=r"^[0-9a-f]{64}$")
     ledger: Ledger | None = None
     version: int = Field(ge=1)
     kind: Kind
@@ -237,8 +235,6 @@ class Manifest(_Frozen):
             raise ValueError("dictionaries go with kind 'words'")
         if self.public_for_evaluation and not self.public_reason.strip():
             raise ValueError("a population is public for evaluation for a stated reason")
-        if self.schema_version == 1 and (self.needs or any(block.sha256 is None for block in self.blocks)):
-            raise ValueError("schema version 1 has neither needs nor digests")
         if wrong := of_cohorts.fault(self.cohorts, self.order, self.n_clients):
             raise ValueError(wrong)
         if bool(self.cohorts) != (COHORTS in self.needs):
@@ -320,10 +316,6 @@ def checksum_of(content: dict[str, Any]) -> str:
 def _content(manifest: Manifest) -> dict[str, Any]:
     """The manifest as JSON, without its checksum."""
     content = manifest.model_dump(mode="json")
-    if manifest.schema_version == 1:
-        content.pop("needs")
-    if manifest.secret is None:
-        content.pop("secret")
     for name in (*OF, "nominal_rows", "suppression", "removed"):
         if not content[name]:
             del content[name]
@@ -338,9 +330,9 @@ def _content(manifest: Manifest) -> dict[str, Any]:
         content["columns"][number] = {name: value for name, value in column.items() if value not in (None, "")}
     for block in content["blocks"]:
         if block["void"]:
-            del block["slot"], block["sha256"], block["digest"]
+            del block["slot"], block["digest"]
         else:
-            del block["void"], block["sha256" if block["sha256"] is None else "digest"]
+            del block["void"]
         for part in (block["train"], block["heldout"]):
             if part is not None and part["words"] is None:
                 del part["words"]
@@ -374,11 +366,16 @@ def decode(data: bytes, where: str) -> Manifest:
     if not isinstance(content, dict):
         raise ManifestError(f"The manifest {where} is not a JSON object.", remedy)
     schema, needs = content.get("schema_version"), content.get("needs")
-    if type(schema) is not int or not 1 <= schema <= SCHEMA_VERSION:
+    if type(schema) is int and schema == 1:
+        _refuse_retired(where, "of schema version 1")
+    if type(schema) is not int or schema != SCHEMA_VERSION:
         raise ManifestError(
-            f"The manifest {where} has schema version {schema!r}; this fedcore reads 1 to {SCHEMA_VERSION}.",
+            f"The manifest {where} has schema version {schema!r}; this fedcore reads {SCHEMA_VERSION}.",
             "Use the fedcore version that wrote it, or a newer one; or ingest the population again.",
         )
+    blocks = content.get("blocks")
+    if isinstance(blocks, list) and any(isinstance(block, dict) and "sha256" in block for block in blocks):
+        _refuse_retired(where, "of schema version 2 with blocks of schema version 1")
     if content.pop("checksum", None) != checksum_of(content):
         raise ManifestError(f"The manifest {where} does not match its own checksum: it was changed or damaged.", remedy)
     unknown = [name for name in needs if name not in KNOWN] if isinstance(needs, list) else [needs] if needs else []
@@ -393,6 +390,12 @@ def decode(data: bytes, where: str) -> Manifest:
         return Manifest.model_validate_json(json.dumps(content))
     except ValidationError as error:
         raise ManifestError(f"The manifest {where} contradicts itself: {_first_of(error)}.", remedy) from error
+
+
+def _refuse_retired(where: str, form: str) -> Never:
+    message, remedy = retired(f"The manifest {where}", form)
+    again = "Or ingest the data again. What was spent on these people stays spent: see docs/privacy/ledger.md."
+    raise ManifestError(message, f"{remedy} {again}")
 
 
 def build(**fields: Any) -> Manifest:

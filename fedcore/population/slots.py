@@ -1,14 +1,11 @@
 """The digests of a block's slot: which files it has, and what is in each of them.
 
 `digests.json` of a slot lists every other file of it with its length and BLAKE3; the manifest has the BLAKE3 of this
-list. So a file that was exchanged for another one, or for one of another block, is noticed when it is read. Slots of
-earlier versions have no such list, only a SHA-256 over everything, which is compared when the population is verified or
-copied.
+list. So a file that was exchanged for another one, or for one of another block, is noticed when it is read.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,7 +22,6 @@ from fedcore.storage.files import Place, is_remote
 LIST = "digests.json"
 SCHEMA = 2
 LISTS = 2048  # kept for each process
-PIECE = 1 << 20
 
 Digests = dict[str, tuple[int, str]]  # by relative name: length, BLAKE3
 
@@ -36,29 +32,25 @@ class SlotDamaged(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where the files of a block are, and what they must be. digest: of the list; None: the slot has none.
-
-    fingerprint: tells it from another population's slot of the same name
-    """
+    """Where the files of a block are, and what they must be. digest: of the list; empty for a void block."""
 
     folder: Place
-    digest: str | None
-    fingerprint: str
+    digest: str
 
     @classmethod
     def of(cls, path: Place, entry: BlockEntry) -> Slot:
         """path: of the population"""
-        return cls(layout.block_folder(path, entry.slot), entry.digest, entry.fingerprint)
+        return cls(layout.block_folder(path, entry.slot), entry.fingerprint)
 
-    def digests(self) -> Digests | None:
-        """None: there is no list. Raises SlotDamaged, PopulationError."""
-        return None if self.digest is None else _digests(str(self.folder), self.digest)
+    def digests(self) -> Digests:
+        """Raises SlotDamaged, PopulationError."""
+        return _digests(str(self.folder), self.digest)
 
     def has(self, name: str, *content: Any) -> bool:
         """Whether this is the content (bytes, or like them; pieces in order) of the file of this name. Raises what
         `digests` raises."""
         expected = self.digests()
-        return expected is None or (name in expected and expected[name][1] == digests.of_data(*content))
+        return name in expected and expected[name][1] == digests.of_data(*content)
 
 
 @lru_cache(maxsize=LISTS)
@@ -107,57 +99,43 @@ def write_list(folder: Path) -> tuple[str, int]:
 class Fingerprint:
     """(fingerprint, bytes) of a slot whose files are given one after another, in the order of their names."""
 
-    def __init__(self, entry: BlockEntry) -> None:
+    def __init__(self) -> None:
         self.bytes = 0
-        self._found: Digests | None = None if entry.digest is None else {}
+        self._found: Digests = {}
         self._list = b""
-        self._sha256 = hashlib.sha256()
 
     def add(self, name: str, content: bytes) -> None:
         self.bytes += len(content)
-        if self._found is None:
-            self._sha256.update(f"{name}\0{len(content)}\0".encode())
-            self._sha256.update(content)
-        elif name == LIST:
+        if name == LIST:
             self._list = content
         else:
             self._found[name] = len(content), digests.of_data(content)
 
     def add_file(self, name: str, file: Path) -> None:
         """A file that need not fit into memory. Raises OSError."""
-        size = file.stat().st_size
-        if self._found is not None and name != LIST:
-            self._found[name] = size, digests.of_file(file)
-            self.bytes += size
-        elif self._found is not None or size <= PIECE:
+        if name == LIST:
             self.add(name, file.read_bytes())
-        else:
-            self._sha256.update(f"{name}\0{size}\0".encode())
-            self.bytes += size
-            with open(file, "rb") as handle:
-                while piece := handle.read(PIECE):
-                    self._sha256.update(piece)
+            return
+        size = file.stat().st_size
+        self._found[name] = size, digests.of_file(file)
+        self.bytes += size
 
     def result(self) -> tuple[str, int]:
-        if self._found is None:
-            return self._sha256.hexdigest(), self.bytes
         content = _encoded(self._found)
         return (digests.of_data(content) if content == self._list else ""), self.bytes
 
     def wrong(self, slot: Slot) -> str:
-        """Names, in brackets, of files that are missing, unknown or not what they were; "" if there is no list. Raises
-        SlotDamaged, PopulationError.
+        """Names, in brackets, of files that are missing, unknown or not what they were. Raises SlotDamaged,
+        PopulationError.
         """
         expected = slot.digests()
-        if expected is None or self._found is None:
-            return ""
         names = sorted(expected.keys() | self._found.keys())
         return f"({', '.join(name for name in names if expected.get(name) != self._found.get(name))})"
 
 
-def read(slot: Slot, entry: BlockEntry) -> Fingerprint:
+def read(slot: Slot) -> Fingerprint:
     """Of what is stored. Raises OSError, PopulationError."""
-    found = Fingerprint(entry)
+    found = Fingerprint()
     if is_remote(slot.folder):
         for name, content in object_storage.contents(slot.folder):
             found.add(name, content)
@@ -167,6 +145,6 @@ def read(slot: Slot, entry: BlockEntry) -> Fingerprint:
     return found
 
 
-def fingerprint(slot: Slot, entry: BlockEntry) -> tuple[str, int]:
+def fingerprint(slot: Slot) -> tuple[str, int]:
     """(fingerprint, bytes) of what is stored; those of the manifest if all is well. Raises OSError, PopulationError."""
-    return read(slot, entry).result()
+    return read(slot).result()

@@ -82,10 +82,9 @@ class Population:
         return self.manifest.population_id
 
     @property
-    def checksum(self) -> str | None:
-        """Of the manifest, by which runs and the ledger know this version. None without a secret in it: then the
-        checksum follows from the clients' data, and is told to nobody."""
-        return None if self.manifest.secret is None else manifests.checksum(self.manifest)
+    def checksum(self) -> str:
+        """Of the manifest, by which runs and the ledger know this version."""
+        return manifests.checksum(self.manifest)
 
     @property
     def kind(self) -> Kind:
@@ -121,9 +120,9 @@ class Population:
         return layout.versions(self.path)
 
     def checksums(self) -> dict[int, str]:
-        """`checksum` of every version that has one, by its number; also of those that were removed since."""
+        """`checksum` of every version, by its number; also of those that were removed since."""
         there = {version: manifests.load(self.path, version) for version in self.versions()}
-        return {**dict(self.manifest.removed), **{n: manifests.checksum(one) for n, one in there.items() if one.secret}}
+        return {**dict(self.manifest.removed), **{n: manifests.checksum(one) for n, one in there.items()}}
 
     def participants(self, cohorts: Ranges | None = None) -> Ranges:
         """Index ranges [first, stop) of the clients in these cohorts, ranges (first, last) of their numbers; None:
@@ -387,7 +386,7 @@ class Population:
         if entry.void:
             return "", 0, self.client_ids(index)
         try:
-            found = slots.read(slot, entry)
+            found = slots.read(slot)
             if found.result()[0] != entry.fingerprint:
                 wrong = f"the stored files do not match their checksum {found.wrong(slot)}".rstrip()
         except OSError as error:

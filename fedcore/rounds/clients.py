@@ -51,7 +51,7 @@ class Source:
     training: names the course of a training in which a process may use what it kept of its own answers
     memory_digests: {name: digest} of the files in memory_in; None: not known, so not compared
     ranges: index ranges [first, stop) of the clients who take part, ascending with gaps between them; None: everybody
-    manifest: `Population.checksum` of the version that is read; None: it has none, or nobody compares
+    manifest: `Population.checksum` of the version that is read; None: nobody compares
     """
 
     population: str

@@ -133,10 +133,8 @@ def set_budget(
         if window is not None:
             raise ConfigError("a window is a number of calendar periods; this population has none.", "Leave it out.")
     else:
-        checksum = population.checksum
-        assert checksum is not None, "a manifest that can have periods has a secret"
         terms["periods"] = PeriodTerms(made.period.unit, 1 if window is None else window)
-        terms["calendar"] = (population.version, checksum, made.cohorts[0].token)
+        terms["calendar"] = (population.version, population.checksum, made.cohorts[0].token)
     if shared_ids is not None:
         checked_reason(shared_ids)
     if compared is None:

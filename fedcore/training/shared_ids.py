@@ -190,8 +190,8 @@ def _following(population: Population, before: KeptSketch | None, key: bytes) ->
             names = _names(population, clients, key)
             sketch = (Sketch.empty(len(names)) if sketch is None else sketch).with_ids(names)
             clients = population.n_clients
-    checksum, blocks = population.checksum or "", blocks | known
-    return KeptSketch(population.id, population.path.name, named, population.version, checksum, clients, sketch, blocks)
+    name, version, checksum = population.path.name, population.version, population.checksum
+    return KeptSketch(population.id, name, named, version, checksum, clients, sketch, blocks | known)
 
 
 def _describes(kept: KeptSketch, population: Population) -> bool:
@@ -212,11 +212,11 @@ def _continues(population: Population, before: KeptSketch, blocks: frozenset[byt
 
 
 def _checksum(population: Population, version: int) -> str | None:
-    """The checksum of a version in the folder of this one; empty without one, None if the version is not there."""
+    """The checksum of a version in the folder of this one; None if the version is not there."""
     if version == population.version:
-        return population.checksum or ""
+        return population.checksum
     try:
-        return Population.open(population.path, version=version).checksum or ""
+        return Population.open(population.path, version=version).checksum
     except PopulationError:
         return None
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -24,7 +22,6 @@ from fedcore.population.writer import PopulationWriter
 from fedcore.storage.ranges import holds, in_words, merged, numbers_in, parsed, ranges_of
 from tests.population.conftest import names, some_counts, some_rows
 from tests.population.contents import counts_of, ids_of, write_csv
-from tests.test_compatibility import GOLDEN
 
 ORDERS = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4)), min_size=1, max_size=12).map(joined)
 
@@ -234,16 +231,6 @@ def test_sources_that_name_nobody_open_a_cohort(tmp_path, form):
         options = {"client": "ids.npy"}
     after = ingest(nobody, made.path, append=True, **options)
     assert after.blocks == made.blocks and len(after.manifest.cohorts) == 2 and after.manifest.order == ((1, 10),)
-
-
-def test_a_population_of_schema_1_is_converted(tmp_path):
-    shutil.copytree(GOLDEN / "schema1" / "counts", tmp_path / "p")
-    old = Population.open(tmp_path / "p")
-    assert old.manifest.schema_version == 1 and old.checksum is None
-    told = []
-    made = begin_cohorts(old, lambda *asked: told.append(asked) or asked[2])
-    assert told[0][:2] == (old.version, "") and made.manifest.schema_version == 2 and made.checksum
-    assert counts_of(made) == counts_of(old) and made.verify().ok
 
 
 def test_copies_keep_cohorts(counts_population, tmp_path):

@@ -302,5 +302,3 @@ def test_what_runs_and_ledgers_know_a_version_by_tells_nothing_of_its_data(tmp_p
     assert len(one.manifest.secret) == 64 and one.manifest.secret != two.manifest.secret
     as_guessed = two.manifest.model_copy(update={"population_id": one.id})  # all else is known, and equal
     assert as_guessed.blocks == one.manifest.blocks and manifests.checksum(as_guessed) != one.checksum
-    bare = Population(one.path, one.manifest.model_copy(update={"secret": None}))
-    assert bare.checksum is None, "nothing is said of a version without a secret"

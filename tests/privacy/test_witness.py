@@ -11,8 +11,6 @@ import scipy.sparse as sp
 from sqlalchemy import event
 
 from fedcore.errors import ConfigError, LedgerError, LedgerRolledBack, LedgerTampered
-from fedcore.population import layout
-from fedcore.population.manifest import checksum_of
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.ledger.ledger import Ledger, create_ledger, default_ledger_url, open_ledger
@@ -123,7 +121,7 @@ def test_a_deleted_witness_does_not_let_an_old_ledger_forget(place):
         )
 
 
-def test_a_population_of_an_earlier_version_may_have_none_before_its_budget(place):
+def test_a_population_has_a_witness_before_its_budget(place):
     ledger = create_ledger(default_ledger_url(), test=True)
     with PopulationWriter(place / "q", "counts", 2, ledger={"id": ledger.id, "url": ledger.url}) as writer:
         writer.write(["a"], sp.csr_matrix(np.ones((1, 2), np.int32)))
@@ -132,23 +130,6 @@ def test_a_population_of_an_earlier_version_may_have_none_before_its_budget(plac
     ledger.register(made.id)
     with pytest.raises(LedgerRolledBack, match="missing"):
         ledger_of(made)
-    made = _as_written_by_schema_1(made)
-    found = ledger_of(made)
-    found.set_budget(made.id, 1.0, 1e-6)
-    remember_head(made, found)
-    assert ledger_of(made).balance(made.id).budget.epsilon == 1.0
-
-
-def _as_written_by_schema_1(made):
-    file = layout.version_file(made.path, 1)
-    content = json.loads(file.read_text())
-    for name in ("checksum", "secret", "needs"):
-        content.pop(name)
-    for block in content["blocks"]:
-        block["sha256"] = block.pop("digest")
-    content["schema_version"] = 1
-    file.write_text(json.dumps({**content, "checksum": checksum_of(content)}))
-    return Population.open(made.path)
 
 
 def test_a_deleted_witness_does_not_let_a_ledger_forget_that_there_was_a_budget(place):

@@ -1941,13 +1941,6 @@ MUTANTS: list[Mutant] = [
         '            secret="0" * 64,\n',
         f"{OF_MANIFESTS}::test_what_runs_and_ledgers_know_a_version_by_tells_nothing_of_its_data",
     ),
-    _mutant(
-        "manifest: known by a checksum without a secret",
-        "fedcore/population/store.py",
-        "return None if self.manifest.secret is None else manifests.checksum(self.manifest)",
-        "return manifests.checksum(self.manifest)",
-        f"{OF_MANIFESTS}::test_what_runs_and_ledgers_know_a_version_by_tells_nothing_of_its_data",
-    ),
     # --- what an attacker gains, and statements that are verified -----------------------------------------------------
     _mutant(
         "odds: the threshold of the best test at mu",
