@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedcore.errors import RunError
-from fedcore.rounds.clients import EARLIER_SUFFIX, memory_file, read_memory
+from fedcore.rounds.clients import memory_file, read_memory
 from fedcore.storage import digests, raw_arrays
 from fedcore.storage.arrays import read_values, write_values
 from fedcore.storage.files import place
@@ -76,13 +76,8 @@ def test_other_files_are_refused(tmp_path, content):
         read_values(tmp_path / "a.arrays")
 
 
-def test_memories_of_before_are_read(tmp_path):
-    folder, values = tmp_path / "000007", {"V": VALUES["V"]}
-    earlier = memory_file(folder, 2, EARLIER_SUFFIX)
-    digest = write_values(earlier, values)
-    for known in (None, {earlier.name: digest}):
-        assert bits(read_memory(folder, 2, 3, known)) == bits(values)
-    write_values(memory_file(folder, 2), {"V": values["V"] + 1.0})  # of an attempt by a later version
-    assert bits(read_memory(folder, 2, 3, {earlier.name: digest})) == bits(values)
+def test_memories_of_another_name_are_lost(tmp_path):
+    folder = tmp_path / "000007"
+    write_values(memory_file(folder, 2), {"V": VALUES["V"]})
     with pytest.raises(RunError, match="block 2 after round 7 are lost: .*000002.arrays"):
         read_memory(folder, 2, 3, {})

@@ -17,12 +17,11 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run, list_runs, load_run
 from fedcore.storage.arrays import read_values, write_values
 from fedcore.training import session as sessions
-from fedcore.training import warm_start
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import abandon, concluding, resume, start_run
 from fedcore.training.shared_ids import register
 from fedcore.training.spec import START_FILE, resolve
-from fedcore.training.warm_start import in_words, previous_runs, start_lineage
+from fedcore.training.warm_start import in_words, previous_runs
 from tests.command import fedcore, private_population, works
 from tests.conftest import counts_method, edit_record, small_counts, write_counts
 from tests.toy import WarmToy
@@ -302,31 +301,12 @@ def test_nor_through_a_run_on_another_population(private, tmp_path, settings):
     assert ledger.balance(population.id).rho_reserved == 0
 
 
-@pytest.mark.slow
-def test_nor_through_a_run_that_did_not_record_it(private, tmp_path):
-    """Runs of earlier versions: those that they descend from are asked, while they are there."""
+def test_a_run_that_does_not_record_its_lineage_is_refused(private, tmp_path):
     population, _, _ = private
     _, between = through(population, tmp_path)
     edit_record(between.path, lambda info: [info["start"].pop(name) for name in ("unprotected", "vouched")])
-    info = Run.open(between.path).info
-    with pytest.raises(PrivacyError, match="run 'between' goes back"):
+    with pytest.raises(RunError, match="without the populations behind it.*6fae4f3"):
         resolve(request_for(population, tmp_path, start_from=str(between.path)))
-    record = info["start"] | {"from": str(tmp_path / "gone")}
-    assert start_lineage(record)[0] == {population.id}  # it names its own start's population
-    assert start_lineage(record | {"private": True, "public_because": None}) == (frozenset(), ())
-
-
-@pytest.mark.slow
-def test_a_run_of_an_earlier_version_that_started_so_claims_nothing(private, tmp_path, monkeypatch):
-    population, _, _ = private
-    open_run = train(population, tmp_path, run_id="open", settings=OPEN)
-    monkeypatch.setattr(warm_start, "_check_private", lambda *arguments: None)
-    monkeypatch.setattr(warm_start, "lineage_of", lambda *arguments: (frozenset(), ()))
-    session = begin(population, tmp_path, run_id="second", start_from=str(open_run.path), public_start_because="ok")
-    for name in ("unprotected", "vouched"):
-        del session.run.info["start"][name]
-    monkeypatch.undo()
-    assert statement(to_end(session))["privacy"] == "none"
 
 
 def test_test_noise_does_not_count_as_private(tmp_path, monkeypatch):

@@ -61,7 +61,7 @@ def remembered_of(run: Run, population: Population) -> Remembered | None:
     if folder is None:
         return None
     store = Population.open(population.location, version=trained["version"])
-    if trained.get("manifest", store.checksum) != store.checksum:  # a branch of it, with other clients
+    if trained.get("manifest") != store.checksum:  # a branch of it, with other clients
         return None
     blocks = tuple((block.first, block.clients) for block in store.blocks)
     return Remembered(str(folder), blocks, run.memory_digests())

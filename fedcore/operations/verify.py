@@ -72,8 +72,6 @@ def verify_run(
             raise
         report.problems.append(error.message)
         return report
-    if not run.sealed:
-        report.remarks.append("An earlier version began this run: its files have no digests.")
     report.files += 2
     if run.pruned:
         report.remarks.append(f"Its model was removed on {run.head['pruned']}.")
@@ -134,7 +132,7 @@ def _verify_population(run: Run, report: RunReport) -> Population | None:
     except PopulationError as error:
         report.remarks.append(f"The population is not at hand: {error.message}")
         return None
-    if population.id != where.get("id") or where.get("manifest", population.checksum) != population.checksum:
+    if population.id != where.get("id") or where.get("manifest") != population.checksum:
         report.problems.append(
             f"Version {population.version} of the population at {population.path} is not the one that the run read."
         )

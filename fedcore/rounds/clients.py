@@ -18,7 +18,7 @@ import numpy as np
 import scipy.sparse as sp
 from threadpoolctl import ThreadpoolController
 
-from fedcore.errors import FedcoreError, MethodError, PopulationError, RunError, WorkerFailed
+from fedcore.errors import FedcoreError, MethodError, PopulationError, RunError, WorkerFailed, retired
 from fedcore.population import kept_blocks
 from fedcore.population.blocks import ClientBlock, CountsBlock, RowsBlock, counts_block, leaves
 from fedcore.population.store import Population
@@ -36,7 +36,7 @@ DEFAULT_STREAM_ABOVE = 512 * 2**20
 WRITTEN = "files of memories"  # name of the digests of what was written, beside the statistics of the clients
 Answering = Callable[[Message, int], Statistics | None]  # of (message, block); None: nobody is in the block
 MOST_PARTS = 8  # of a leaf that are answered one by one: their overhead is then that of a copy
-EARLIER_SUFFIX = ".zip"  # of files of memories of before there were raw arrays
+ZIPPED = ".zip"  # of files of memories of before there were raw arrays, which are not read any more
 AHEAD_BYTES = 64 * 2**20  # a block that is larger, decoded, is read when it is needed, so that only one is in memory
 
 
@@ -362,10 +362,9 @@ def read_memory(folder: str | Place, index: int, clients: int, digests: Mapping[
 
     digests: as `Run.memory_digests` gives them; None: they are not known
     """
-    file, earlier = memory_file(folder, index), memory_file(folder, index, EARLIER_SUFFIX)
-    there = [one for one in (file, earlier) if (files.is_file(one) if digests is None else one.name in digests)]
-    if there == [earlier]:
-        file = earlier
+    file, zipped = memory_file(folder, index), memory_file(folder, index, ZIPPED)
+    if files.is_file(zipped) if digests is None else zipped.name in digests:
+        raise RunError(*retired(f"the file {zipped.name!r} of clients' memories", "a zip file"))
     try:
         memory = read_values(file, None if digests is None else digests.get(file.name, "none"))
         wrong = [name for name, array in memory.items() if np.shape(array)[:1] != (clients,)]

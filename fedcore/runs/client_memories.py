@@ -44,9 +44,8 @@ class ClientMemories:
                 "Train again.",
             )
         folder = self.folder(head["round"])
-        exists = files.is_folder(folder)
-        kept = head.get("memories", exists)  # heads of old runs do not say
-        if kept and not exists:
+        kept = head.get("memories", False)
+        if kept and not files.is_folder(folder):
             raise RunError(
                 f"the clients' memories after round {head['round']} of run {self.run_id!r} are lost: there is no "
                 f"folder memory/{folder.name}.",

@@ -1,6 +1,6 @@
 """What binds the files of a run to its head (docs/formats-2.md): their digests, and that of the head itself.
 
-The head of a run of schema 2 has `files`, the digests of run.json and of all that was committed, and `digest`, its own.
+The head of a run has `files`, the digests of run.json and of all that was committed, and `digest`, its own.
 Where it names a list of files (memories, released values), its digest is that of the pairs of name and digest.
 """
 
@@ -14,7 +14,7 @@ from fedcore.errors import RunError
 from fedcore.storage import digests, files, raw_arrays
 from fedcore.storage.files import Place
 
-SCHEMA = 2  # of new runs; runs of schema 1 go on without digests
+SCHEMA = 2  # of run.json
 COHORTS, ARRIVAL, SHARES = "cohorts", "arrival", "shares"
 KNOWN: frozenset[str] = frozenset({COHORTS, ARRIVAL, SHARES})  # names that `needs` may hold
 NOTHING: dict[str, None] = dict.fromkeys(("state", "memory", "metrics", "releases", "start"))  # is committed yet
@@ -27,13 +27,9 @@ def sealed(head: Mapping[str, Any]) -> dict[str, Any]:
     return {**content, "digest": digests.of_document(digests.canonical(json.loads(json.dumps(content))))}
 
 
-def check_head(path: Place, info: Mapping[str, Any], text: bytes | None, head: Mapping[str, Any] | None) -> None:
+def check_head(path: Place, text: bytes | None, head: Mapping[str, Any] | None) -> None:
     """Raises RunError unless head and run.json belong together. text: run.json as it is stored."""
     if head is None:
-        return
-    if info["schema"] == 1:
-        if "files" in head:
-            raise RunError(f"run.json of run {path.name!r} is not the one that its head names.", RESTORE)
         return
     named = head.get("files")
     if not isinstance(named, dict) or head != sealed(head):

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedcore.errors import FedcoreError, RunBusy, RunError, RunNotFound, Unreachable
+from fedcore.errors import FedcoreError, RunBusy, RunError, RunNotFound, Unreachable, retired
 from fedcore.runs import digests as run_digests
 from fedcore.runs import head_file, run_lock
 from fedcore.runs.client_memories import ClientMemories
@@ -204,7 +204,9 @@ class Run:
         info, text = read_document(path / "run.json", fetched)
         if info is None:
             raise RunNotFound(f"there is no run at {str(path)!r}.", "`fedcore runs list` shows the runs of a folder.")
-        if type(info.get("schema")) is not int or not 1 <= info["schema"] <= run_digests.SCHEMA:
+        if type(info.get("schema")) is int and info["schema"] == 1:
+            raise RunError(*retired(f"run {path.name!r}", "of schema 1"))
+        if type(info.get("schema")) is not int or info["schema"] != run_digests.SCHEMA:
             raise unknown_schema(f"run {path.name!r}", info.get("schema"), run_digests.SCHEMA)
         run_digests.check_needs(path, info)
         if not isinstance(info.get("run_id"), str):
@@ -216,7 +218,7 @@ class Run:
             refuse_unknown_schema(path, head)
             return cls(path, info, dict(NO_HEAD))
         head = read_head(path, fetched)
-        run_digests.check_head(path, info, text, head)
+        run_digests.check_head(path, text, head)
         run = cls(path, info, head or dict(NO_HEAD), head)
         run._record = None if text is None else digests.of_document(text)
         return run
@@ -325,18 +327,17 @@ class Run:
         token = self._lock.token if isinstance(self._lock, RemoteLock) else None
         head = {**head, **self._metrics.append(self.head, rows, token)}
         kept = files.is_folder(self.memory_folder(round))
-        if self.sealed:
-            found = self.client_memories.keep_list(round, memories) if kept else None
-            if self._releases.known is None:
-                self.check_releases()
-            head["files"] = {
-                "run": self.record_digest,
-                "state": stored,
-                "memory": found,
-                "metrics": self._metrics.digest(),
-                "releases": self._releases.digest(round),
-                "start": self._digest_of_start(),
-            }
+        found = self.client_memories.keep_list(round, memories) if kept else None
+        if self._releases.known is None:
+            self.check_releases()
+        head["files"] = {
+            "run": self.record_digest,
+            "state": stored,
+            "memory": found,
+            "metrics": self._metrics.digest(),
+            "releases": self._releases.digest(round),
+            "start": self._digest_of_start(),
+        }
         if kept:
             self.client_memories.flush_names()
         self._write_head({**self.head, **head, "round": round, "memories": kept})
@@ -353,18 +354,13 @@ class Run:
             return run_digests.of_place(self.path / START_FILE)
 
     @property
-    def sealed(self) -> bool:
-        """Whether the head names the files by their digests: not in runs that an earlier version began."""
-        return int(self.info.get("schema", 1)) > 1
-
-    @property
     def record_digest(self) -> str:
         """SHA-256 of run.json, which is written once."""
         return self._record or digests.of_document(json_bytes(self.info))
 
     @property
     def committed_digest(self) -> str | None:
-        """Of what the head commits; None for runs without digests."""
+        """Of what the head commits; None before it commits anything."""
         return run_digests.committed(self.head) if "files" in self.head else None
 
     def _named(self, name: str) -> str | None:
@@ -407,8 +403,7 @@ class Run:
         self._write_head({**self.head, **facts})
 
     def _write_head(self, head: dict[str, Any]) -> None:
-        if self.sealed:
-            head = run_digests.sealed({"files": {**run_digests.NOTHING, "run": self.record_digest}, **head})
+        head = run_digests.sealed({"files": {**run_digests.NOTHING, "run": self.record_digest}, **head})
         self._head_file.write(head, self._lock)
         self.head = head
 

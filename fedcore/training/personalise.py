@@ -114,7 +114,7 @@ def personalise(
 def _identity(run: Run, population: Population) -> dict[str, Any]:
     """What outputs depend on besides the settings."""
     return {
-        "committed": run.committed_digest or [run.record_digest, run.round],
+        "committed": run.committed_digest,
         "population": [population.id, population.version, population.checksum],
         "fedcore": version("fedcore"),
     }
@@ -234,7 +234,7 @@ def memories_of(run: Run, population: Population) -> tuple[Place | None, dict[st
             "Train again on the newest version, or name the place that has this version.",
         )
     store = Population.open(population.location, version=where["version"])
-    if where.get("manifest", store.checksum) != store.checksum:  # a branch of it, with other clients
+    if where.get("manifest") != store.checksum:  # a branch of it, with other clients
         return None, None
     if [(block.first, block.clients) for block in store.blocks] != [(b.first, b.clients) for b in population.blocks]:
         raise RunError(

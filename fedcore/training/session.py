@@ -240,8 +240,8 @@ def bound_of(population: Population, run: Run) -> dict[str, Any]:
 
 def check_bound(ledger: Ledger, population: Population, run: Run) -> None:
     """Raises RunError unless run.json and the population are those for which the ledger has reserved."""
-    reserved = (ledger.recorded(run.id, "reserve") or {}).get("bound")
-    if reserved is None or reserved == bound_of(population, run):  # None: an earlier version began the run
+    reserved = (ledger.recorded(run.id, "reserve") or {}).get("bound") or {}
+    if reserved == bound_of(population, run):
         return
     what = "run.json" if reserved.get("run") != run.record_digest else f"version {population.version} of the population"
     raise RunError(
@@ -470,7 +470,7 @@ def statement_of(
             ledger, population.id, run.id, vouched=arrival, first_period=first, vocabulary=words, through=through
         )
     unprotected, vouched = start_lineage(record)
-    if population.id in unprotected:  # of an earlier version: such a start is refused now
+    if population.id in unprotected:  # such a start is refused, unless somebody edited the record
         return no_privacy("it started from exact values of its own population")
     return private_statement(
         ledger,

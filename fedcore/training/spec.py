@@ -249,7 +249,7 @@ def recorded_spec(
             f"run {run.id!r} belongs to another population than {str(population.path)!r}.",
             "Name the right one with --population.",
         )
-    if info["population"].get("manifest", population.checksum) != population.checksum:
+    if info["population"].get("manifest") != population.checksum:
         raise RunError(
             f"version {version} of {str(population.path)!r} is not the one that run {run.id!r} read: the population "
             "was changed, or branched.",
@@ -274,7 +274,7 @@ def recorded_spec(
         population,
         info["rho"],
         info["seed"],
-        info.get("relation") or "add_or_remove_one",  # runs of earlier versions do not name it, nor the unit
+        info.get("relation") or "add_or_remove_one",
         None if warm_start is None else warm_start.arrays or None,
         info.get("unit") or "client",
         participants,

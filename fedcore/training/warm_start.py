@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedcore.errors import ConfigError, NothingLeft, PopulationError, PrivacyError, RunError
+from fedcore.errors import ConfigError, NothingLeft, PopulationError, PrivacyError, RunError, retired
 from fedcore.methods.registry import METHODS, make_method, method_class
 from fedcore.population.store import Population
 from fedcore.rounds.method import AnyMethod
@@ -236,40 +236,22 @@ def _claims(run: Run | LoadedRun) -> bool:
     return isinstance(statement, dict) and statement.get("private") is True and statement.get("privacy") != "none"
 
 
-def lineage_of(
-    info: Mapping[str, Any], protected: bool, seen: frozenset[str] = frozenset()
-) -> tuple[frozenset[str], tuple[str, ...]]:
+def lineage_of(info: Mapping[str, Any], protected: bool) -> tuple[frozenset[str], tuple[str, ...]]:
     """(ids of populations whose exact values may be in what the run ended with, words of people that the protection
-    of others rests on), from the run's record and from those of the runs that it descends from.
-
-    protected: whether the run itself is private. seen: runs that were looked at already.
+    of others rests on), from the run's record. protected: whether the run itself is private.
     """
     record, name = info.get("start"), (info.get("population") or {}).get("id")
-    unprotected, vouched = (frozenset(), ()) if record is None else start_lineage(record, seen)
+    unprotected, vouched = (frozenset(), ()) if record is None else start_lineage(record)
     vouched = tuple(dict.fromkeys((*vouched, *words_of_arrival(info))))  # once for all runs of a series
     return unprotected if protected or name is None else unprotected | {str(name)}, vouched
 
 
-def start_lineage(
-    record: Mapping[str, Any], seen: frozenset[str] = frozenset()
-) -> tuple[frozenset[str], tuple[str, ...]]:
+def start_lineage(record: Mapping[str, Any]) -> tuple[frozenset[str], tuple[str, ...]]:
     """The same of a start, with the word that it rests on itself. record: as in run.json."""
+    if "unprotected" not in record:
+        raise RunError(*retired("The record of what the run starts from", "without the populations behind it"))
     own = () if record["public_because"] is None or record["private"] else (word_of(record),)
-    if "unprotected" in record:
-        return frozenset(record["unprotected"]), (*record["vouched"], *own)
-    # Runs of earlier versions do not name them: as far as the runs are still there, they are asked.
-    if record["kind"] != "run":
-        return frozenset(), own
-    where = str(record["from"])
-    earlier: tuple[frozenset[str], tuple[str, ...]] = (frozenset(), ())
-    if where not in seen:
-        try:
-            run = Run.open(where)
-            earlier = lineage_of(run.info, bool(record["private"]) and _claims(run), seen | {where})
-        except RunError:
-            pass
-    exact = set() if record["private"] or record["population_id"] is None else {str(record["population_id"])}
-    return earlier[0] | exact, (*earlier[1], *own)
+    return frozenset(record["unprotected"]), (*record["vouched"], *own)
 
 
 def _refuse_same_data(
