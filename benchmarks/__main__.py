@@ -28,7 +28,7 @@ NAMES = {
     "ingest": "CSV and Parquet to a population: microseconds a row, beside Arrow reading the file; with workers",
     "startup": "seconds of small commands in fresh processes, with a Prefect server and without",
     "memory": "peak memory of every process against the number of clients",
-    "noise": "secure noise: CPU-microseconds for a cell, beside OpenDP's and NumPy's",
+    "noise": "secure noise: CPU-microseconds for a cell, beside NumPy's",
     "cohorts": "verifying a ledger of 520 runs, by cohort and as one account: CPU-seconds",
     "serve": "memory of `fedcore serve` over --runs quick runs, and by how much it grows with each",
     "large": "a Gaussian mixture of a table of --clients thousand rows: from files, and by scikit-learn in memory",

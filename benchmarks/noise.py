@@ -1,12 +1,11 @@
 """Noise of `SecureNoise`: CPU-microseconds for a cell of a release of 10 x 1000, beside a floating-point normal of
-NumPy and, where it is installed, OpenDP's exact discrete Gaussian. All take turns in one run.
+NumPy. Both take turns in one run.
 
 Scales are of a sensitivity of 2^16 steps and noise multipliers of .5 to 1000. std_over_planned is 1 up to
 expected_error.
 """
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from fedcore.privacy.mechanisms import SecureNoise
 from fedcore.privacy.plan import PlannedRelease
 
 SHAPE = (10, 1000)
-RELEASES = 100  # of ours in a turn, in which OpenDP draws one
+RELEASES = 100  # in a turn
 MULTIPLIERS = (0.5, 1.5, 30.0, 1000.0)
 
 
@@ -32,13 +31,10 @@ def _row(multiplier: float, repeats: int) -> dict:
         drawn[:] = [SecureNoise().draw(planned, "", values) for _ in range(RELEASES)]
 
     turns = {"ours": ours, "normal": lambda: [generator.normal(size=SHAPE) for _ in range(RELEASES)]}
-    other = _opendp(planned.scale)
-    if other is not None:
-        turns["opendp"] = lambda: other(values.ravel().tolist())
     taken = in_turns(turns, repeats)
     cells = RELEASES * planned.cells
     us = taken["ours"].map(lambda seconds: seconds / cells * 1e6)
-    row = {
+    return {
         "scale": f"{planned.scale:g}",
         "cells": planned.cells,
         "us_per_cell": us,
@@ -46,21 +42,3 @@ def _row(multiplier: float, repeats: int) -> dict:
         "std_over_planned": float(np.std(drawn) / planned.scale),
         "expected_error": 1 / math.sqrt(2 * cells),
     }
-    if other is None:
-        return row
-    theirs = taken["opendp"].map(lambda seconds: seconds / planned.cells * 1e6)
-    return {**row, "opendp_us": theirs, "times_as_fast": theirs.over(us)}
-
-
-def _opendp(scale: float) -> Callable[[list[int]], list[int]] | None:
-    """OpenDP's exact discrete Gaussian; None if it is not installed."""
-    try:
-        from opendp.domains import atom_domain, vector_domain
-        from opendp.measurements import make_gaussian
-        from opendp.metrics import l2_distance
-        from opendp.mod import enable_features
-    except ImportError:
-        return None
-    enable_features("contrib")
-    space = vector_domain(atom_domain(T="i64")), l2_distance(T="f64")
-    return make_gaussian(*space, scale=scale)

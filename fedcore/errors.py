@@ -12,8 +12,8 @@ LAST_READER = "6fae4f3"  # commit that still reads the formats of before the fir
 def retired(what: str, form: str) -> tuple[str, str]:
     """(message, remedy) for something that only unreleased versions of fedcore 0.1 wrote. form: what it is."""
     return (
-        f"{what} is {form}. An unreleased version of fedcore 0.1 wrote it, and commit {LAST_READER} is the last one that "
-        "can read it.",
+        f"{what} is {form}. An unreleased version of fedcore 0.1 wrote it, and commit {LAST_READER} is the last one "
+        "that can read it.",
         "Use that commit of fedcore to read it.",
     )
 
@@ -158,6 +158,10 @@ class LedgerError(PrivacyError):
 
 class LedgerMissing(LedgerError):
     """The ledger that the population names is not where it should be, or is another one."""
+
+
+class LedgerRetired(LedgerError):
+    """The ledger, or an account in it, is of a format that only unreleased versions of fedcore wrote."""
 
 
 class LedgerTampered(LedgerError):

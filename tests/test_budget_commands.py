@@ -1,4 +1,4 @@
-"""`fedcore budget`: why a schema is public, accepted losses, migration, and what is shown when something is wrong."""
+"""`fedcore budget`: why a schema is public, accepted losses, and what is shown when something is wrong."""
 
 import io
 import json
@@ -20,7 +20,6 @@ from fedcore.privacy.statement import private_statement
 from tests.command import fedcore, private_population, works
 from tests.privacy.conftest import release
 
-GOLDEN = Path(__file__).parent / "golden" / "schema1"
 WITNESS = "ledger-head.json"
 SET = ("budget", "set", "p", "--epsilon", "4", "--delta", "1e-6")
 TRAIN = ("train", "histograms", "p", "--local", "--set", "clusters=2", "--set", "rounds=2", "--set", "epsilon=1")
@@ -209,35 +208,6 @@ def test_an_accepted_loss_is_shown_and_said_for_ever(place):
     assert history["loss"]["reason"] == "the disk died" and len(history["history"][2]["seen"]) == 1
     again = fedcore("budget", "accept-loss", "p", "--because", "once more")
     assert again.code == 2 and "nothing is lost" in again.err
-
-
-def test_a_ledger_of_schema_1_is_migrated_by_hand_once(tmp_path, monkeypatch):
-    shutil.copy(GOLDEN / "ledger.sqlite", tmp_path / "ledger.sqlite")
-    url = f"sqlite:///{tmp_path / 'ledger.sqlite'}"
-    first = works("budget", "migrate", "--ledger", url, "--json").json
-    assert (first["schema_before"], first["schema"]) == (1, 2) and (tmp_path / "ledger.sqlite.schema1").exists()
-    assert works("budget", "migrate", "--ledger", url, "--json").json["schema_before"] == 2
-
-
-def test_an_early_budget_is_recounted_once(place):
-    ledger = open_ledger(f"sqlite:///{place.path.parent / 'ledger.sqlite'}")
-    ledger.set_budget(place.id, 4.0, 1e-6, currency="zcdp")
-    recount = ("budget", "recount", "p")
-    said = works(*recount, "--dry-run", "--json").json
-    assert not said["recounted"] and (said["epsilon"], said["delta"]) == (4.0, 1e-6)
-    assert (said["before"]["currency"], said["after"]["currency"]) == ("zcdp", "gdp")
-    assert said["after"]["rho_max"] > 1.12 * said["before"]["rho_max"]
-    assert "Nothing was changed" in works(*recount, "--dry-run").out
-    assert ledger.balance(place.id).budget.currency == "zcdp"
-    done = works(*recount)
-    assert "the one time" in done.out and "gdp" in done.out
-    assert json.loads((place.path / WITNESS).read_text())["seq"] == ledger.head(place.id).seq
-    shown = works("budget", "show", "p", "--json").json
-    assert shown["budget"]["currency"] == "gdp" and shown["rho_left"] == said["after"]["rho_left"]
-    assert shown["history"][-1]["kind"] == "recount"
-    for again in (recount, (*recount, "--dry-run")):
-        refused = fedcore(*again)
-        assert refused.code == 2 and "since it was recounted" in refused.err
 
 
 def test_the_page_of_a_population_says_both(place):

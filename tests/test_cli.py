@@ -56,8 +56,6 @@ COMMANDS = [
     ("budget", "show"),
     ("budget", "public-schema"),
     ("budget", "accept-loss"),
-    ("budget", "migrate"),
-    ("budget", "recount"),
     ("serve",),
     ("demo",),
     ("plan",),

@@ -746,7 +746,6 @@ def test_on_a_server(tmp_path, monkeypatch):
     with ledger._engine.begin() as connection:  # a ledger of before, without sketches of other tests
         connection.exec_driver_sql(f"DROP TABLE {tables.sketches.name}")
     ledger = open_ledger(SERVER)
-    assert ledger.migrate() == 2
     set_budget(one, ledger, 2.0, 1e-6)
     assert ledger.sketch_key_file.is_relative_to(tmp_path / "data")
     two, _ = made(tmp_path, "two", people(0, 900), seed=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -186,19 +186,6 @@ def budget_accept_loss(
     budget_show(population, None, as_json)
 
 
-@budget_app.command("migrate")
-def budget_migrate(ledger: Ledger = None, as_json: Json = False) -> None:
-    """Bring the tables of a ledger to the newest schema. A SQLite file is copied beside itself first, and would be
-    migrated before its first write; of PostgreSQL the owner of the tables does it.
-    """
-    from fedcore.privacy.ledger.ledger import default_ledger_url, open_ledger
-
-    use_ledger(ledger)
-    found = open_ledger(default_ledger_url())
-    before = found.migrate()
-    say({"ledger": found.id, "url": found.url, "schema_before": before, "schema": found.schema}, as_json)
-
-
 @budget_app.command("cohorts")
 def budget_cohorts(population: PopulationArgument, ledger: Ledger = None, as_json: Json = False) -> None:
     """Keep the budget by cohort from now on: each append opens one, with a whole budget of its own clients. Whoever is
@@ -260,40 +247,6 @@ def budget_divide(
     found.divide(store.id, read_shares(shares))
     remember_head(store, found)
     budget_show(population, None, as_json)
-
-
-@budget_app.command("recount")
-def budget_recount(
-    population: PopulationArgument,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would be, and change nothing.")] = False,
-    ledger: Ledger = None,
-    as_json: Json = False,
-) -> None:
-    """Count a budget that version 0.1 set in Gaussian differential privacy from now on: the same promise buys about a
-    tenth more. It is done once, when all runs have ended; what was spent stays spent.
-    """
-    from fedcore.training.budget import ledger_of, remember_head
-
-    use_ledger(ledger)
-    store = open_population(population)
-    found = ledger_of(store, to_show=dry_run)
-    before, after = (balance.to_json() for balance in found.recount(store.id, dry_run=dry_run))
-    if not dry_run:
-        remember_head(store, found)
-    promise = {name: after["budget"][name] for name in ("epsilon", "delta")}
-    shown = {"population": str(population), "recounted": not dry_run, **promise}
-    changes = {when: _counted(balance) for when, balance in (("before", before), ("after", after))}
-    if as_json:
-        return say({**shown, **changes}, True)
-    say(shown, False)
-    table("Budget", [{"when": when, **numbers} for when, numbers in changes.items()])
-    done = "This was the one time" if not dry_run else "Nothing was changed; it can be done once"
-    print(f"{done}: a recounted budget is never recounted or taken back to zCDP.")
-
-
-def _counted(balance: dict[str, Any]) -> dict[str, Any]:
-    spent = {name: balance[name] for name in ("rho_spent", "epsilon_spent", "rho_left")}
-    return {"currency": balance["budget"]["currency"], "rho_max": balance["budget"]["rho_max"], **spent}
 
 
 @budget_app.command("show")

@@ -186,7 +186,6 @@ def gains(privacy: Mapping[str, Any]) -> list[dict[str, str]]:
     if not privacy["private"]:
         return []
     budget = privacy.get("population") or {}
-    exact = budget.get("currency") == "gdp" and not budget.get("discrete")
     conv: Any = budget.get("delta_conv")
     extra: Any = budget.get("delta_extra")
     delta: Any = privacy.get("delta")
@@ -194,7 +193,7 @@ def gains(privacy: Mapping[str, Any]) -> list[dict[str, str]]:
     worst = "all runs so far"
     if privacy.get("cohorts"):
         worst += f", the most of any {'period' if privacy.get('periods') else 'cohort'}"
-    spent, largest = _mu(budget.get("rho_spent"), exact), _mu(budget.get("rho_max"), exact)
+    spent, largest = _mu(budget.get("rho_spent")), _mu(budget.get("rho_max"))
     rows: tuple[tuple[str, Any, Any, Any, Any], ...] = (
         ("this run", privacy.get("epsilon"), delta, *own),
         (worst, budget.get("epsilon_spent"), budget.get("delta"), extra, spent),
@@ -203,11 +202,11 @@ def gains(privacy: Mapping[str, Any]) -> list[dict[str, str]]:
     return [_gain(*row) for row in rows if _numbers(row[1], row[2]) and row[2] <= 1]
 
 
-def _mu(rho: Any, exact: bool) -> float | None:
-    """The mu of runs whose noise is exactly Gaussian; None of others."""
+def _mu(rho: Any) -> float | None:
+    """None of a statement that does not say."""
     from fedcore.privacy.gdp import mu_of
 
-    return mu_of(rho) if exact and _numbers(rho) and rho >= 0 else None
+    return mu_of(rho) if _numbers(rho) and rho >= 0 else None
 
 
 def _gain(what: str, epsilon: float, delta: float, thresholds: Any, mu: Any) -> dict[str, str]:

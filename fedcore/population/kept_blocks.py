@@ -71,7 +71,7 @@ def shared(population: Population, index: int, heldout: bool, read: Callable[[],
     folder, entry = os.environ.get(VARIABLE), population.blocks[index]
     if not folder or entry.void:
         return read()
-    name = (population.location, entry.slot, entry.digest, heldout)
+    name = (population.location, entry.slot, entry.fingerprint, heldout)
     try:
         answer, found = _ask(folder, {"get": name})
         if found is not None:

@@ -4,28 +4,19 @@
     TestNoise            pseudo-random, repeatable, anyone with the key can subtract it: a run with it is not private
     simulated_gaussian   continuous, for the experiments of papers; protects nobody
 
-The argument is docs/privacy/rounded-gaussian.md. Open runs of test noise that have reserved an older law end with it
-(docs/privacy/discrete-gaussian.md); noise that protects people is drawn from the newest law, at the same price.
+The argument is docs/privacy/rounded-gaussian.md.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
-from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
 
 from fedcore.errors import PrivacyError, SensitivityError
 from fedcore.privacy import rounded_gaussian
-from fedcore.privacy.plan import DISCRETE, ROUNDED, Law, PlannedRelease
+from fedcore.privacy.plan import PlannedRelease
 from fedcore.privacy.rounded_gaussian import StreamBits, SystemBits, add
-
-LABELS: Mapping[Law, str] = {  # of noise that protects people, for the privacy statement
-    DISCRETE: "exact discrete Gaussian (OpenDP), bits from a cryptographic generator seeded by the operating system",
-    ROUNDED: "Gaussian, rounded to whole grid steps (exact sampler, bits from the operating system)",
-}
 
 
 class NoiseSource(Protocol):
@@ -41,10 +32,10 @@ class NoiseSource(Protocol):
         installation or a system without random bits.
         """
 
-    def draw(self, planned: PlannedRelease, run_key: str, values: np.ndarray, law: Law = ROUNDED) -> np.ndarray:
+    def draw(self, planned: PlannedRelease, run_key: str, values: np.ndarray) -> np.ndarray:
         """values + noise of scale `planned.scale`; both int64 of shape `planned.shape`, in grid units.
 
-        run_key: the run's id. law: that of the charge. Raises what `ready` raises.
+        run_key: the run's id. Raises what `ready` raises.
         """
 
 
@@ -65,15 +56,13 @@ class SecureNoise:
     """
 
     secure = True
-    label = LABELS[ROUNDED]
+    label = "Gaussian, rounded to whole grid steps (exact sampler, bits from the operating system)"
 
     def ready(self, planned: PlannedRelease, values: np.ndarray) -> None:
         ready(planned, values)
 
-    def draw(self, planned: PlannedRelease, run_key: str, values: np.ndarray, law: Law = ROUNDED) -> np.ndarray:
+    def draw(self, planned: PlannedRelease, run_key: str, values: np.ndarray) -> np.ndarray:
         self.ready(planned, values)
-        if law != ROUNDED:
-            raise PrivacyError(f"noise of the law {law!r} for release {planned.name!r} is not drawn any more.")
         try:
             return add(values, planned.scale, SystemBits())
         except Exception as error:  # the text of a foreign error could hold a raw sum
@@ -85,8 +74,8 @@ class SecureNoise:
 class TestNoise:
     """Repeatable noise for tests; protects nobody.
 
-    A function of (key, round, name) and the law, and of nothing else (not of the run, not of the attempt), so that a
-    disturbed run ends in the same bits as an undisturbed one.
+    A function of (key, round, name), and of nothing else (not of the run, not of the attempt), so that a disturbed run
+    ends in the same bits as an undisturbed one.
     """
 
     __test__ = False  # not a test class of pytest
@@ -99,30 +88,9 @@ class TestNoise:
     def ready(self, planned: PlannedRelease, values: np.ndarray) -> None:
         ready(planned, values)
 
-    def draw(self, planned: PlannedRelease, run_key: str, values: np.ndarray, law: Law = ROUNDED) -> np.ndarray:
+    def draw(self, planned: PlannedRelease, run_key: str, values: np.ndarray) -> np.ndarray:
         self.ready(planned, values)
-        if law == ROUNDED:
-            return add(values, planned.scale, StreamBits(self.key, planned.round, planned.name))
-        name = f"{self.key}|{planned.round}|{planned.name}"
-        digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
-        rng = np.random.Generator(np.random.Philox(key=np.frombuffer(digest, np.uint64)))
-        noise = _pseudo_discrete_gaussian(rng, planned.scale, values.size).reshape(values.shape)
-        noised: np.ndarray = values + noise
-        return noised
-
-
-def _pseudo_discrete_gaussian(rng: np.random.Generator, scale: float, size: int) -> np.ndarray:
-    """(size,) int64 by rejection from a discrete Laplace (Canonne, Kamath, Steinke 2020, Alg. 3), in floats."""
-    laplace_scale = math.floor(scale) + 1
-    kept, missing = [], size
-    while missing > 0:
-        tries = 2 * missing + 16
-        geometric = rng.geometric(-math.expm1(-1 / laplace_scale), (2, tries))
-        laplace = geometric[0] - geometric[1]
-        excess = (np.abs(laplace) - scale**2 / laplace_scale) / scale
-        kept.append(laplace[rng.random(tries) < np.exp(-(excess**2) / 2)][:missing])
-        missing -= len(kept[-1])
-    return np.concatenate(kept) if kept else np.zeros(0, np.int64)
+        return add(values, planned.scale, StreamBits(self.key, planned.round, planned.name))
 
 
 def simulated_gaussian(rng: np.random.Generator, values: np.ndarray, scale: float) -> np.ndarray:

@@ -15,11 +15,10 @@ from fedcore.errors import ConfigError
 Relation = Literal["add_or_remove_one", "replace_one"]
 Unit = Literal["client", "record", "client_period"]
 CLIENT_PERIOD: Unit = "client_period"  # a client's data of one calendar period (docs/privacy/client-periods.md)
-# Of noise, as a reservation names it; a law keeps its name for ever. The first one is that of schema 1 of the ledger.
-Law = Literal["discrete gaussian", "rounded gaussian 1"]
-DISCRETE: Law = "discrete gaussian"
+# Of noise, as a reservation names it; a law keeps its name for ever.
+Law = Literal["rounded gaussian 1"]
 ROUNDED: Law = "rounded gaussian 1"
-LAWS = (DISCRETE, ROUNDED)
+LAWS = (ROUNDED,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +56,7 @@ class PlannedRelease:
 
     @property
     def rho(self) -> float:
-        """Price 1/(2 sigma**2) of Gaussian noise, mu**2/2 of mu-GDP and a zCDP price as well, rounded up
-        (docs/privacy/rounded-gaussian.md; of the discrete Gaussian: Canonne, Kamath, Steinke 2020, Theorem 4)."""
+        """Price 1/(2 sigma**2) of Gaussian noise, mu**2/2 of mu-GDP, rounded up (docs/privacy/rounded-gaussian.md)."""
         return math.nextafter(math.nextafter(0.5 / self.noise_multiplier**2, math.inf), math.inf)
 
     @property

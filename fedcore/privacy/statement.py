@@ -9,11 +9,10 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from fedcore.population.periods import labels_in_words
-from fedcore.privacy.accounting import Budget, exact_sum, rounded_up
+from fedcore.privacy.accounting import exact_sum, rounded_up
 from fedcore.privacy.gdp import mu_of
 from fedcore.privacy.ledger.chain import OPEN, SPENT, Account, Attempt, Balance, RunAccount
-from fedcore.privacy.ledger.recounting import charged_with_discrete_noise
-from fedcore.privacy.mechanisms import LABELS, SecureNoise, TestNoise
+from fedcore.privacy.mechanisms import SecureNoise, TestNoise
 from fedcore.storage.ranges import Ranges, in_words
 
 if TYPE_CHECKING:
@@ -68,25 +67,23 @@ class PrivacyStatement:
     """private: whether a promise is made; reason: why not, if not.
 
     unit, relation: what is hidden. epsilon, delta, rho: what the run's charged releases cost, forfeited ones included,
-    at the delta of the population's budget; mu: sqrt(2 rho), if they are in Gaussian differential privacy, else
-    None. releases: one entry for each charged release. given_up: the round from which on releases were given up to pay
-    for lost ones; None: none was. population: the budget of the population, and what all runs together have spent of
-    it. ended: whether the run may still spend more. start: what the run started from, treated as public; empty if from
-    nothing. vouched: what is public by somebody's word alone: the promise holds only if all of it is so, hence it is
-    part of the headline. public_schema: why columns, bounds, vocabulary and thresholds are public; empty if nobody
-    said. shared_ids: what the budget owner declared of ids that are also in other populations, oldest first. losses:
-    each time that the ledger went back and was gone on with. cohorts: where the budget is kept by cohort: `ranges` of
-    those that took part and paid (`named`: whether the run named them, or was made before there were any),
-    `known`: how many there are, `most`: the segment that has spent most (`Segment`), and `most_of_them`: of those that
-    took part; else empty. periods: of a
-    promise per client and calendar period its `unit` and `window`, and `lifetime`: what a client loses at most over so
-    many `periods`, at last over all so far; `first`: label of the first of them, if it is known; else empty.
-    vocabulary: where the columns are words that were released of the same population, from the same account, before:
-    `runs` that released them, `rho` and `delta` of what they charged (delta: of their thresholding steps alone), and
-    `together`: `epsilon`, `delta`, `rho`, `mu` of them and this run; else empty, and the vocabulary is taken as public.
-    share: name of the share of the budget that paid, where it is divided; else empty.
-    together: of a run that started from what a run of the same account released: that `run`, and `epsilon`, `delta`,
-    `rho`, `mu` of both; else empty.
+    at the delta of the population's budget; mu: sqrt(2 rho). releases: one entry for each charged release. given_up:
+    the round from which on releases were given up to pay for lost ones; None: none was. population: the budget of the
+    population, and what all runs together have spent of it. ended: whether the run may still spend more. start: what
+    the run started from, treated as public; empty if from nothing. vouched: what is public by somebody's word alone:
+    the promise holds only if all of it is so, hence it is part of the headline. public_schema: why columns, bounds,
+    vocabulary and thresholds are public; empty if nobody said. shared_ids: what the budget owner declared of ids that
+    are also in other populations, oldest first. losses: each time that the ledger went back and was gone on with.
+    cohorts: where the budget is kept by cohort: `ranges` of those that took part and paid (`named`: whether the run
+    named them, or was made before there were any), `known`: how many there are, `most`: the segment that has spent most
+    (`Segment`), and `most_of_them`: of those that took part; else empty. periods: of a promise per client and calendar
+    period its `unit` and `window`, and `lifetime`: what a client loses at most over so many `periods`, at last over all
+    so far; `first`: label of the first of them, if it is known; else empty. vocabulary: where the columns are words
+    that were released of the same population, from the same account, before: `runs` that released them, `rho` and
+    `delta` of what they charged (delta: of their thresholding steps alone), and `together`: `epsilon`, `delta`, `rho`,
+    `mu` of them and this run; else empty, and the vocabulary is taken as public. share: name of the share of the budget
+    that paid, where it is divided; else empty. together: of a run that started from what a run of the same account
+    released: that `run`, and `epsilon`, `delta`, `rho`, `mu` of both; else empty.
     """
 
     private: bool
@@ -147,10 +144,7 @@ class PrivacyStatement:
             *self._with_its_start(),
             f"Trust: {self.trust_model}",
             f"Releases ({len(self.releases)}):" if self.releases else "Releases: none yet.",
-            *(
-                _line(entry, several=len({law for one in self.releases for law in one["noise"]}) > 1)
-                for entry in self.releases
-            ),
+            *(_line(entry) for entry in self.releases),
             "Not covered:",
             *(f"  - {item}" for item in self.not_covered),
             *self._source(),
@@ -169,9 +163,7 @@ class PrivacyStatement:
         if not self.together:
             return []
         both = self.together
-        cost = f"rho = {both['rho']:.6g} of zero-concentrated differential privacy"
-        if both["mu"] is not None:
-            cost = f"mu = {both['mu']:.6g} (rho = {both['rho']:.6g}) of Gaussian differential privacy"
+        cost = f"mu = {both['mu']:.6g} (rho = {both['rho']:.6g}) of Gaussian differential privacy"
         return [
             f"Run {both['run']!r} and this run were charged to the same account. To whoever took part in both they "
             f"add up to {cost}, which implies ({both['epsilon']:.4g}, {both['delta']:.3g})-differential privacy, and "
@@ -184,10 +176,8 @@ class PrivacyStatement:
             return []
         found, both = self.vocabulary, self.vocabulary["together"]
         names = f"run{'' if len(found['runs']) == 1 else 's'} {' and '.join(found['runs'])}"
-        price, of_both = f"rho = {found['rho']:.6g}", f"rho = {both['rho']:.6g} of zero-concentrated"
-        if both["mu"] is not None:
-            price = f"mu = {mu_of(found['rho']):.6g} (rho = {found['rho']:.6g})"
-            of_both = f"mu = {both['mu']:.6g} (rho = {both['rho']:.6g}) of Gaussian"
+        price = f"mu = {mu_of(found['rho']):.6g} (rho = {found['rho']:.6g})"
+        of_both = f"mu = {both['mu']:.6g} (rho = {both['rho']:.6g}) of Gaussian"
         return [
             f"Vocabulary: the columns are the words that {names} released of this population, and one column for all "
             f"other words. That was a noised release at a threshold, charged to the same budget: {price}, and delta = "
@@ -230,23 +220,16 @@ class PrivacyStatement:
             who = f" to a client for its data of one {self.periods['unit']}"
         price = f"Price of this run{'' if self.ended else ' so far'}{who}"
         lost = "Releases that were charged and lost are included."
-        if self.mu is None:
-            cost = (
-                f"{price}: rho = {self.rho:.6g} of zero-concentrated differential privacy, which is epsilon = "
-                f"{self.epsilon:.4g} at delta = {self.delta:.3g}. {lost}"
-            )
-        else:
-            thresholds = ", its thresholding steps included" if self.delta != share["delta_conv"] else ""
-            cost = (
-                f"{price}: mu = {self.mu:.6g} of Gaussian differential privacy (rho = mu^2 / 2 = {self.rho:.6g}), "
-                f"which implies ({self.epsilon:.4g}, {self.delta:.3g})-differential privacy{thresholds}. {lost}"
-            )
-        promised = f"epsilon = {share['epsilon']:g}, delta = {share['delta']:g} over all runs"
-        spent = f"rho = {share['rho_spent']:.6g} of {share['rho_max']:.6g}"
-        if self.mu is not None and not share.get("discrete"):  # else not all runs had noise that is exactly Gaussian
-            largest = f"{mu_of(share['rho_max']):.6g}"
-            promised = f"mu = {largest}, which implies {promised}"
-            spent = f"mu = {mu_of(share['rho_spent']):.6g}{f' of {largest}' if self.cohorts else ''}"
+        thresholds = ", its thresholding steps included" if self.delta != share["delta_conv"] else ""
+        cost = (
+            f"{price}: mu = {self.mu:.6g} of Gaussian differential privacy (rho = mu^2 / 2 = {self.rho:.6g}), "
+            f"which implies ({self.epsilon:.4g}, {self.delta:.3g})-differential privacy{thresholds}. {lost}"
+        )
+        largest = f"{mu_of(share['rho_max']):.6g}"
+        promised = (
+            f"mu = {largest}, which implies epsilon = {share['epsilon']:g}, delta = {share['delta']:g} over all runs"
+        )
+        spent = f"mu = {mu_of(share['rho_spent']):.6g}{f' of {largest}' if self.cohorts else ''}"
         spent = f"{spent} (epsilon = {share['epsilon_spent']:.4g})"
         if self.cohorts:
             return [cost, *self._by_cohort(promised, spent)]
@@ -332,13 +315,11 @@ def _numbered(what: str, ranges: Ranges, called: str) -> str:
     return f"{what}{'' if one else 's'} {called}"
 
 
-def _line(entry: Mapping[str, Any], *, several: bool) -> str:
-    """several: whether the releases of the run have noise of more than one law, so that each names its own."""
-    law = f", noise: {' and '.join(entry['noise'])}" if several else ""
+def _line(entry: Mapping[str, Any]) -> str:
     attempts = "" if entry["attempts"] == 1 else f", drawn {entry['attempts']} times"
     return (
         f"  - round {entry['round']}, {entry['name']}: sensitivity {entry['sensitivity']} grid units, noise "
-        f"multiplier {entry['noise_multiplier']:.6g}, rho = {entry['rho']:.6g}{attempts}{law}; {entry['composition']} "
+        f"multiplier {entry['noise_multiplier']:.6g}, rho = {entry['rho']:.6g}{attempts}; {entry['composition']} "
         f"({entry['argument']})"
     )
 
@@ -394,7 +375,7 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
         return no_privacy(TestNoise.label)
     if test_ledger:
         return no_privacy("its ledger is a test ledger, which bounds nothing")
-    releases, laws = [], set()
+    releases = []
     for planned in run.plan:
         attempts = [
             attempt
@@ -403,24 +384,21 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
         ]
         if attempts:
             cost = rounded_up(exact_sum(attempt.rho for attempt in attempts))
-            drawn = sorted({run.law_of(attempt) for attempt in attempts})
-            laws.update(drawn)
-            releases.append({**planned, "attempts": len(attempts), "rho": cost, "noise": drawn})
+            releases.append({**planned, "attempts": len(attempts), "rho": cost, "noise": [run.noise]})
     budget, balance = account.required_budget(), account.balance()
     rho, delta = _price(run.spent(), budget.delta_conv)
-    of_run = _budget_of(budget, [run])
     population = {**budget.to_json(), "rho_spent": balance.rho_spent, "epsilon_spent": balance.epsilon_spent}
     return PrivacyStatement(
         private=True,
         unit=account.unit or "",
         relation=account.relation or "",
-        epsilon=of_run.epsilon_of(rho),
+        epsilon=budget.epsilon_of(rho),
         delta=delta,
         rho=rho,
-        mu=mu_of(rho) if of_run.currency == "gdp" else None,
+        mu=mu_of(rho),
         given_up=run.given_up,
         releases=tuple(releases),
-        mechanism="; ".join(LABELS[law] for law in sorted(laws)) or SecureNoise.label,
+        mechanism=SecureNoise.label,
         population=population,
         ended=run.status != OPEN,
         public_schema=account.public_schema[-1] if account.public_schema else "",
@@ -431,13 +409,6 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
         share=run.share or "",
         not_covered=_not_covered(account),
     )
-
-
-def _budget_of(budget: Budget, runs: Sequence[RunAccount]) -> Budget:
-    """The budget whose currency tells what these runs together cost."""
-    if budget.discrete and any(map(charged_with_discrete_noise, runs)):  # before the account was recounted
-        return replace(budget, currency="zcdp", discrete=0.0)
-    return budget
 
 
 def _with_vocabulary(account: Account, run_id: str, runs: Sequence[str]) -> dict[str, Any]:
@@ -451,10 +422,8 @@ def _with_vocabulary(account: Account, run_id: str, runs: Sequence[str]) -> dict
 def _together(account: Account, names: Sequence[str]) -> dict[str, Any]:
     """`epsilon`, `delta`, `rho` and `mu` of these runs."""
     runs, budget = [account.runs[name] for name in names], account.required_budget()
-    of_all = _budget_of(budget, runs)
     rho, delta = _price([attempt for run in runs for attempt in run.spent()], budget.delta_conv)
-    mu = mu_of(rho) if of_all.currency == "gdp" else None
-    return {"epsilon": of_all.epsilon_of(rho), "delta": delta, "rho": rho, "mu": mu}
+    return {"epsilon": budget.epsilon_of(rho), "delta": delta, "rho": rho, "mu": mu_of(rho)}
 
 
 def _periods_of(balance: Balance) -> dict[str, Any]:

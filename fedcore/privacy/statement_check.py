@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from fractions import Fraction
 from typing import Any
 
-from fedcore.errors import ConfigError
-from fedcore.privacy.accounting import Budget, exact_sum, rounded_up
+from fedcore.errors import ConfigError, retired
+from fedcore.privacy.accounting import CURRENCY, Budget, exact_sum, rounded_up
 from fedcore.privacy.gdp import mu_of
+from fedcore.privacy.ledger.formats import IN_ZCDP
 from fedcore.privacy.ledger.replay import BROKEN
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.privacy.statement import PrivacyStatement
 from fedcore.storage.parsing import parse_json
 
-SLACK = 1e-9  # relative: by so much a conversion of zCDP, or a raise to the same budget, may differ by rounding
+SLACK = 1e-9  # relative: by so much the rho of a raise to the same budget may differ by rounding
 ADDED = ("run", "population_id", "ledger", "together")  # statements of earlier versions do not have them
 LISTS = ("releases", "vouched", "shared_ids", "losses", "not_covered")
 DERIVED = ("privacy", "text")
@@ -35,6 +36,9 @@ def read_statement(content: bytes | str) -> tuple[PrivacyStatement, dict[str, An
             f"it has entries that no statement of this version has: {', '.join(unknown)}.",
             "A newer fedcore wrote it, or somebody added them.",
         )
+    budget = value.get("population")
+    if value["private"] and isinstance(budget, dict) and (budget.get("currency") != CURRENCY or "discrete" in budget):
+        raise ConfigError(*retired("it", f"about {IN_ZCDP}, or one that was recounted from it"))
     said: dict[str, Any] = {
         name: tuple(item) if name in LISTS and isinstance(item, list) else item
         for name, item in value.items()
@@ -70,8 +74,7 @@ def _numbers(statement: PrivacyStatement) -> Iterator[str]:
     numbers = {
         name: statement.population[name] for name in ("epsilon", "delta", "rho_max", "delta_conv", "delta_extra")
     }
-    discrete = statement.population.get("discrete", 0.0)
-    budget = Budget(statement.population.get("currency", "zcdp"), **numbers, discrete=discrete)
+    budget = Budget(**numbers)
     spent, deltas = Fraction(0), Fraction(budget.delta_conv)
     for entry in statement.releases:
         planned = PlannedRelease.from_json({name: entry[name] for name in entry.keys() - {"attempts", "noise"}})
@@ -87,12 +90,9 @@ def _numbers(statement: PrivacyStatement) -> Iterator[str]:
         yield _says("rho", statement.rho, rho, "by the prices of its releases")
     if statement.delta != delta:
         yield _says("delta", statement.delta, delta, "by its budget and its thresholding steps")
-    of_run = budget
-    if budget.discrete and statement.mu is None:  # a run of before the account was counted anew
-        of_run = replace(budget, currency="zcdp", discrete=0.0)
-    if not _agree(statement.epsilon, epsilon := of_run.epsilon_of(rho), of_run):
+    if statement.epsilon != (epsilon := budget.epsilon_of(rho)):
         yield _says("epsilon", statement.epsilon, epsilon, f"by rho = {rho:.6g} and delta = {budget.delta_conv:.3g}")
-    if statement.mu != (mu := mu_of(rho) if of_run.currency == "gdp" else None):
+    if statement.mu != (mu := mu_of(rho)):
         yield _says("mu", statement.mu, mu, f"by rho = {rho:.6g}")
     yield from _both(statement.together, budget, rho, delta)
     yield from _budget(statement.population, budget, rho)
@@ -102,14 +102,13 @@ def _both(both: Mapping[str, Any], budget: Budget, rho: float, delta: float) -> 
     """both: `PrivacyStatement.together`. rho, delta: of the run."""
     if not both:
         return
-    of_both = replace(budget, currency="zcdp", discrete=0.0) if budget.discrete and both["mu"] is None else budget
     if both["rho"] < rho:
         yield f"This run and run {both['run']!r} cost rho = {both['rho']:.6g}, less than this run alone, {rho:.6g}."
     if both["delta"] < delta:
         yield f"Delta of both runs is {both['delta']:.3g}, less than that of this run alone, {delta:.3g}."
-    if not _agree(both["epsilon"], epsilon := of_both.epsilon_of(both["rho"]), of_both):
+    if both["epsilon"] != (epsilon := budget.epsilon_of(both["rho"])):
         yield _says("epsilon of both runs", both["epsilon"], epsilon, f"by rho = {both['rho']:.6g}")
-    if both["mu"] != (mu := mu_of(both["rho"]) if of_both.currency == "gdp" else None):
+    if both["mu"] != (mu := mu_of(both["rho"])):
         yield _says("mu of both runs", both["mu"], mu, f"by rho = {both['rho']:.6g}")
 
 
@@ -124,17 +123,10 @@ def _budget(population: Mapping[str, Any], budget: Budget, rho: float) -> Iterat
             f"All runs together have spent rho = {population['rho_spent']:.6g}, which does not lie between that of "
             f"this run, {rho:.6g}, and the budget's, {budget.rho_max:.6g}."
         )
-    if not _agree(population["epsilon_spent"], spent := budget.epsilon_of(population["rho_spent"]), budget):
+    if population["epsilon_spent"] != (spent := budget.epsilon_of(population["rho_spent"])):
         yield _says(
             "epsilon of all runs", population["epsilon_spent"], spent, f"by rho = {population['rho_spent']:.6g}"
         )
-
-
-def _agree(said: float | None, computed: float, budget: Budget) -> bool:
-    """Conversions of zCDP are in floats, whose last bits are the machine's; those of Gaussian DP are exact."""
-    if said is None:
-        return False
-    return abs(said - computed) <= (SLACK * computed if budget.currency == "zcdp" else 0.0)
 
 
 def _says(what: str, said: object, is_: object, why: str = "") -> str:
@@ -150,10 +142,9 @@ def differences(said: PrivacyStatement, found: PrivacyStatement) -> dict[str, st
         words = {True: "promises privacy", False: "promises nothing"}
         why = f" ({found.reason})" if found.reason else ""
         return {"": f"The statement {words[said.private]}, and the ledger {words[found.private]} for this run{why}."}
-    slack = SLACK if found.population.get("currency") == "zcdp" else 0.0
     one, other, told = _plain(said), _plain(found), {}
     for name in (field.name for field in fields(PrivacyStatement)):
-        if not (_same(one[name], other[name], slack) or (name in ADDED and not one[name])):
+        if not (_same(one[name], other[name]) or (name in ADDED and not one[name])):
             told[name] = " ".join(_of_entry(name, one[name], other[name]))
     return told
 
@@ -162,13 +153,11 @@ def _plain(statement: PrivacyStatement) -> dict[str, Any]:
     return {name: list(item) if isinstance(item, tuple) else item for name, item in asdict(statement).items()}
 
 
-def _same(one: Any, other: Any, slack: float) -> bool:
+def _same(one: Any, other: Any) -> bool:
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key], slack) for key in one)
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
     if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(_same(a, b, slack) for a, b in zip(one, other, strict=True))
-    if slack and type(one) is float and type(other) is float:
-        return abs(one - other) <= slack * abs(other)
+        return len(one) == len(other) and all(_same(a, b) for a, b in zip(one, other, strict=True))
     return type(one) is type(other) and bool(one == other)
 
 

@@ -218,7 +218,7 @@ class LedgerPublisher:
         charge = self.ledger.charge(self.lease, planned)
         if charge is None:
             return None
-        drawn = self.noise.draw(planned, self.run.id, grid_values, charge.noise)
+        drawn = self.noise.draw(planned, self.run.id, grid_values)
         return self.ledger.publish(self.lease, charge, drawn)
 
     def head(self) -> dict[str, Any]:

@@ -328,7 +328,7 @@ class _Releasing:
         if charge is None or charge.stored is not None:
             return None if charge is None else charge.stored
         with _withheld("the words could not be chosen"):
-            noised = self.noise.draw(replace(planned, shape=totals.shape), self.run_id, totals, charge.noise)
+            noised = self.noise.draw(replace(planned, shape=totals.shape), self.run_id, totals)
             value = vocabulary.published(words, noised, planned)
         return self.ledger.publish(self.lease, charge, value)
 

@@ -271,16 +271,6 @@ COMMANDS: dict[str, Command] = {
         lambda w: (("budget", "accept-loss", w / "bare", "--because", "nothing is lost", "--runs", w / "runs"),),
         exits=(2,),
     ),
-    "budget migrate": Command(lambda w: (("budget", "migrate", JSON),)),
-    "budget recount": Command(
-        lambda w: (
-            ("budget", "recount", w / "early", "--dry-run", JSON),
-            ("budget", "recount", w / "early"),
-            ("budget", "recount", w / "early"),
-            ("budget", "recount", w / "bare", JSON),
-        ),
-        exits=(0, 0, 2, 2),
-    ),
     "ledger backup": Command(
         lambda w: (("ledger", "backup", w / "copy", JSON), ("ledger", "backup", w / "copy")),
         (Declared("copy", None, "the ledger, whose rows are compared"),),

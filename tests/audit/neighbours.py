@@ -42,7 +42,6 @@ from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.words import RECORD
 from fedcore.population.writer import PopulationWriter
-from fedcore.privacy.accounting import Currency
 from fedcore.privacy.ledger.ledger import Ledger, create_ledger, open_ledger
 from fedcore.privacy.mechanisms import SecureNoise, TestNoise
 from fedcore.privacy.plan import ROUNDED
@@ -240,9 +239,9 @@ class World:
         counts = sp.csr_matrix(counts_of(self.name))
         heldout = sp.csr_matrix(heldout_of(self.name))
         options = {"leaf": 16, "block": 64, "nominal_clients": NOMINAL, "ledger": self._named()}
-        for name, epsilon, currency in (("counts", 20.0, "gdp"), ("bare", None, "gdp"), ("early", 4.0, "zcdp")):
+        for name, epsilon in (("counts", 20.0), ("bare", None)):
             write_counts(self.folder / name, counts, heldout=heldout, **options)
-            self._budget(name, epsilon, currency)
+            self._budget(name, epsilon)
         public = small_counts(40, 7, seed=5)
         write_counts(self.folder / "public", public, heldout=public, public_for_evaluation="made up", leaf=16, block=64)
         self._rows("rows", rows_of(self.name))
@@ -284,15 +283,13 @@ class World:
             writer.write([f"c{i}" for i in range(len(found))], (ptr, records))
             writer.commit(Provenance(sources=("test",)))
 
-    def _budget(
-        self, name: str, epsilon: float | None, currency: Currency = "gdp", delta_extra: float | None = None
-    ) -> None:
+    def _budget(self, name: str, epsilon: float | None, delta_extra: float | None = None) -> None:
         made = Population.open(self / name)
         assert self.ledger is not None
         self.ledger.register(made.id)
         if epsilon is not None:
             terms = {} if delta_extra is None else {"delta_extra": delta_extra}
-            self.ledger.set_budget(made.id, epsilon, DELTA, public_schema="made up", currency=currency, **terms)
+            self.ledger.set_budget(made.id, epsilon, DELTA, public_schema="made up", **terms)
         register(made, self.ledger)  # as ingest does: a run then opens no data before its reservation
         if epsilon is not None:
             self.ledger.declare_shared_ids(made.id, "the same clients")

@@ -35,7 +35,7 @@ def of(unit="client", relation="add_or_remove_one", budget=BUDGET, thresholds=0.
         "epsilon": budget.epsilon_of(RHO),
         "delta": budget.delta_conv + thresholds,
         "rho": RHO,
-        "mu": mu_of(RHO) if budget.currency == "gdp" else None,
+        "mu": mu_of(RHO),
         "releases": RELEASES,
         "mechanism": "exact noise",
         "population": {**budget.to_json(), "rho_spent": SPENT, "epsilon_spent": budget.epsilon_of(SPENT)},
@@ -97,16 +97,6 @@ def test_thresholding_steps_count_in_full():
     assert right == sorted(right) and all(
         math.ceil(1000 * e) <= 10 * r + 1e-9 for e, r in zip(exact, right, strict=True)
     )
-
-
-def test_accounts_that_are_not_in_gaussian_dp_have_the_numbers_of_epsilon_and_delta():
-    for budget in (make_budget(4.0, 1e-6, currency="zcdp"), make_budget(4.0, 1e-6, discrete=0.01)):
-        statement = of(budget=budget)
-        for row, epsilon in zip(
-            gains({**statement, "mu": None}), (budget.epsilon_of(RHO), budget.epsilon_of(SPENT), 4.0), strict=True
-        ):
-            delta = statement["delta"] if row["what"] == "this run" else 1e-6
-            assert row["mu"] == "–" and row["right"] == hundredths(odds.best_accuracy_of_dp(epsilon, delta))
 
 
 @pytest.mark.parametrize(("unit", "relation"), RELATIONS)

@@ -15,6 +15,7 @@ from fedcore.evaluation.figures import seconds_figure
 from fedcore.evaluation.report import markdown_report, run_figures, show, show_bytes, write_report
 from fedcore.evaluation.run_summary import run_summary
 from fedcore.methods.histograms import Histograms, HistogramsState
+from fedcore.privacy.gdp import mu_of
 from fedcore.privacy.statement import NOT_COVERED, PrivacyStatement, no_privacy
 from fedcore.rounds.method import PublicFacts
 from fedcore.runs.store import Run
@@ -36,7 +37,8 @@ RELEASES = tuple(
     }
     for r in (1, 2, 3)
 )
-BUDGET = {"epsilon": 15.0, "delta": 1e-9, "rho_max": 2.03, "rho_spent": 0.9, "epsilon_spent": 9.5}
+OF_DELTA = {"delta": 1e-9, "delta_conv": 1e-10, "delta_extra": 9e-10}
+BUDGET = {"epsilon": 15.0, **OF_DELTA, "rho_max": 2.03, "rho_spent": 0.9, "epsilon_spent": 9.5}
 STATEMENT = PrivacyStatement(
     True,
     "",
@@ -45,6 +47,7 @@ STATEMENT = PrivacyStatement(
     5.25,
     1e-10,
     0.48,
+    mu_of(0.48),
     releases=RELEASES,
     mechanism="exact noise",
     population=BUDGET,
@@ -393,7 +396,9 @@ def test_the_markdown_holds_the_figures(private, drawn):
     assert {name: base64.b64decode(body) for name, body in embedded.items()} == figures
     privacy = text[text.index("## Privacy") : text.index("![")]
     assert len([line for line in privacy.splitlines() if line.startswith("- ")]) == 3
-    assert "differential privacy per client" in privacy and "rho = 0.48" in privacy and "Not covered" in privacy
+    assert (
+        "differential privacy per client" in privacy and "rho = mu^2 / 2 = 0.48" in privacy and "Not covered" in privacy
+    )
 
 
 # --- safety ---------------------------------------------------------------------------------------------------------

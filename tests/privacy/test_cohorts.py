@@ -1,7 +1,6 @@
 """Budgets that are kept by cohort: how they begin, who pays, and that one number always means the same people."""
 
 import json
-import shutil
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
@@ -17,13 +16,12 @@ from fedcore.evaluation.report import spent_by_others
 from fedcore.privacy.accounting import exact_sum, rounded_down, rounded_up
 from fedcore.privacy.cohorts import Participants, recorded
 from fedcore.privacy.gdp import mu_of
-from fedcore.privacy.ledger import reservations, tables
+from fedcore.privacy.ledger import reservations
 from fedcore.privacy.ledger.chain import canonical, digest, link
 from fedcore.privacy.ledger.checkpoint import account_at, state_of
-from fedcore.privacy.ledger.ledger import open_ledger
 from fedcore.privacy.statement import private_statement
 from tests.privacy.conftest import open_books, release, total
-from tests.privacy.test_ledger_schema import OLD, population_of, sql
+from tests.privacy.test_ledger_schema import sql
 
 VALUE = np.array([1, -2, 3])
 CHAIN = {1: "1" * 64, 2: "2" * 64, 3: "3" * 64}
@@ -150,37 +148,6 @@ def test_a_run_that_ended_and_never_spent_stops_nothing(books):
     begin(books)
 
 
-def test_a_ledger_of_schema_1_is_migrated_first(tmp_path):
-    """Its own population has runs that do not say what they were made on; another one begins."""
-    path = tmp_path / "ledger.sqlite"
-    shutil.copy(OLD, path)
-    path.chmod(0o600)
-    ledger, population = open_ledger(f"sqlite:///{path}"), population_of(path)
-    before, head = ledger.verify(population), ledger.head(population)
-    assert ledger.participants_of("interrupted") is None and ledger.tokens(population) == () and ledger.schema == 1
-    with pytest.raises(PrivacyError, match="no run of version 0.1"):
-        ledger.begin_cohorts(population, version=1, manifest=CHAIN[1], token=token(1), chain=CHAIN)
-    assert ledger.verify(population) == before and ledger.head(population) == head
-    books = open_books(f"sqlite:///{tmp_path / 'other.sqlite'}", epsilon=None)
-    books.ledger.set_budget(books.population, 2, 1e-10, currency="zcdp")
-    back_to_schema_1(books)
-    ledger = books.ledger = open_ledger(books.url)
-    assert ledger.schema == 1
-    before = ledger.verify(books.population)
-    begin(books)
-    assert ledger.schema == 2 and replace(ledger.verify(books.population), segments=()) == before
-    assert (tmp_path / "other.sqlite.schema1").exists()
-    spend(books, [release()], took((2, 2), of=2))
-    assert segments(books) == [(1, 1, 0, 0), (2, 2, total(release()), 0)]
-
-
-def back_to_schema_1(books):
-    columns = [f"ALTER TABLE {column.table.name} DROP COLUMN {column.name}" for column in tables.ADDED]
-    with closing(sqlite3.connect(books.url.removeprefix("sqlite:///"))) as connection, connection:
-        for statement in ("DROP INDEX ix_fedcore_runs_status", *columns, "UPDATE fedcore_ledger SET schema = 1"):
-            connection.execute(statement)
-
-
 def sql_of(books, query):
     return sql(books.url.removeprefix("sqlite:///"), query)
 
@@ -272,18 +239,6 @@ def test_a_raise_is_for_every_cohort(books):
     assert balance.segments[0].rho_left == rounded_down(Fraction(balance.budget.rho_max) - Fraction(release().rho))
 
 
-def test_a_recount_counts_every_cohort_anew(url):
-    books = open_books(url, epsilon=None)
-    books.ledger.set_budget(books.population, 2, 1e-10, currency="zcdp")
-    begin(books)
-    spend(books, [release()], took((1, 2), of=3))
-    spend(books, [release()], took((3, 3), of=3))
-    before, after = books.ledger.recount(books.population)
-    assert after == books.ledger.verify(books.population) and after.budget.currency == "gdp"
-    assert [s.rho_spent for s in after.segments] == [s.rho_spent for s in before.segments] == [total(release())]
-    assert after.segments[0].rho_left > before.segments[0].rho_left
-
-
 # --- redraws --------------------------------------------------------------------------------------------------------
 
 
@@ -370,7 +325,7 @@ def test_a_resumed_run_has_reserved_its_plan(books):
 
 
 def test_a_plan_without_cohorts_keeps_its_digest(file_books):
-    """That of schema 1, whatever may come: an open run would become another plan."""
+    """Whatever may come: an open run would become another plan."""
     run = file_books.reserve([release()], bound=on(1))
     payload = next(row for row in file_books.ledger.history(file_books.population) if row["kind"] == "reserve")
     assert "cohorts" not in payload and payload["needs"] == []
@@ -378,8 +333,8 @@ def test_a_plan_without_cohorts_keeps_its_digest(file_books):
     begin(file_books)
     file_books.reserve([release()], run=run, bound=on(1))
     assert sql_of(file_books, f"SELECT plan_digest, cohorts FROM fedcore_runs WHERE run_id = '{run}'") == before
-    schema_1 = ("plan", "spares", "spare_rho", "spare_delta", "unit", "relation", "secure", "statement")
-    identity = {**{name: payload[name] for name in schema_1}, "population_id": file_books.population}
+    parts = ("plan", "spares", "spare_rho", "spare_delta", "unit", "relation", "secure", "statement")
+    identity = {**{name: payload[name] for name in parts}, "population_id": file_books.population}
     assert before == [(digest(canonical(identity)), None)]
 
 
@@ -532,6 +487,7 @@ def forged(books, kind, payload, run=None):
 def reservation(**changes):
     item = release().to_json()
     payload = {"plan": [item], "spares": 0, "spare_rho": item["rho"], "spare_delta": 0.0, "secure": True}
+    payload |= {"noise": "rounded gaussian 1"}
     payload |= {"plan_digest": "", "statement": None, "needs": ["cohorts"], "cohorts": took((2, 2), of=2).to_json()}
     return {name: value for name, value in {**payload, **changes}.items() if value is not None or name == "statement"}
 

@@ -90,15 +90,10 @@ def test_bad_values_are_refused(epsilon, delta):
         gdp.epsilon_of(Fraction(-1), 0.5)
 
 
-def test_the_table_of_gains_is_that_of_the_library():
+def test_the_table_of_the_page_is_that_of_the_library():
     page = (Path(__file__).parents[2] / "docs" / "privacy" / "gdp.md").read_text()
     rows = [row for row in re.findall(r"^\| ([0-9.]+) \|(.*)\|$", page, re.MULTILINE) if row[0] != "epsilon"]
     assert len(rows) == 6
     for epsilon, cells in rows:
         for delta, cell in zip((1e-5, 1e-6, 1e-8, 1e-10), cells.split("|"), strict=True):
-            now = make_budget(float(epsilon), delta).rho_max
-            before = make_budget(float(epsilon), delta, currency="zcdp").rho_max
-            assert cell.strip() == f"{now:.5g}, {now / before:.3f}"
-    at_one = [make_budget(1.0, 1e-6, currency=currency).rho_max for currency in ("gdp", "zcdp")]
-    for releases, times in ((8, "1.31"), (1, "2.32")):
-        assert f"{at_one[0] / at_one[1] * (releases + 1) / releases:.2f}" == times and f"{times} times" in page
+            assert cell.strip() == f"{make_budget(float(epsilon), delta).rho_max:.5g}"

@@ -224,7 +224,7 @@ def test_the_budget_is_exact_at_the_edge(url, monkeypatch, spares):
     plan = [release(round, 40.0) for round in range(1, 5 - spares)]
     price = 4 * plan[0].rho  # exact: a power of two
     for rho_max, enough in ((price, True), (math.nextafter(price, 0), False)):
-        budget = Budget("gdp", 2, 1e-10, rho_max, 9e-11, 1e-11)
+        budget = Budget(2, 1e-10, rho_max, 9e-11, 1e-11)
         monkeypatch.setattr(ledger_books, "make_budget", lambda *_, budget=budget, **__: budget)
         books = open_books(url)
         if not enough:

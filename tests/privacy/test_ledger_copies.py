@@ -17,8 +17,6 @@ from tests.privacy import processes
 from tests.privacy.conftest import SERVER, open_books, release
 from tests.privacy.test_cohorts import spend
 from tests.privacy.test_ledger_faults import spawn
-from tests.privacy.test_ledger_schema import old as old  # noqa: PLC0414 - a fixture
-from tests.privacy.test_ledger_schema import population_of, url
 
 VALUE = np.array([1, -2, 3])
 
@@ -170,25 +168,6 @@ def test_a_damaged_copy_is_not_restored(books, tmp_path):
         restore(copy, f"sqlite:///{tmp_path / 'new.sqlite'}")
     with pytest.raises(LedgerMissing):
         open_ledger(f"sqlite:///{tmp_path / 'new.sqlite'}")
-
-
-def test_a_ledger_of_schema_1_is_copied_as_it_is_and_restored_in_the_newest(old, tmp_path):
-    ledger, population = open_ledger(url(old)), population_of(old)
-    copy = backup(ledger, tmp_path / "copy")
-    assert (copy.schema, ledger.schema) == (1, 1) and copy.verify(population) == ledger.verify(population)
-    restored = restore(copy, url(tmp_path / "new.sqlite"))
-    assert restored.schema == 2 and restored.verify(population) == ledger.verify(population)
-    assert restored.head(population) == ledger.head(population)
-    restored.renew(restored.acquire("interrupted"))
-    assert not list(tmp_path.glob("*.schema1"))
-
-
-@pytest.mark.skipif(SERVER is None, reason="FEDCORE_TEST_DATABASE names no server")
-def test_a_servers_ledger_of_schema_1_is_left_to_its_own_tools(tmp_path, monkeypatch):
-    ledger = open_books(SERVER).ledger
-    ledger.schema = 1
-    with pytest.raises(LedgerError, match="pg_dump"):
-        backup(ledger, tmp_path / "copy")
 
 
 @pytest.mark.slow

@@ -12,14 +12,13 @@ from scipy import stats
 
 from fedcore.errors import PrivacyError, SensitivityError
 from fedcore.privacy import mechanisms, normal_table, rounded_gaussian
-from fedcore.privacy.mechanisms import LABELS, SecureNoise, TestNoise, simulated_gaussian
-from fedcore.privacy.plan import DISCRETE, LAWS, ROUNDED, PlannedRelease
+from fedcore.privacy.mechanisms import SecureNoise, TestNoise, simulated_gaussian
+from fedcore.privacy.plan import PlannedRelease
 
 ALPHA = 1e-7  # chance that an honest build fails one statistical check
 SMALL, LARGE = 1.3, 1.4 * 3 * 2**16
 CELLS = 20_000
-DISCRETE_DRAW = [-178, 849, -402, -444, 221, 800]  # of key "key", round 1, name "sums", scale 1000.5
-ROUNDED_DRAW = [-62, 310, -883, -1715, 384, 288]
+DRAW = [-62, 310, -883, -1715, 384, 288]  # of key "key", round 1, name "sums", scale 1000.5
 
 
 def planned(scale, *, sensitivity=1, shape=(CELLS,), name="sums", round=1):
@@ -29,7 +28,7 @@ def planned(scale, *, sensitivity=1, shape=(CELLS,), name="sums", round=1):
 # --- distribution ---------------------------------------------------------------------------------------------------
 
 
-def variance_fits(noise, scale, law=ROUNDED):
+def variance_fits(noise, scale):
     """The variance within the bounds of a chi-square law at level ALPHA.
 
     Power at 20 000 cells: the standard error of the variance is 1 %, the bounds are 5.3 % away, so a scale that is 6 %
@@ -37,18 +36,15 @@ def variance_fits(noise, scale, law=ROUNDED):
     (variance / 2) lie tens of standard errors away.
     """
     low, high = stats.chi2.ppf([ALPHA / 2, 1 - ALPHA / 2], len(noise)) / len(noise)
-    return low <= np.mean(noise**2.0) / variance_of(scale, law) <= high
+    return low <= np.mean(noise**2.0) / variance_of(scale) <= high
 
 
-def distribution_fits(noise, scale, law=ROUNDED):
+def distribution_fits(noise, scale):
     """Against the exact probabilities (chi-square test) if the scale is small, else the normal limit (Kolmogorov)."""
     if scale > 1000:
         return stats.kstest(noise / scale, "norm").pvalue > ALPHA
     support = np.arange(-60, 61)
-    if law == ROUNDED:
-        weights = np.diff(stats.norm.cdf(np.arange(-60.5, 61) / scale))
-    else:
-        weights = np.exp(-(support**2) / (2 * scale**2))
+    weights = np.diff(stats.norm.cdf(np.arange(-60.5, 61) / scale))
     edge = int(3 * scale)
     inside = np.abs(support) <= edge
     expected = np.append(weights[inside], weights[~inside].sum()) / weights.sum() * len(noise)
@@ -56,27 +52,27 @@ def distribution_fits(noise, scale, law=ROUNDED):
     return stats.chisquare(counts, expected).pvalue > ALPHA
 
 
-def variance_of(scale, law):
+def variance_of(scale):
     """Rounding adds a twelfth, up to terms as small as exp(-2 pi**2 scale**2)."""
-    return scale**2 + 1 / 12 if law == ROUNDED else scale**2
+    return scale**2 + 1 / 12
 
 
 class QuarterScale(SecureNoise):
-    def draw(self, planned, run_key, values, law=ROUNDED):
-        return super().draw(replace(planned, noise_multiplier=planned.noise_multiplier / 4), run_key, values, law)
+    def draw(self, planned, run_key, values):
+        return super().draw(replace(planned, noise_multiplier=planned.noise_multiplier / 4), run_key, values)
 
 
 class DrawnTwice(SecureNoise):
     """A retry that draws again on the same sum, and whoever sees both takes the mean."""
 
-    def draw(self, planned, run_key, values, law=ROUNDED):
-        return (super().draw(planned, run_key, values, law) + super().draw(planned, run_key, values, law)) // 2
+    def draw(self, planned, run_key, values):
+        return (super().draw(planned, run_key, values) + super().draw(planned, run_key, values)) // 2
 
 
 class WrongLaw(SecureNoise):
     """Discrete Laplace noise of nearly the right variance: 2 q / (1 - q)**2 = scale**2."""
 
-    def draw(self, planned, run_key, values, law=ROUNDED):
+    def draw(self, planned, run_key, values):
         half = 1 / planned.scale**2
         q = 1 + half - np.sqrt((1 + half) ** 2 - 1)
         draws = np.random.Generator(np.random.Philox(1)).geometric(1 - q, (2, *values.shape))
@@ -84,15 +80,10 @@ class WrongLaw(SecureNoise):
 
 
 @pytest.mark.parametrize("scale", [SMALL, LARGE])
-@pytest.mark.parametrize(
-    ("source", "law"), [(SecureNoise(), ROUNDED), (TestNoise("key"), ROUNDED), (TestNoise("key"), DISCRETE)]
-)
-def test_noise_has_the_planned_distribution(source, law, scale):
-    noise = source.draw(planned(scale), "run", np.full(CELLS, 1000), law) - 1000
-    assert variance_fits(noise, scale, law) and distribution_fits(noise, scale, law)
-    if scale == SMALL:
-        other = next(name for name in LAWS if name != law)
-        assert not distribution_fits(np.concatenate([noise] * 40), scale, other), "the laws can be told apart"
+@pytest.mark.parametrize("source", [SecureNoise(), TestNoise("key")])
+def test_noise_has_the_planned_distribution(source, scale):
+    noise = source.draw(planned(scale), "run", np.full(CELLS, 1000)) - 1000
+    assert variance_fits(noise, scale) and distribution_fits(noise, scale)
 
 
 def test_what_is_drawn_is_the_exact_sampler_at_the_planned_scale(monkeypatch):
@@ -116,7 +107,7 @@ def test_a_sabotaged_build_fails(sabotaged, scale):
 
 def test_noise_of_the_right_variance_and_the_wrong_law_fails():
     noise = WrongLaw().draw(planned(SMALL), "run", np.zeros(CELLS, np.int64))
-    assert np.mean(noise**2) == pytest.approx(variance_of(SMALL, ROUNDED), rel=0.1)
+    assert np.mean(noise**2) == pytest.approx(variance_of(SMALL), rel=0.1)
     assert not distribution_fits(noise, SMALL)
 
 
@@ -152,34 +143,25 @@ def test_a_forked_process_draws_other_noise():
     assert len({bytes(d) for d in drawn}) == 3 and all(len(d) == 32 for d in drawn)
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_test_noise_depends_on_key_round_name_and_law_only(law):
+def test_test_noise_depends_on_key_round_and_name_only():
     values = np.arange(12).reshape(3, 4)
     plan = planned(50.0, shape=(3, 4))
-    drawn = TestNoise("key").draw(plan, "run", values, law)
-    assert np.array_equal(drawn, TestNoise("key").draw(plan, "another run", values, law))
-    assert np.array_equal(drawn + 5, TestNoise("key").draw(plan, "run", values + 5, law))
+    drawn = TestNoise("key").draw(plan, "run", values)
+    assert np.array_equal(drawn, TestNoise("key").draw(plan, "another run", values))
+    assert np.array_equal(drawn + 5, TestNoise("key").draw(plan, "run", values + 5))
     for other in (
-        TestNoise("other").draw(plan, "run", values, law),
-        TestNoise("key").draw(replace(plan, round=2), "run", values, law),
-        TestNoise("key").draw(replace(plan, name="x"), "run", values, law),
-        *(TestNoise("key").draw(plan, "run", values, other) for other in LAWS if other != law),
+        TestNoise("other").draw(plan, "run", values),
+        TestNoise("key").draw(replace(plan, round=2), "run", values),
+        TestNoise("key").draw(replace(plan, name="x"), "run", values),
     ):
         assert not np.array_equal(drawn, other)
     assert not TestNoise("key").secure and "not private" in TestNoise("key").label
 
 
-def test_test_noise_of_both_laws_is_what_it_was():
-    """Interrupted runs of test noise go on with it."""
-    values, plan = np.zeros(6, np.int64), planned(1000.5, shape=(6,))
-    assert TestNoise("key").draw(plan, "", values, DISCRETE).tolist() == DISCRETE_DRAW
-    assert TestNoise("key").draw(plan, "", values, ROUNDED).tolist() == ROUNDED_DRAW
-
-
-def test_noise_that_protects_is_of_the_newest_law_and_says_so():
-    assert SecureNoise().secure and SecureNoise().label == LABELS[ROUNDED] and set(LABELS) == set(LAWS)
-    with pytest.raises(PrivacyError, match="not drawn any more"):
-        SecureNoise().draw(planned(5.0, shape=(1,)), "run", np.zeros(1, np.int64), DISCRETE)
+def test_test_noise_is_what_it_was():
+    """Interrupted runs of test noise continue with it."""
+    assert TestNoise("key").draw(planned(1000.5, shape=(6,)), "", np.zeros(6, np.int64)).tolist() == DRAW
+    assert SecureNoise().secure
 
 
 def test_simulated_noise_is_floats():

@@ -17,7 +17,7 @@ from fedcore.privacy.accounting import make_budget
 from fedcore.privacy.ledger.chain import GENESIS, canonical, digest, link
 from fedcore.privacy.ledger.ledger import Charge
 from fedcore.privacy.ledger.replay import replay
-from fedcore.privacy.plan import PlannedRelease
+from fedcore.privacy.plan import ROUNDED, PlannedRelease
 from fedcore.rounds.statistics import IntegerSum
 from fedcore.training.budget import LedgerPublisher, fit_plan, plan_within_budget, public_facts
 from fedcore.training.request import TrainRequest
@@ -50,10 +50,9 @@ class Watched:
 
     def charge(self, lease, planned):
         self.steps.append("charge")
-        return Charge("run", planned.round, planned.name, 0, noise="as charged")
+        return Charge("run", planned.round, planned.name, 0)
 
-    def draw(self, planned, run_key, values, law):
-        assert law == "as charged"
+    def draw(self, planned, run_key, values):
         self.steps.append("draw")
         self.drawn.append(values + len(self.drawn) + 1)
         return self.drawn[-1]
@@ -184,7 +183,7 @@ def test_a_run_that_asks_for_more_than_is_left_is_told_what_fits(tmp_path):
 # --- chains that no ledger writes -----------------------------------------------------------------------------------
 
 BUDGET, LOWER = make_budget(2.0, 1e-10).numbers(), make_budget(1.0, 1e-10).numbers()
-SET = ("budget set", None, {"budget": BUDGET, "unit": "client", "relation": "add_or_remove_one"})
+SET = ("budget set", None, {"budget": BUDGET, "currency": "gdp", "unit": "client", "relation": "add_or_remove_one"})
 
 
 def reserved(*planned: PlannedRelease, run: str = "run", spares: int = 0):
@@ -198,6 +197,7 @@ def reserved(*planned: PlannedRelease, run: str = "run", spares: int = 0):
         "relation": "add_or_remove_one",
         "secure": True,
         "statement": None,
+        "noise": ROUNDED,
     }
     return ("reserve", run, payload)
 

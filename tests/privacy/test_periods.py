@@ -52,20 +52,8 @@ def ended(books, *ranges, of: int, plan=None) -> str:
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-SPECIFIED = {(1, 12): 3.86, (3, 12): 7.19, (1, 24): 5.70, (3, 24): 10.8}
-
-
-def test_the_numbers_of_the_specification():
-    """epsilon 1 a month at delta 1e-6, in zCDP: the most that windows of 1 and 3 allow."""
-    budget = make_budget(1.0, 1e-6, 0.0, currency="zcdp")
-    for (window, periods), epsilon in SPECIFIED.items():
-        assert bound(budget, PeriodTerms("month", window), periods).epsilon == pytest.approx(epsilon, abs=0.01)
-    schedule = [Fraction(budget.rho_max) / 3 * min(run, 3, 15 - run) ** 2 for run in range(1, 15)]  # windows of 3
-    assert budget.epsilon_of(float(sum(schedule))) == pytest.approx(6.87, abs=0.02)
-
-
 def test_in_gaussian_differential_privacy():
-    """A month's promise buys more there, so that a life of them loses a little more than in zCDP."""
+    """epsilon 1 a month at delta 1e-6: the most that windows of 1 and 3 allow."""
     budget = make_budget(1.0, 1e-6)
     for (window, periods), epsilon in {(1, 12): 3.904, (3, 12): 7.322, (1, 24): 5.789, (3, 24): 11.05}.items():
         life = bound(budget, PeriodTerms("month", window), periods)
@@ -129,7 +117,6 @@ def test_unit_and_periods_go_together(url):
         assert kinds(books) == ["register"]
     with pytest.raises(ConfigError, match="thresholding steps have no price per client and period"):
         with_periods(url, delta_extra=1e-11)
-    assert with_periods(url, currency="zcdp").ledger  # without a share of delta for them
     other = open_books(url)
     assert "periods" not in other.ledger.balance(other.population).to_json()
 
@@ -138,14 +125,6 @@ def test_a_raise_keeps_terms_and_leaves_no_delta_for_thresholds(periods):
     periods.ledger.raise_budget(periods.population, 3, 1e-9)
     balance = periods.ledger.verify(periods.population)
     assert balance.periods == PeriodTerms("month", 3) and balance.budget.delta_extra == 0
-
-
-def test_it_is_not_recounted(url):
-    """What is proved of a recount holds for one period."""
-    books = with_periods(url, currency="zcdp")
-    with pytest.raises(PrivacyError, match="not for a client's whole life"):
-        books.ledger.recount(books.population)
-    assert kinds(books)[-1] == "cohorts"
 
 
 # --- what a run may read ----------------------------------------------------------------------------------------------
@@ -193,7 +172,7 @@ RECORDS = {
     "without periods": ("reserve", {"cohorts": None, "needs": []}),
     "a threshold": ("reserve", {"plan": [release(delta=1e-20).to_json()]}),
     "periods again": ("cohorts", {"founders": 1, "manifest": "m", "token": token(2)}),
-    "another window": ("budget set", {"periods": {"unit": "month", "window": 9}}),
+    "another window": ("budget set", {"currency": "gdp", "periods": {"unit": "month", "window": 9}}),
 }
 
 

@@ -193,7 +193,7 @@ def lost(rho_left, delta_left, *, spares=0, used=0, third=RESERVED) -> Account:
     states = {1: CHARGED, 2: RESERVED, 3: third}
     run.attempts = {(round, "r", 0): Attempt(states[round], rho, rho * TINY) for round, rho in PRICES.items()}
     whole = sum(PRICES.values())
-    budget = Budget("gdp", 1.0, 1e-6, whole + rho_left, 1e-6, (whole + delta_left) * TINY)
+    budget = Budget(1.0, 1e-6, whole + rho_left, 1e-6, (whole + delta_left) * TINY)
     return Account("people", budget, runs={"run": run})
 
 

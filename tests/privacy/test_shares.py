@@ -337,17 +337,6 @@ def test_a_share_is_a_part_of_every_periods_account(url):
     assert view.periods is not None and [(s.first, s.last) for s in view.segments] == [(1, 3)]
 
 
-def test_a_recount_makes_every_share_larger(url):
-    books = open_books(url, epsilon=None)
-    books.ledger.set_budget(books.population, 2.0, 1e-10, currency="zcdp")
-    divide(books, a=HALF)
-    spend(books, [costing(rho_max(books) / 4)], share="a")
-    before = of(books, "a")
-    books.ledger.recount(books.population)
-    after = of(books, "a")
-    assert after.rho_spent == before.rho_spent and after.rho_max == rounded_down(rho_max(books) / 2) > before.rho_max
-
-
 @given(st.data())
 def test_two_step_functions_side_by_side(data):
     last = data.draw(st.integers(1, 8))

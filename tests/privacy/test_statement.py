@@ -6,7 +6,6 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from fedcore.privacy import zcdp
 from fedcore.privacy.ledger.ledger import create_ledger
 from fedcore.privacy.statement import no_privacy, private_statement
 from tests.privacy.conftest import open_books, release, total
@@ -69,16 +68,6 @@ def test_the_text_names_everything(books):
     books.ledger.finish(lease, "abandoned")
     ended = private_statement(books.ledger, books.population, run).text()
     assert "run so far: mu" in text and "run so far" not in ended and "Price of this run:" in ended
-
-
-def test_a_statement_of_an_account_in_zcdp_is_in_zcdp(url):
-    books = open_books(url, epsilon=None)
-    books.ledger.set_budget(books.population, 2, 1e-10, currency="zcdp")
-    run = books.reserve([SECOND])
-    books.ledger.charge(books.ledger.acquire(run), SECOND)
-    statement = private_statement(books.ledger, books.population, run)
-    assert statement.mu is None and "of zero-concentrated differential privacy" in statement.text()
-    assert statement.epsilon == zcdp.epsilon_of(statement.rho, 9e-11) and "at most epsilon = 2" in statement.text()
 
 
 def test_the_mu_that_is_shown_is_never_too_small(books):

@@ -10,14 +10,13 @@ from typing import Any, get_args
 from sqlalchemy import Connection, Engine, Row, select
 
 from fedcore.errors import BudgetExists, BudgetMissing, ConfigError, LedgerError, LedgerMissing, LedgerRolledBack
-from fedcore.privacy.accounting import Currency, make_budget
+from fedcore.privacy.accounting import CURRENCY, make_budget
 from fedcore.privacy.ledger import database as db
 from fedcore.privacy.ledger import tables
 from fedcore.privacy.ledger.chain import BY_COHORT, GENESIS, Account, Balance, ChainHead, link
 from fedcore.privacy.ledger.chain_writer import ChainWriter, insert_record
-from fedcore.privacy.ledger.migration import migrate, refuse_unknown_schema
+from fedcore.privacy.ledger.formats import IN_ZCDP, ZCDP, refusal, refuse_unknown_schema
 from fedcore.privacy.ledger.queries import compare_tables, read_chain, recent_chain
-from fedcore.privacy.ledger.recounting import RECOUNT, record_of, recounted_budget
 from fedcore.privacy.ledger.replay import ANCHOR, COHORTS, LOSS, PERIODS, replay
 from fedcore.privacy.ledger.rows import RESTORE, decoded_object, find, find_all, refuse_newer
 from fedcore.privacy.periods import PeriodTerms
@@ -33,56 +32,28 @@ class Accounts:
     id:      the ledger's own, for ever
     url:     its address, with the password hidden
     is_test: whether it is for test noise
-    schema:  of its tables, as it was at the last look
     clock:   seconds since 1970
 
-    Every method may raise LedgerError, LedgerMissing or LedgerTampered. One that writes to a SQLite file of schema 1
-    migrates it first, and leaves a copy beside it.
+    Every method may raise LedgerError, LedgerMissing, LedgerRetired or LedgerTampered.
     """
 
-    def __init__(
-        self, engine: Engine, url: str, id: str, is_test: bool, schema: int, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, engine: Engine, url: str, id: str, is_test: bool, clock: Callable[[], float]) -> None:
         self._engine = engine
         self.url = url
         self.id = id
         self.is_test = is_test
-        self.schema = schema
         self.clock = clock
 
     # --- transactions -------------------------------------------------------------------------------------------
 
-    def migrate(self) -> int:
-        """Bring the tables to the newest schema; returns the one that they had. Raises LedgerError if it may not."""
-        old = migrate(self._engine, self.url)
-        self.schema = tables.SCHEMA
-        return old
-
     @contextmanager
     def _transaction(self, write: bool) -> Iterator[Connection]:
-        if write and self.schema < tables.SCHEMA:
-            self._migrate_to_write()
         with db.transaction(self._engine, self.url, write=write) as connection:
             found = connection.execute(select(tables.ledger_table.c.id, tables.ledger_table.c.schema)).one_or_none()
             if found is None or found.id != self.id:
                 raise LedgerMissing(f"{self.url!r} is not ledger {self.id} any more.", RESTORE)
             refuse_unknown_schema(found.schema, self.url)
-            self.schema = found.schema  # another process may have migrated it
-            if write and self.schema < tables.SCHEMA:
-                raise LedgerError(f"the ledger {self.url!r} was exchanged for one of an older schema.", "Try again.")
             yield connection
-
-    def _migrate_to_write(self) -> None:
-        if db.file_of(self._engine) is None:
-            with self._transaction(write=False):  # somebody may have done it
-                pass
-            if self.schema < tables.SCHEMA:
-                raise LedgerError(
-                    f"the ledger {self.url!r} has schema {self.schema}; to write to it, {tables.SCHEMA} is needed.",
-                    "Back it up; then the owner of its tables runs, once: fedcore budget migrate",
-                )
-        else:
-            self.migrate()
 
     @contextmanager
     def _reading(self, population_id: str) -> Iterator[tuple[Connection, Row[Any]]]:
@@ -104,14 +75,18 @@ class Accounts:
     def _account_row(self, connection: Connection, population_id: str, lock: str) -> Row[Any]:
         """The account, locked where the database has row locks (SQLite locks or freezes the whole file instead)."""
         mine = tables.accounts.c.population_id == population_id
-        rows = find(connection, tables.accounts, mine, schema=self.schema, lock=lock)
+        rows = find(connection, tables.accounts, mine, lock=lock)
         if not rows:
             raise LedgerError(
                 f"population {population_id!r} is not registered in ledger {self.id}.",
                 "It belongs to another ledger, or was made without one.",
             )
-        known = {"currency": get_args(Currency), "mode": (None, BY_COHORT)}
-        refuse_newer(rows[0], (), known, f"population {population_id!r} in ledger {self.id}")
+        what = f"population {population_id!r} in ledger {self.id}"
+        has_budget = rows[0].rho_max is not None  # before that the currency has no meaning
+        if has_budget and rows[0].currency == ZCDP:
+            raise refusal(f"the budget of {what}", IN_ZCDP)
+        known = {"mode": (None, BY_COHORT), **({"currency": (CURRENCY,)} if has_budget else {})}
+        refuse_newer(rows[0], (), known, what)
         return rows[0]
 
     def _population_of(self, run_id: str) -> str:
@@ -156,13 +131,12 @@ class Accounts:
         unit: Unit = "client",
         relation: Relation = "add_or_remove_one",
         public_schema: str | None = None,
-        currency: Currency = "gdp",
         periods: PeriodTerms | None = None,
         calendar: tuple[int, str, str] | None = None,
     ) -> None:
         """Say once what the population may lose in total, for whom (unit) and against what (relation).
 
-        delta_extra, currency: see `make_budget`. public_schema: why the columns, bounds, vocabulary and thresholds that
+        delta_extra: see `make_budget`. public_schema: why the columns, bounds, vocabulary and thresholds that
         runs on it use are public; None: nobody said, and statements say so. periods, calendar: of the unit
         client_period, and of no other: its terms, and (version, checksum, token of the first period) of the population
         as it is now, from which on the account is kept by period. Raises ConfigError for a bad value, BudgetExists if
@@ -184,7 +158,7 @@ class Accounts:
                 "threshold hides of one it does not hide of several at once.",
                 "Leave delta_extra out.",
             )
-        budget = make_budget(epsilon, delta, delta_extra if periods is None else 0.0, currency=currency)
+        budget = make_budget(epsilon, delta, delta_extra if periods is None else 0.0)
         said = None if public_schema is None else checked_reason(public_schema)
         with self._writing(population_id) as writer:
             old = self._recent(writer.connection, writer.account).budget
@@ -193,7 +167,7 @@ class Accounts:
                     f"population {population_id!r} has a budget: epsilon = {old.epsilon:g}, delta = {old.delta:g}.",
                     "It cannot be set again; fedcore budget raise raises it, and is shown for ever.",
                 )
-            terms = {"unit": unit, "relation": relation, "currency": currency, "public_schema": said}
+            terms = {"unit": unit, "relation": relation, "currency": CURRENCY, "public_schema": said}
             writer.set_account(**terms)
             writer.set_budget(budget)
             record = {"budget": budget.numbers(), **terms}
@@ -232,32 +206,13 @@ class Accounts:
                 f"epsilon = {epsilon:g}, delta = {delta:g} is not a raise.",
                 "A budget is never lowered or renewed; name larger values.",
             )
-        new = make_budget(epsilon, delta, extra, currency=old.currency, discrete=old.discrete)
+        new = make_budget(epsilon, delta, extra)
         new = replace(new, rho_max=max(new.rho_max, old.rho_max))  # equal up to the rounding of the root search
         with self._writing(population_id) as writer:
             if self._recent(writer.connection, writer.account).budget != old:
                 raise db.Conflict("another process raised the budget at the same time.", "Look at it, then try again.")
             writer.set_budget(new)
             writer.append("budget raise", None, {"budget": new.numbers(), "before": old.numbers()})
-
-    def recount(self, population_id: str, *, dry_run: bool = False) -> tuple[Balance, Balance]:
-        """Count an account that was opened in zCDP in Gaussian differential privacy from now on: (before, after).
-
-        It promises what it did, and nothing that was spent comes back; rho_max grows. It is done once, and discrete
-        noise is refused afterwards. dry_run: only say what it would be. Raises what `recounted_budget` raises.
-        """
-        if dry_run:
-            with self._reading(population_id) as (connection, row):
-                account = self._whole(connection, row)
-            before, account.budget = account.balance(), recounted_budget(account)
-            return before, account.balance()
-        with self._writing(population_id) as writer:
-            account = self._whole(writer.connection, writer.account)
-            before, old, new = account.balance(), account.required_budget(), recounted_budget(account)
-            writer.set_budget(new)
-            writer.append(RECOUNT, None, record_of(old, new))
-            account.budget = new
-        return before, account.balance()
 
     def balance(self, population_id: str) -> Balance:
         """What of the budget is spent, reserved and left, as the records say from the newest checkpoint on.
@@ -380,14 +335,14 @@ class Accounts:
     def _whole(self, connection: Connection, row: Row[Any], *, arrays: bool = False) -> Account:
         """The account from its first record on, compared with the tables. Raises LedgerTampered."""
         account = replay(self.id, row.population_id, read_chain(connection, row.population_id))
-        compare_tables(connection, self.id, account, row, schema=self.schema, part=False, arrays=arrays)
+        compare_tables(connection, self.id, account, row, part=False, arrays=arrays)
         return account
 
     def _recent(self, connection: Connection, row: Row[Any]) -> Account:
         """The account from its newest checkpoint on, compared with the tables. Raises LedgerTampered."""
         account = replay(self.id, row.population_id, recent_chain(connection, row.population_id), part=True)
         part = account.checkpoint > 0
-        compare_tables(connection, self.id, account, row, schema=self.schema, part=part, arrays=False)
+        compare_tables(connection, self.id, account, row, part=part, arrays=False)
         return account
 
 

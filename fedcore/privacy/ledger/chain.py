@@ -25,12 +25,11 @@ from fedcore.privacy.ledger.balances import required, segment_of, share_balance
 from fedcore.privacy.ledger.shares import Shares, part_of
 from fedcore.privacy.ledger.sums import EVERYBODY, Sums, Totals, side_by_side
 from fedcore.privacy.periods import PeriodTerms, periods_in
-from fedcore.privacy.plan import DISCRETE, Law, Relation, Unit
+from fedcore.privacy.plan import ROUNDED, Law, Relation, Unit
 from fedcore.storage.ranges import Ranges
 
 GENESIS = "0" * 64  # the hash before the first record
-CURRENCY, PURPOSE = "zcdp", "training"  # of schema 1, which did not say them
-NOISE: Law = DISCRETE  # likewise
+PURPOSE = "training"
 BY_COHORT = '{"by":"cohort"}'  # how an account is kept; None: as one
 OPEN = "open"
 RESERVED, CHARGED, PUBLISHED, FORFEITED, RETURNED = "reserved", "charged", "published", "forfeited", "returned"
@@ -91,16 +90,12 @@ def link(
 
 @dataclass(slots=True)
 class Attempt:
-    """One attempt at a planned release: attempt 0 is the planned one; later ones draw again what was lost.
-
-    noise: the law that it was drawn with, if that is another one than its run has reserved.
-    """
+    """One attempt at a planned release: attempt 0 is the planned one; later ones draw again what was lost."""
 
     state: str
     rho: float
     delta: float
     digest: str | None = None
-    noise: Law | None = None
 
 
 @dataclass(slots=True)
@@ -122,7 +117,7 @@ class RunAccount:
     used: int = 0
     token: int = 0
     purpose: str = PURPOSE
-    noise: Law = NOISE
+    noise: Law = ROUNDED
     attempts: dict[tuple[int, str, int], Attempt] = field(default_factory=dict)
     given_up: int | None = None
     cohorts: Ranges | None = None
@@ -139,10 +134,6 @@ class RunAccount:
 
     def spent(self) -> list[Attempt]:
         return [attempt for attempt in self.attempts.values() if attempt.state in SPENT]
-
-    def law_of(self, attempt: Attempt) -> Law:
-        """Of the noise of an attempt."""
-        return attempt.noise or self.noise
 
     def reserved(self) -> list[tuple[float, float]]:
         """(rho, delta) of everything that may still be charged."""
@@ -213,11 +204,6 @@ class Account:
     def mode(self) -> str | None:
         """As the table of accounts has it."""
         return None if self.founders is None else BY_COHORT
-
-    @property
-    def currency(self) -> str:
-        """That of the budget; before one is set, that of a record which does not say it."""
-        return CURRENCY if self.budget is None else self.budget.currency
 
     def required_budget(self) -> Budget:
         """The budget. Raises BudgetMissing if none was set."""

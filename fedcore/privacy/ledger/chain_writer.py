@@ -11,6 +11,7 @@ from fedcore.errors import LeaseLost, LedgerTampered
 from fedcore.privacy.accounting import Budget
 from fedcore.privacy.ledger import tables
 from fedcore.privacy.ledger.chain import CHARGED, FORFEITED, PUBLISHED, PURPOSE, RESERVED, RETURNED, Record, link
+from fedcore.privacy.ledger.formats import DISCRETE, refusal
 from fedcore.privacy.ledger.leases import Lease
 from fedcore.privacy.ledger.queries import CHAIN
 from fedcore.privacy.ledger.rows import RESTORE, find, refuse_newer
@@ -65,8 +66,8 @@ class ChainWriter:
         self.set_account(seq=record.seq, hash=record.hash)
 
     def set_budget(self, budget: Budget) -> None:
-        """Mirror the budget; that it was recounted is known to the chain alone."""
-        self.set_account(**{name: value for name, value in budget.to_json().items() if name != "discrete"})
+        """Mirror the budget."""
+        self.set_account(**budget.to_json())
 
     def set_account(self, **values: Any) -> None:
         mine = tables.accounts.c.population_id == self.population_id
@@ -77,6 +78,8 @@ class ChainWriter:
         rows = find(self.connection, tables.runs, tables.runs.c.run_id == run_id)
         if not rows or rows[0].population_id != self.population_id:
             raise LedgerTampered(f"ledger {self.ledger_id} lacks run {run_id!r}.", RESTORE)
+        if rows[0].noise == DISCRETE:
+            raise refusal(f"run {run_id!r} in ledger {self.ledger_id}", "one with discrete Gaussian noise")
         known = {"purpose": [PURPOSE], "noise": LAWS}
         kept = ("cohorts",) if self.account.mode is None else ()
         refuse_newer(rows[0], kept, known, f"run {run_id!r} in ledger {self.ledger_id}")

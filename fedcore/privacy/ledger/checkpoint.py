@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from fractions import Fraction
-from typing import Any, cast, get_args
+from typing import Any
 
 from fedcore.population.cohorts import FOUNDERS
-from fedcore.privacy.accounting import Budget, Currency
+from fedcore.privacy.accounting import CURRENCY, Budget
 from fedcore.privacy.ledger.chain import Account, Attempt, Ended, RunAccount
 from fedcore.privacy.ledger.shares import shares_json, shares_of
 from fedcore.privacy.ledger.sums import Sums, Totals
@@ -38,7 +38,7 @@ def state_of(account: Account) -> dict[str, Any]:
     """
     return {
         "budget": None if account.budget is None else account.budget.numbers(),
-        "currency": account.currency,
+        "currency": CURRENCY,
         "unit": account.unit,
         "relation": account.relation,
         **_sums_json(account),
@@ -63,7 +63,7 @@ def account_at(population_id: str, state: Mapping[str, Any]) -> Account:
     releases = Counter({str(name): int(number) for name, number in state["releases"].items()})
     account = Account(
         population_id,
-        None if budget is None else Budget(known_currency(state["currency"]), **budget),
+        None if budget is None else budget_of(state["currency"], budget),
         state["unit"],
         state["relation"],
         [] if said is None else [said],
@@ -129,19 +129,18 @@ def _cohorts_of(value: Mapping[str, Any]) -> tuple[int, str, tuple[str, ...], li
     return value["founders"], value["manifest"], tuple(value["tokens"]), value["sums"]
 
 
-def known_currency(name: Any) -> Currency:
+def budget_of(currency: Any, numbers: Mapping[str, float]) -> Budget:
     """Raises UnknownState for a currency that a newer version wrote."""
-    if name not in get_args(Currency):
-        raise UnknownState(f"currency {name!r}")
-    return cast(Currency, name)
+    if currency != CURRENCY:
+        raise UnknownState(f"currency {currency!r}")
+    return Budget(**numbers)
 
 
 def _run_json(run: RunAccount) -> dict[str, Any]:
     """Without what has no value: checkpoints of before have no word for it."""
     attempts = []
     for key, a in sorted(run.attempts.items()):
-        other_law = [] if a.noise is None else [a.noise]
-        attempts.append([*key, a.state, a.rho, a.delta, a.digest, *other_law])
+        attempts.append([*key, a.state, a.rho, a.delta, a.digest])
     value = {**asdict(run), "attempts": attempts}
     without = {name for name in ("given_up", "cohorts", "share") if value[name] is None}
     return {name: value[name] for name in value if name not in without}
@@ -151,9 +150,8 @@ def _run_of(value: Mapping[str, Any]) -> RunAccount:
     attempts = {(round, name, number): Attempt(*rest) for round, name, number, *rest in value["attempts"]}
     if unknown := sorted(value.keys() - RunAccount.__dataclass_fields__.keys()):
         raise UnknownState(", ".join(unknown))
-    laws = {value["noise"], *(a.noise for a in attempts.values() if a.noise is not None)}
-    if other := sorted(map(str, laws - {*LAWS})):
-        raise UnknownState(f"noise {', '.join(other)}")
+    if value["noise"] not in LAWS:
+        raise UnknownState(f"noise {value['noise']}")
     cohorts = None if value.get("cohorts") is None else merged((first, last) for first, last in value["cohorts"])
     return RunAccount(**{**value, "attempts": attempts, "cohorts": cohorts})
 

@@ -73,13 +73,7 @@ class CohortAccounts(Accounts):
         Raises LedgerTampered if record and table do not say the same.
         """
         with self._transaction(write=False) as connection:
-            runs = find(
-                connection,
-                tables.runs,
-                tables.runs.c.run_id == run_id,
-                columns=("population_id", "cohorts"),
-                schema=self.schema,
-            )
+            runs = find(connection, tables.runs, tables.runs.c.run_id == run_id, columns=("population_id", "cohorts"))
             c = tables.records.c
             mine = (c.run_id == run_id) & (c.kind == "reserve")
             rows = find(connection, tables.records, mine, columns=CHAIN)
@@ -124,9 +118,9 @@ def _check_made_on(account: Account, reserved: Iterable[Record], chain: Mapping[
         bound: dict[str, Any] = decoded_object(record.payload, f"record {record.seq}").get("bound") or {}
         if bound.get("manifest") is None:
             raise PrivacyError(
-                f"run {record.run_id!r} does not say by a checksum which version it was made on, as no run of version "
-                "0.1 does, or on a population that version 0.1 made. It may have been made on a copy, and have spent "
-                "the budget of people who come here later; then they cannot begin with a whole one.",
+                f"run {record.run_id!r} does not say by a checksum which version it was made on. It may have been made "
+                "on a copy, and have spent the budget of people who come here later; then they cannot begin with a "
+                "whole one.",
                 "The budget of this population stays one account for everybody.",
             )
         if chain.get(bound.get("version", 0)) != bound["manifest"]:

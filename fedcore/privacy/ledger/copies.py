@@ -80,18 +80,13 @@ def _copy_there(ledger: Ledger, path: Path) -> Ledger | None:
 
 def _copy_server(ledger: Ledger, target: Path) -> None:
     """The tables of a server's ledger in a SQLite file, as one transaction sees them."""
-    if ledger.schema < tables.SCHEMA:
-        raise LedgerError(
-            f"the ledger {ledger.url!r} has schema {ledger.schema}; schema {tables.SCHEMA} is copied to a file.",
-            "Back it up with pg_dump; then the owner of its tables runs, once: fedcore budget migrate",
-        )
     engine = db.connect(db.parse_url(f"sqlite:///{target}"), create=True)
     try:
         with ledger._engine.connect() as opened:
             source = opened.execution_options(isolation_level="REPEATABLE READ", stream_results=True)
             with source.begin(), db.transaction(engine, str(target), write=True) as copy:
                 tables.metadata.create_all(copy)
-                _copy_rows(source, copy, tables.SCHEMA)
+                _copy_rows(source, copy)
     except SQLAlchemyError as error:
         raise db.named(getattr(error, "orig", None) or error, ledger.url) from None
     _alone(target)
@@ -106,17 +101,14 @@ def _alone(file: Path) -> None:
         raise db.named(error, str(file)) from None
 
 
-def _copy_rows(source: Connection, target: Connection, schema: int) -> None:
-    """All rows of all tables; schema: of the source. The target has the newest."""
+def _copy_rows(source: Connection, target: Connection) -> None:
+    """All rows of all tables."""
     for table in tables.metadata.sorted_tables:
         if table is tables.sketches and not inspect(source).has_table(table.name):
             continue
-        found = source.execute(select(*tables.columns_of(table, schema)).select_from(table))
+        found = source.execute(select(table))
         for some in found.mappings().partitions(PIECE):
-            rows = [dict(row) for row in some]
-            if table is tables.ledger_table:
-                rows = [{**row, "schema": tables.SCHEMA} for row in rows]
-            target.execute(table.insert(), rows)
+            target.execute(table.insert(), [dict(row) for row in some])
 
 
 def restore(copy: Ledger, url: str) -> Ledger:
@@ -134,7 +126,7 @@ def restore(copy: Ledger, url: str) -> Ledger:
         _refuse_any(target, where)
         tables.metadata.create_all(target)
         with db.transaction(copy._engine, copy.url, write=False) as source:
-            _copy_rows(source, target, copy.schema)
+            _copy_rows(source, target)
     made = open_ledger(url, expected_id=copy.id)
     for population_id in copy.populations():
         made.verify(population_id)

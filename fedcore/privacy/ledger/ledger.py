@@ -26,7 +26,6 @@ from fedcore.errors import (
     LedgerError,
     LedgerMissing,
     LedgerTampered,
-    PrivacyError,
     RunBusy,
     RunError,
     SensitivityError,
@@ -47,12 +46,12 @@ from fedcore.privacy.ledger.chain import (
 )
 from fedcore.privacy.ledger.chain_writer import ChainWriter
 from fedcore.privacy.ledger.database import default_ledger_url
+from fedcore.privacy.ledger.formats import refuse_unknown_schema
 from fedcore.privacy.ledger.leases import Lease
-from fedcore.privacy.ledger.migration import refuse_unknown_schema
 from fedcore.privacy.ledger.redraws import redraw
 from fedcore.privacy.ledger.reservations import Reservations
 from fedcore.privacy.ledger.rows import RESTORE, decoded, decoded_list, decoded_object, find
-from fedcore.privacy.plan import DISCRETE, ROUNDED, Law, PlannedRelease
+from fedcore.privacy.plan import ROUNDED, PlannedRelease
 from fedcore.storage.process import Holder, this_process
 
 __all__ = ["Balance", "ChainHead", "Charge", "Lease", "Ledger", "create_ledger", "default_ledger_url", "open_ledger"]
@@ -68,7 +67,6 @@ class Charge:
 
     attempt: 0 for the planned one, 1, 2, ... for those that draw a lost one again.
     stored:  the value, if it was published before; then nothing was charged, and nothing is to be drawn.
-    noise:   the law to draw it with: that of the reservation for test noise, the newest one for noise that protects.
     """
 
     run_id: str
@@ -76,7 +74,6 @@ class Charge:
     name: str
     attempt: int
     stored: np.ndarray | None = None
-    noise: Law = ROUNDED
 
 
 def create_ledger(url: str, *, test: bool = False, clock: Callable[[], float] = time.time) -> Ledger:
@@ -124,7 +121,7 @@ def open_ledger(url: str, expected_id: str | None = None, *, clock: Callable[[],
             f"{where!r} is ledger {row.id}, and ledger {expected_id} is needed.",
             "Restore the right one, or say where it is with FEDCORE_LEDGER.",
         )
-    return Ledger(engine, where, row.id, row.test, row.schema, clock)
+    return Ledger(engine, where, row.id, row.test, clock)
 
 
 class Ledger(Reservations):
@@ -215,12 +212,6 @@ class Ledger(Reservations):
                 return None
             else:
                 attempt = last.attempt + 1
-            noise: Law = ROUNDED if run.secure else run.noise
-            if noise == DISCRETE and writer.account.currency != "zcdp":
-                raise PrivacyError(
-                    f"run {run_id!r} has reserved discrete noise, which has no price in Gaussian differential privacy.",
-                    "Start a new run, which has rounded noise.",
-                )
             writer.append(
                 "charge",
                 run_id,
@@ -230,11 +221,11 @@ class Ledger(Reservations):
                     "attempt": attempt,
                     "rho": planned.rho,
                     "delta": planned.delta,
-                    "noise": noise,
+                    "noise": ROUNDED,
                     "token": lease.token,
                 },
             )
-        return Charge(run_id, round, name, attempt, noise=noise)
+        return Charge(run_id, round, name, attempt)
 
     def _pay_again(self, writer: ChainWriter, run: Row[Any], last: Row[Any]) -> bool:
         """Pay for one more attempt at a release whose last one was lost; False if the release is given up instead."""

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, Table
 
 from fedcore.errors import LedgerTampered
-from fedcore.privacy.accounting import Budget, rounded_up
+from fedcore.privacy.accounting import CURRENCY, Budget, rounded_up
 from fedcore.privacy.ledger import tables
 from fedcore.privacy.ledger.balances import NUMBERS
 from fedcore.privacy.ledger.chain import OPEN, PUBLISHED, Account, Balance, Record, Segment, canonical
@@ -49,13 +49,11 @@ def budget_of(account: Row[Any]) -> Budget | None:
     """The budget in a row of `tables.accounts`; None before one is set."""
     if account.rho_max is None:
         return None
-    return Budget(
-        account.currency, account.epsilon, account.delta, account.rho_max, account.delta_conv, account.delta_extra
-    )
+    return Budget(account.epsilon, account.delta, account.rho_max, account.delta_conv, account.delta_extra)
 
 
 def compare_tables(
-    connection: Connection, ledger_id: str, account: Account, row: Row[Any], *, schema: int, part: bool, arrays: bool
+    connection: Connection, ledger_id: str, account: Account, row: Row[Any], *, part: bool, arrays: bool
 ) -> None:
     """Raises LedgerTampered if a table says anything else than the chain does.
 
@@ -70,16 +68,16 @@ def compare_tables(
             raise LedgerTampered(message, STOP)
 
     check((row.seq, row.hash) == (account.seq, account.hash), f"the last record ({row.seq}) is")
-    mirrored = None if account.budget is None else replace(account.budget, discrete=0.0)  # of which no column tells
-    check(budget_of(row) == mirrored, "the budget is")
+    check(budget_of(row) == account.budget, "the budget is")
     check((row.unit, row.relation) == (account.unit, account.relation), "unit or relation are")
     said = account.public_schema[-1] if account.public_schema else None
-    check((row.currency, row.public_schema) == (account.currency, said), "currency or reason of the schema are")
+    check(account.budget is None or row.currency == CURRENCY, "the currency is")
+    check(row.public_schema == said, "the reason of the schema is")
     check(row.mode == account.mode, "whether it is kept by cohort is")
     shares = canonical(shares_json(account.shares)) if account.shares else None
     check(row.shares == shares, "its division into shares is")
 
-    runs = {run.run_id: run for run in _runs(connection, account, schema, part)}
+    runs = {run.run_id: run for run in _runs(connection, account, part)}
     check(runs.keys() == account.runs.keys(), "the runs are")
     for run_id, run in runs.items():
         replayed = account.runs[run_id]
@@ -89,7 +87,7 @@ def compare_tables(
             same = same and getattr(run, name) == getattr(replayed, name)
         check(same, f"the entry of run {run_id!r} is")
     opened = tables.runs.c.population_id == population_id, tables.runs.c.status == OPEN
-    found = [run.run_id for run in find(connection, tables.runs, *opened, columns=("run_id",), schema=schema)]
+    found = [run.run_id for run in find(connection, tables.runs, *opened, columns=("run_id",))]
     check(sorted(found) == account.open_runs(), "the list of open runs is")
 
     attempts = {(run_id, *key): a for run_id, run in account.runs.items() for key, a in run.attempts.items()}
@@ -128,12 +126,12 @@ RUN_COLUMNS = (
 )
 
 
-def _runs(connection: Connection, account: Account, schema: int, part: bool) -> Iterator[Row[Any]]:
+def _runs(connection: Connection, account: Account, part: bool) -> Iterator[Row[Any]]:
     c = tables.runs.c
     if part:
-        yield from find_all(connection, tables.runs, c.run_id, account.runs, schema=schema)
+        yield from find_all(connection, tables.runs, c.run_id, account.runs)
     else:
-        yield from find(connection, tables.runs, c.population_id == account.population_id, schema=schema)
+        yield from find(connection, tables.runs, c.population_id == account.population_id)
 
 
 def _of_runs(

@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from fedcore.errors import BudgetExceeded, ConfigError, LedgerTampered
 from fedcore.population.cohorts import FOUNDERS
-from fedcore.privacy.accounting import Budget
+from fedcore.privacy.accounting import CURRENCY, Budget
 from fedcore.privacy.cohorts import Participants, recorded
 from fedcore.privacy.ledger.chain import (
     CHARGED,
-    CURRENCY,
     FORFEITED,
-    NOISE,
     OPEN,
     PUBLISHED,
     PURPOSE,
@@ -28,14 +25,14 @@ from fedcore.privacy.ledger.chain import (
     RunAccount,
     canonical,
 )
-from fedcore.privacy.ledger.checkpoint import UnknownState, account_at, known_currency, state_of
+from fedcore.privacy.ledger.checkpoint import UnknownState, account_at, budget_of, state_of
 from fedcore.privacy.ledger.dividing import DIVIDE, check_division
-from fedcore.privacy.ledger.recounting import RECOUNT
+from fedcore.privacy.ledger.formats import refuse_retired_record
 from fedcore.privacy.ledger.rows import newer
 from fedcore.privacy.ledger.shares import SHARES, shares_json, shares_of, whose
 from fedcore.privacy.ledger.sums import EVERYBODY
 from fedcore.privacy.periods import PeriodTerms, periods_in
-from fedcore.privacy.plan import CLIENT_PERIOD, DISCRETE, LAWS, ROUNDED, Law
+from fedcore.privacy.plan import CLIENT_PERIOD, LAWS, ROUNDED
 from fedcore.storage.ranges import Ranges
 
 CHECKPOINT, LOSS, COHORTS, FORGET = "checkpoint", "accept loss", "cohorts", "forget"
@@ -57,7 +54,7 @@ def _register(account: Account, run_id: str, payload: dict[str, Any]) -> None:
 def _set_budget(account: Account, run_id: str, payload: dict[str, Any]) -> None:
     if account.budget is not None:
         raise ValueError("a second budget")
-    account.budget = _budget(payload.get("currency", CURRENCY), payload["budget"])
+    account.budget = _budget(payload["currency"], payload["budget"])
     account.unit, account.relation = payload["unit"], payload["relation"]
     account.periods = _periods(payload)
     if payload.get("public_schema") is not None:
@@ -76,20 +73,9 @@ def _raise_budget(account: Account, run_id: str, payload: dict[str, Any]) -> Non
     old = account.budget
     if old is None:
         raise ValueError("a raise of no budget")
-    new = _budget(old.currency, payload["budget"])
+    new = _budget(CURRENCY, payload["budget"])
     if new.rho_max < old.rho_max or new.delta_extra < old.delta_extra:
         raise ValueError("a lowered budget")
-    if new.discrete != old.discrete:
-        raise ValueError("a raise that forgets the discrete noise of before")
-    account.budget = new
-
-
-def _recount(account: Account, run_id: str, payload: dict[str, Any]) -> None:
-    old, new = account.budget, _budget(payload["currency"], payload["budget"])
-    if old is None or (old.currency, new.currency) != ("zcdp", "gdp") or account.open_runs() or account.periods:
-        raise ValueError("a recount of no budget, of a recounted one, or below open runs")
-    if new.rho_max < old.rho_max or new != replace(old, currency="gdp", rho_max=new.rho_max, discrete=old.rho_max):
-        raise ValueError("another promise")
     account.budget = new
 
 
@@ -155,7 +141,7 @@ def _reserve(account: Account, run_id: str, payload: dict[str, Any]) -> None:
         payload["secure"],
         payload["statement"],
         purpose=_known("purpose", payload, PURPOSE, (PURPOSE,)),
-        noise=_known("noise", payload, NOISE, LAWS),
+        noise=_known("noise", payload, ROUNDED, LAWS),
         cohorts=_participants(account, payload),
         share=_share(account, payload),
     )
@@ -211,27 +197,14 @@ def _charge(account: Account, run_id: str, payload: dict[str, Any]) -> None:
         raise ValueError("another price than planned")
     if run.given_up is not None and payload["round"] >= run.given_up:
         raise ValueError("a charge in a round that was given up")
-    noise = _other_law(run, payload)
-    if (noise or run.noise) == DISCRETE and account.currency != "zcdp":
-        raise ValueError("discrete noise in an account of Gaussian differential privacy")
+    _known("noise", payload, run.noise, LAWS)
     if payload["attempt"] == 0 or key in run.attempts:
         _move(run, key, RESERVED, CHARGED)
-        run.attempts[key].noise = noise
         return
     if run.spares_left < 1:
         raise ValueError("no spare release left")
     run.used += 1
-    run.attempts[key] = Attempt(CHARGED, planned.rho, planned.delta, noise=noise)
-
-
-def _other_law(run: RunAccount, payload: dict[str, Any]) -> Law | None:
-    """The law of a charge if it is not the reserved one: a run that protects people may have the newer law."""
-    law = _known("noise", payload, run.noise, LAWS)
-    if law == run.noise:
-        return None
-    if not run.secure or law != ROUNDED:
-        raise ValueError("another noise than reserved")
-    return law
+    run.attempts[key] = Attempt(CHARGED, planned.rho, planned.delta)
 
 
 def _publish(account: Account, run_id: str, payload: dict[str, Any]) -> None:
@@ -289,7 +262,7 @@ def _key(payload: dict[str, Any]) -> tuple[int, str, int]:
 def _budget(currency: Any, value: dict[str, float]) -> Budget:
     for number in value.values():
         _price(number)
-    return Budget(known_currency(currency), **value)
+    return budget_of(currency, value)
 
 
 def _price(value: Any) -> float:
@@ -318,7 +291,6 @@ APPLY: dict[str, Callable[[Account, str, dict[str, Any]], None]] = {
     "register": _register,
     "budget set": _set_budget,
     "budget raise": _raise_budget,
-    RECOUNT: _recount,
     DIVIDE: _divide,
     "public schema": _public_schema,
     SHARED_IDS: _shared_ids,
@@ -357,10 +329,11 @@ def replay(ledger_id: str, population_id: str, records: Iterable[Record], *, par
             raise LedgerTampered(f"{where}: it does not follow the record before it.", STOP)
         if record.hash != record.expected_hash(ledger_id, population_id):
             raise LedgerTampered(f"{where}: its content does not match its hash.", STOP)
-        if record.kind not in APPLY:
-            raise newer(where)
         try:
             payload = json.loads(record.payload)
+            refuse_retired_record(record.kind, payload, where)
+            if record.kind not in APPLY:
+                raise newer(where)
             if unknown := [name for name in payload.get("needs") or () if name not in NEEDS]:
                 raise newer(f"{where} needs {', '.join(map(str, unknown))}")
             if restored:

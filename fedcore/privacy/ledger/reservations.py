@@ -53,15 +53,15 @@ class Reservations(SketchAccounts):
     ) -> None:
         """Set aside the price of a plan and of `spares` redraws of its dearest release, before data are opened.
 
-        If the run has reserved the same plan before, nothing happens: its noise stays of the law that it has reserved.
-        secure: whether the noise protects people. bound: digests of what the run reads and is, kept in the record:
-        {"manifest", "version", "run"}. cohorts: who takes part and pays, where the budget is kept by cohort; every one
-        of them must be able to. share: of a divided budget, that pays; None: what is undivided, and all of a budget
-        that is not divided. Raises BudgetMissing, SharedIds, BudgetExceeded with the numbers, PrivacyError for another
-        unit or relation, for test noise on a ledger for people, for more calendar periods than the budget's window, for
-        another plan under the same run id, or for cohorts without accounts for them and the other way round,
-        PopulationBranched for a cohort that is known under another token, ConfigError for a plan that is malformed,
-        whose noise cannot be drawn, or costs more than its price.
+        If the run has reserved the same plan before, nothing happens. secure: whether the noise protects people. bound:
+        digests of what the run reads and is, kept in the record: {"manifest", "version", "run"}. cohorts: who takes
+        part and pays, where the budget is kept by cohort; every one of them must be able to. share: of a divided
+        budget, that pays; None: what is undivided, and all of a budget that is not divided. Raises BudgetMissing,
+        SharedIds, BudgetExceeded with the numbers, PrivacyError for another unit or relation, for test noise on a
+        ledger for people, for more calendar periods than the budget's window, for another plan under the same run id,
+        or for cohorts without accounts for them and the other way round, PopulationBranched for a cohort that is known
+        under another token, ConfigError for a plan that is malformed, whose noise cannot be drawn, or costs more than
+        its price.
         """
         if not secure and not self.is_test:
             raise PrivacyError(
@@ -80,8 +80,7 @@ class Reservations(SketchAccounts):
             "secure": secure,
             "statement": statement,
         }
-        # What schema 1 did not have is no part of the digest while it is as it was then, and the law of the noise never
-        # is: open runs keep their plan, and their noise.
+        # What a plan does not use is no part of its digest, and the law of the noise never is.
         identity = {**payload, "population_id": population_id, "statement": None}
         later: dict[str, Any] = {"needs": [], "noise": ROUNDED, "purpose": PURPOSE, "bound": bound}
         if cohorts is not None:  # tokens are no part of the plan: they are compared with those that are known

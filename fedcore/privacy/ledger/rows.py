@@ -14,7 +14,6 @@ from typing import Any
 from sqlalchemy import Boolean, Column, ColumnElement, Connection, Double, Integer, LargeBinary, Row, Table, select
 
 from fedcore.errors import LedgerError, LedgerTampered
-from fedcore.privacy.ledger import tables
 
 RESTORE = "Restore the ledger from a backup."
 LARGEST = 2**53  # of a count
@@ -25,17 +24,16 @@ def find(
     connection: Connection,
     table: Table,
     *where: ColumnElement[bool],
-    schema: int = tables.SCHEMA,
     columns: Sequence[str] | None = None,
     order: ColumnElement[Any] | None = None,
     limit: int | None = None,
     lock: str | None = None,
 ) -> list[Row[Any]]:
-    """The rows of a table, each value checked; columns that schema 1 lacks have their default.
+    """The rows of a table, each value checked.
 
     columns: which; all by default. lock: "read" or "write", where the database has row locks.
     """
-    wanted = tables.columns_of(table, schema)
+    wanted = list(table.c)
     if columns is not None:
         wanted = [column for column in wanted if column.name in columns]
     query = select(*wanted).select_from(table).where(*where)
@@ -56,13 +54,12 @@ def find_all(
     values: Iterable[Any],
     *where: ColumnElement[bool],
     columns: Sequence[str] | None = None,
-    schema: int = tables.SCHEMA,
 ) -> Iterator[Row[Any]]:
     """The rows with one of these values in a column, whatever their number."""
     listed = list(values)
     for start in range(0, len(listed), PIECE):
         some = column.in_(listed[start : start + PIECE])
-        yield from find(connection, table, some, *where, columns=columns, schema=schema)
+        yield from find(connection, table, some, *where, columns=columns)
 
 
 def _check(column: Column[Any], value: Any) -> None:

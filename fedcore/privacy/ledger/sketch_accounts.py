@@ -153,7 +153,7 @@ class SketchAccounts(ShareAccounts):
         except db.NotAllowed:
             raise LedgerError(
                 f"the ledger {self.url!r} has no table of sketches, and this user may not add it.",
-                "The owner of its tables runs, once: fedcore budget migrate",
+                "Let the owner of its tables append to the population, or set its budget, once.",
             ) from None
         return True
 

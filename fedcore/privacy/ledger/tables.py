@@ -1,7 +1,6 @@
 """The tables of a ledger, and the schema that they are of.
 
-Schema 2 added columns with defaults, an index and a table. The table came later than the rest: a ledger of schema 2 may
-lack it, and gets it with its first sketch.
+The table of sketches came later than the rest of schema 2: a ledger may lack it, and gets it with its first sketch.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from typing import Any
 from sqlalchemy import (
     Boolean,
     Column,
-    ColumnElement,
     Dialect,
     Double,
     ForeignKey,
@@ -23,14 +21,13 @@ from sqlalchemy import (
     String,
     Table,
     Text,
-    literal,
-    null,
 )
 
-from fedcore.privacy.ledger.chain import CURRENCY, NOISE, PURPOSE
+from fedcore.privacy.accounting import CURRENCY
+from fedcore.privacy.ledger.chain import PURPOSE
+from fedcore.privacy.plan import ROUNDED
 
 SCHEMA = 2
-READABLE = (1, 2)
 
 metadata = MetaData()
 
@@ -105,7 +102,7 @@ runs = Table(
     Column("holder", Text),
     Column("expires", Double),
     Column("purpose", String(32), nullable=False, server_default=PURPOSE),
-    Column("noise", String(64), nullable=False, server_default=NOISE),
+    Column("noise", String(64), nullable=False, server_default=ROUNDED),
     Column("cohorts", Text),
     Column("share", String(128)),
 )
@@ -154,22 +151,3 @@ sketches = Table(
     Column("undeclared", Text, nullable=False),  # populations that share people with this one: JSON lists
     Column("declared", Text, nullable=False),
 )
-
-ADDED: tuple[Column[Any], ...] = (  # by schema 2
-    *(accounts.c[name] for name in ("currency", "public_schema", "mode", "shares")),
-    *(runs.c[name] for name in ("purpose", "noise", "cohorts", "share")),
-)
-DEFAULTS = {"currency": CURRENCY, "purpose": PURPOSE, "noise": NOISE}
-
-
-def columns_of(table: Table, schema: int) -> list[ColumnElement[Any]]:
-    """The columns of a table as this version knows them: those that schema 1 lacks are what its rows mean."""
-    if schema >= SCHEMA:
-        return list(table.c)
-    added = {column.name for column in ADDED if column.table is table}
-    return [
-        (literal(DEFAULTS[column.name]) if column.name in DEFAULTS else null()).label(column.name)
-        if column.name in added
-        else column
-        for column in table.c
-    ]

@@ -50,7 +50,7 @@ def _mutant(name: str, file: str, old: str, new: str, *tests: str, slow: bool = 
 
 
 NOISE, PLAN, ACCOUNTING = "fedcore/privacy/mechanisms.py", "fedcore/privacy/plan.py", "fedcore/privacy/accounting.py"
-ZCDP, GDP, REDRAWS = "fedcore/privacy/zcdp.py", "fedcore/privacy/gdp.py", "fedcore/privacy/ledger/redraws.py"
+GDP, REDRAWS = "fedcore/privacy/gdp.py", "fedcore/privacy/ledger/redraws.py"
 DATABASE = "fedcore/privacy/ledger/database.py"
 GRID, STATEMENT = "fedcore/privacy/grid.py", "fedcore/privacy/statement.py"
 LEDGER, CHAIN = "fedcore/privacy/ledger/ledger.py", "fedcore/privacy/ledger/chain.py"
@@ -65,7 +65,6 @@ MANIFEST, WRITE = "fedcore/population/manifest.py", "fedcore/population/writer.p
 QUERIES, BUDGET, ENGINE = "fedcore/privacy/ledger/queries.py", "fedcore/training/budget.py", "fedcore/rounds/engine.py"
 SUMS, COHORTS = "fedcore/privacy/ledger/sums.py", "fedcore/privacy/ledger/cohort_accounts.py"
 CHOOSING, ANSWERING = "fedcore/training/cohorts.py", "fedcore/rounds/clients.py"
-RECOUNT, RECOUNTING = "fedcore/privacy/recount.py", "fedcore/privacy/ledger/recounting.py"
 HISTOGRAMS, EM, GMM = "fedcore/methods/histograms", "fedcore/methods/federated_em", "fedcore/methods/private_gmm"
 
 ANY, MIXTURE, OF_MIXTURE = (
@@ -83,7 +82,6 @@ OF_WEIGHTS = "tests/histograms/test_weights.py"
 OF_MANIFESTS = "tests/population/test_digests.py"
 DEAL, OF_DEAL = "fedcore/population/ingest/documents.py", "tests/population/test_documents.py"
 TABLES, TEXTS = "fedcore/population/ingest/sources_table.py", "fedcore/population/ingest/sources_text.py"
-OF_LOSSES, OF_RECOUNT = "tests/privacy/test_recount.py", "tests/privacy/test_ledger_recount.py"
 OF_GDP, OF_REDRAWS = "tests/privacy/test_gdp.py", "tests/privacy/test_redraws.py"
 OF_COHORTS = "tests/privacy/test_cohorts.py"
 SHARES, DIVIDING = "fedcore/privacy/ledger/shares.py", "fedcore/privacy/ledger/dividing.py"
@@ -141,7 +139,7 @@ MUTANTS: list[Mutant] = [
                 "    return add(np.zeros(shape, np.int64), scale, SystemBits())\n\n\n"
                 "class TestNoise:",
             ),
-            ("import hashlib\n", "import functools\nimport hashlib\n"),
+            ("from typing import Protocol\n", "import functools\nfrom typing import Protocol\n"),
         ),
         (f"{OF_NOISE}::test_secure_noise_is_independent_between_cells_and_draws",),
     ),
@@ -189,74 +187,32 @@ MUTANTS: list[Mutant] = [
         f"{OF_LAW}::test_noise_too_wide_to_be_drawn_is_not_reserved",
     ),
     _mutant(
-        "law: that of the reservation is ignored",
-        LEDGER,
-        "noise: Law = ROUNDED if run.secure else run.noise",
-        "noise: Law = ROUNDED",
-        f"{OF_LAW}::test_test_noise_goes_on_with_the_law_of_its_reservation",
-    ),
-    _mutant(
-        "law: noise that protects is not of the newest one",
-        LEDGER,
-        "noise: Law = ROUNDED if run.secure else run.noise",
-        "noise: Law = run.noise",
-        f"{OF_LAW}::test_a_run_that_reserved_the_discrete_gaussian_is_the_same_and_draws_the_rounded_one",
-    ),
-    _mutant(
         "law: the charge does not say it",
         LEDGER,
-        '                    "noise": noise,\n',
+        '                    "noise": ROUNDED,\n',
         "",
-        f"{OF_LAW}::test_a_run_that_reserved_the_discrete_gaussian_is_the_same_and_draws_the_rounded_one",
-    ),
-    _mutant(
-        "law: not that of the charge",
-        BUDGET,
-        "self.noise.draw(planned, self.run.id, grid_values, charge.noise)",
-        "self.noise.draw(planned, self.run.id, grid_values)",
-        f"{OF_LAW}::test_test_noise_goes_on_with_the_law_of_its_reservation",
-    ),
-    _mutant(
-        "law: replay takes any",
-        REPLAY,
-        "    if not run.secure or law != ROUNDED:",
-        "    if False:",
-        f"{OF_LAW}::test_a_charge_of_another_noise_is_refused",
-    ),
-    _mutant(
-        "law: a checkpoint forgets that of a draw",
-        CHECKPOINT,
-        "other_law = [] if a.noise is None else [a.noise]",
-        "other_law = []",
-        f"{OF_LAW}::test_a_checkpoint_keeps_the_law_of_a_draw",
+        f"{OF_LAW}::test_a_new_run_reserves_and_charges_the_rounded_gaussian",
     ),
     _mutant(
         "law: it changes the digest of a plan",
         RESERVE,
         'identity = {**payload, "population_id": population_id, "statement": None}',
         'identity = {**payload, "population_id": population_id, "statement": None, "noise": ROUNDED}',
-        f"{OF_LAW}::test_the_law_is_no_part_of_the_digest_of_a_plan",
+        f"{OF_COHORTS}::test_a_plan_without_cohorts_keeps_its_digest",
     ),
     _mutant(
         "test noise: the same for all releases",
         NOISE,
         "StreamBits(self.key, planned.round, planned.name)",
         'StreamBits(self.key, 0, "")',
-        f"{OF_NOISE}::test_test_noise_depends_on_key_round_name_and_law_only",
+        f"{OF_NOISE}::test_test_noise_depends_on_key_round_and_name_only",
     ),
     _mutant(
         "test noise: the same for all keys",
         NOISE,
         "StreamBits(self.key, planned.round, planned.name)",
         'StreamBits("", planned.round, planned.name)',
-        f"{OF_NOISE}::test_test_noise_depends_on_key_round_name_and_law_only",
-    ),
-    _mutant(
-        "test noise: the older law for all releases the same",
-        NOISE,
-        'name = f"{self.key}|{planned.round}|{planned.name}"',
-        'name = f"{self.key}"',
-        f"{OF_NOISE}::test_test_noise_depends_on_key_round_name_and_law_only",
+        f"{OF_NOISE}::test_test_noise_depends_on_key_round_and_name_only",
     ),
     # --- prices ------------------------------------------------------------------------------------------------------
     _mutant(
@@ -295,48 +251,6 @@ MUTANTS: list[Mutant] = [
         f"{OF_ACCOUNTING}::test_the_noise_of_a_planned_release_is_never_less_than_its_price",
     ),
     _mutant(
-        "epsilon: a thousandth too small",
-        ZCDP,
-        "return max(0.0, min(",
-        "return 0.999 * max(0.0, min(",
-        f"{OF_ACCOUNTING}::test_rho_of_is_just_under_the_requested_epsilon",
-    ),
-    _mutant(
-        "epsilon: one order only",
-        ZCDP,
-        "for order in orders))",
-        "for order in orders[400:401]))",
-        f"{OF_ACCOUNTING}::test_rho_of_is_just_under_the_requested_epsilon",
-    ),
-    _mutant(
-        "epsilon: without what the order takes off",
-        ZCDP,
-        "- math.log(delta * order)",
-        "- math.log(order)",
-        f"{OF_ACCOUNTING}::test_the_constants_of_the_specification",
-    ),
-    _mutant(
-        "epsilon: without a conversion",
-        ZCDP,
-        "return _epsilon_of(float(rho), float(delta)) if rho > 0 else 0.0",
-        "return float(rho)",
-        f"{OF_ACCOUNTING}::test_the_constants_of_the_specification",
-    ),
-    _mutant(
-        "rho: the upper end of the search",
-        ZCDP,
-        "        low, high = (middle, high) if epsilon_of(middle, delta) <= target else (low, middle)\n    return low",
-        "        low, high = (middle, high) if epsilon_of(middle, delta) <= target else (low, middle)\n    return high",
-        f"{OF_ACCOUNTING}::test_rho_of_is_just_under_the_requested_epsilon",
-    ),
-    _mutant(
-        "rho: no safety",
-        ZCDP,
-        "SAFETY = 1e-4",
-        "SAFETY = 0.0",
-        f"{OF_ACCOUNTING}::test_a_hair_of_the_budget_is_kept_for_other_software",
-    ),
-    _mutant(
         "delta: the whole of it for the conversion",
         ACCOUNTING,
         "    delta_conv = delta - delta_extra\n"
@@ -348,8 +262,8 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "delta: rho at the whole of it",
         ACCOUNTING,
-        "_rho_of(currency, epsilon, delta_conv, discrete)",
-        "_rho_of(currency, epsilon, delta, discrete)",
+        "gdp.rho_max(epsilon, delta_conv), delta_conv",
+        "gdp.rho_max(epsilon, delta), delta_conv",
         f"{OF_ACCOUNTING}::test_the_parts_of_delta_never_exceed_it",
     ),
     _mutant(
@@ -472,20 +386,6 @@ MUTANTS: list[Mutant] = [
         "return gdp.epsilon_of(2 * Fraction(rho), self.delta_conv)",
         "return gdp.epsilon_of(2 * Fraction(rho), self.delta)",
         f"{OF_ACCOUNTING}::test_the_parts_of_delta_never_exceed_it",
-    ),
-    _mutant(
-        "epsilon: of zcdp by the conversion of gdp",
-        ACCOUNTING,
-        "            return zcdp.epsilon_of(rho, self.delta_conv)",
-        "            return gdp.epsilon_of(2 * Fraction(rho), self.delta_conv)",
-        f"{OF_STATEMENT}::test_a_statement_of_an_account_in_zcdp_is_in_zcdp",
-    ),
-    _mutant(
-        "rho: of zcdp by the conversion of gdp",
-        ACCOUNTING,
-        "        return zcdp.rho_of(epsilon, delta)",
-        "        return gdp.rho_max(epsilon, delta)",
-        f"{OF_ACCOUNTING}::test_the_same_promise_buys_more_than_in_zcdp",
     ),
     # --- sensitivities and clips -------------------------------------------------------------------------------------
     Mutant(
@@ -1518,7 +1418,7 @@ MUTANTS: list[Mutant] = [
         "        return self.ledger.publish(self.lease, charge, drawn)",
         "        try:\n            return self.ledger.publish(self.lease, charge, drawn)\n"
         "        except PrivacyError:\n"
-        "            drawn = self.noise.draw(planned, self.run.id, grid_values, charge.noise)\n"
+        "            drawn = self.noise.draw(planned, self.run.id, grid_values)\n"
         "            return self.ledger.publish(self.lease, charge, drawn)",
         f"{OF_ORDER}::test_a_release_that_cannot_be_published_is_drawn_once",
     ),
@@ -1526,8 +1426,7 @@ MUTANTS: list[Mutant] = [
         "release: what was given up is drawn all the same",
         BUDGET,
         "        if charge is None:\n            return None\n",
-        "        if charge is None:\n"
-        '            return self.noise.draw(planned, self.run.id, grid_values, "as charged")\n',
+        "        if charge is None:\n            return self.noise.draw(planned, self.run.id, grid_values)\n",
         f"{OF_ORDER}::test_what_was_given_up_is_not_drawn",
     ),
     _mutant(
@@ -1593,7 +1492,7 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "chain: tables and chain are not compared: the budget",
         QUERIES,
-        'check(budget_of(row) == mirrored, "the budget is")',
+        'check(budget_of(row) == account.budget, "the budget is")',
         "pass",
         f"{OF_FAULTS}::test_an_edited_ledger_is_refused",
     ),
@@ -1838,8 +1737,8 @@ MUTANTS: list[Mutant] = [
         BUDGET,
         "        charge = self.ledger.charge(self.lease, planned)\n"
         "        if charge is None:\n            return None\n"
-        "        drawn = self.noise.draw(planned, self.run.id, grid_values, charge.noise)\n",
-        '        drawn = self.noise.draw(planned, self.run.id, grid_values, "as charged")\n'
+        "        drawn = self.noise.draw(planned, self.run.id, grid_values)\n",
+        "        drawn = self.noise.draw(planned, self.run.id, grid_values)\n"
         "        charge = self.ledger.charge(self.lease, planned)\n"
         "        if charge is None:\n            return None\n",
         f"{OF_ORDER}::test_a_release_is_charged_before_its_noise_is_drawn_and_leaves_after_it_is_published",
@@ -1856,7 +1755,7 @@ MUTANTS: list[Mutant] = [
         BUDGET,
         "        return self.ledger.publish(self.lease, charge, drawn)",
         "        self.ledger.publish(self.lease, charge, drawn)\n"
-        "        return self.noise.draw(planned, self.run.id, grid_values, charge.noise)",
+        "        return self.noise.draw(planned, self.run.id, grid_values)",
         f"{OF_ORDER}::test_a_release_is_charged_before_its_noise_is_drawn_and_leaves_after_it_is_published",
     ),
     _mutant(
@@ -1980,8 +1879,8 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "verified statement: epsilon is believed",
         "fedcore/privacy/statement_check.py",
-        "return abs(said - computed) <=",
-        "return abs(said - computed) >= 0 or 0.0 <=",
+        "if statement.epsilon != (epsilon := budget.epsilon_of(rho)):",
+        "if False and (epsilon := budget.epsilon_of(rho)):",
         "tests/privacy/test_statement_check.py::test_every_change_of_a_number_is_a_contradiction",
     ),
     _mutant(
@@ -2023,8 +1922,8 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "statement: epsilon at another delta",
         STATEMENT,
-        "epsilon=of_run.epsilon_of(rho),",
-        "epsilon=replace(of_run, delta_conv=10 * budget.delta).epsilon_of(rho),",
+        "epsilon=budget.epsilon_of(rho),",
+        "epsilon=replace(budget, delta_conv=10 * budget.delta).epsilon_of(rho),",
         f"{OF_STATEMENT}::test_a_run_claims_what_its_own_charges_cost_forfeited_ones_included",
     ),
     _mutant(
@@ -2049,39 +1948,11 @@ MUTANTS: list[Mutant] = [
         f"{OF_STATEMENT}::test_test_noise_and_test_ledgers_promise_nothing",
     ),
     _mutant(
-        "statement: of a run in gdp by the conversion of zcdp",
-        STATEMENT,
-        "epsilon=of_run.epsilon_of(rho),",
-        'epsilon=replace(of_run, currency="zcdp").epsilon_of(rho),',
-        f"{OF_STATEMENT}::test_a_run_claims_what_its_own_charges_cost_forfeited_ones_included",
-    ),
-    _mutant(
-        "statement: of a run in zcdp by the conversion of gdp",
-        STATEMENT,
-        "epsilon=of_run.epsilon_of(rho),",
-        'epsilon=replace(of_run, currency="gdp").epsilon_of(rho),',
-        f"{OF_STATEMENT}::test_a_statement_of_an_account_in_zcdp_is_in_zcdp",
-    ),
-    _mutant(
         "statement: mu rounded to nearest",
         STATEMENT,
-        "mu=mu_of(rho) if",
-        "mu=(2 * rho) ** 0.5 if",
+        "        mu=mu_of(rho),\n",
+        "        mu=(2 * rho) ** 0.5,\n",
         f"{OF_STATEMENT}::test_the_mu_that_is_shown_is_never_too_small",
-    ),
-    _mutant(
-        "statement: mu of discrete noise",
-        STATEMENT,
-        'mu=mu_of(rho) if of_run.currency == "gdp" else None,',
-        "mu=mu_of(rho),",
-        f"{OF_STATEMENT}::test_a_statement_of_an_account_in_zcdp_is_in_zcdp",
-    ),
-    _mutant(
-        "statement: discrete noise of before a recount has a mu",
-        STATEMENT,
-        "if budget.discrete and any(map(charged_with_discrete_noise, runs)):",
-        "if False:",
-        OF_RECOUNT,
     ),
     _mutant(
         "statement: what was given up is not told",
@@ -2096,84 +1967,6 @@ MUTANTS: list[Mutant] = [
         "return rounded_up(exact_sum(attempt.rho for attempt in spent)), rounded_up(delta)",
         "return float(exact_sum(attempt.rho for attempt in spent)), float(delta)",
         f"{OF_STATEMENT}::test_a_run_claims_what_its_own_charges_cost_forfeited_ones_included",
-    ),
-    # --- recounting --------------------------------------------------------------------------------------------------
-    _mutant(
-        "recount: the first inequality with a larger constant",
-        RECOUNT,
-        "step = 1 / (24 * squared)",
-        "step = 1 / (25 * squared)",
-        f"{OF_LOSSES}::test_both_inequalities_in_every_cell_and_that_they_are_tight",
-    ),
-    _mutant(
-        "recount: noise is as long as its mean",
-        RECOUNT,
-        " + (2 * tail).sqrt()",
-        "",
-        f"{OF_LOSSES}::test_noise_is_seldom_longer_than_the_second_inequality_allows",
-    ),
-    _mutant(
-        "recount: one inequality for both",
-        RECOUNT,
-        "arb(epsilon) - first - second",
-        "arb(epsilon) - first",
-        f"{OF_LOSSES}::test_the_largest_rho_and_back",
-    ),
-    _mutant(
-        "recount: delta without its factor",
-        RECOUNT,
-        "needed = first.exp() * (",
-        "needed = (",
-        f"{OF_LOSSES}::test_the_largest_rho_and_back",
-    ),
-    _mutant(
-        "recount: caps of small arrays",
-        RECOUNT,
-        "losses(LARGEST_ARRAY,",
-        "losses(LARGEST_ARRAY // 16,",
-        f"{OF_LOSSES}::test_no_history_within_the_limits_loses_more_than_the_caps",
-    ),
-    _mutant(
-        "recount: a release beyond the caps is let through",
-        RECOUNTING,
-        "recount.check_release(planned)",
-        "pass",
-        f"{OF_RECOUNT}::test_charged_noise_beyond_the_caps_stops_it",
-    ),
-    _mutant(
-        "recount: thresholds are let through",
-        RECOUNT,
-        "    if planned.delta:\n",
-        "    if False:\n",
-        f"{OF_RECOUNT}::test_thresholds_argued_for_discrete_noise_stop_it",
-    ),
-    _mutant(
-        "recount: the plain conversion",
-        ACCOUNTING,
-        "return recount.rho_max(epsilon, delta, discrete) if discrete else gdp.rho_max(epsilon, delta)",
-        "return gdp.rho_max(epsilon, delta)",
-        f"{OF_RECOUNT}::test_a_raise_counts_with_the_same_caps",
-    ),
-    _mutant(
-        "recount: epsilon by the plain conversion",
-        ACCOUNTING,
-        "        if self.discrete:\n",
-        "        if False:\n",
-        f"{OF_RECOUNT}::test_a_raise_counts_with_the_same_caps",
-    ),
-    _mutant(
-        "recount: a raise forgets the caps",
-        ACCOUNTS,
-        "currency=old.currency, discrete=old.discrete)",
-        "currency=old.currency)",
-        f"{OF_RECOUNT}::test_a_raise_counts_with_the_same_caps",
-    ),
-    _mutant(
-        "recount: below open runs",
-        RECOUNTING,
-        "if names := account.open_runs():",
-        "if (names := account.open_runs()) and False:",
-        f"{OF_RECOUNT}::test_open_runs_come_first",
     ),
     # --- budgets per client and calendar period ----------------------------------------------------------------------
     _mutant(
@@ -2230,7 +2023,7 @@ MUTANTS: list[Mutant] = [
         PERIODS,
         "rho = rounded_up(terms.window * periods * Fraction(budget.rho_max))",
         "rho = rounded_up(periods * Fraction(budget.rho_max))",
-        f"{OF_PERIODS}::test_the_numbers_of_the_specification",
+        f"{OF_PERIODS}::test_in_gaussian_differential_privacy",
     ),
     _mutant(
         "periods: a checkpoint forgets what a life has lost",
@@ -2273,13 +2066,6 @@ MUTANTS: list[Mutant] = [
         "chosen = can if window is None else can[-window:]",
         "chosen = can",
         f"{OF_MONTHS}::test_which_months_a_run_reads",
-    ),
-    _mutant(
-        "periods: recounted",
-        RECOUNTING,
-        "    if account.periods is not None:",
-        "    if False:",
-        f"{OF_PERIODS}::test_it_is_not_recounted",
     ),
     # --- budgets by cohort -------------------------------------------------------------------------------------------
     _mutant(
@@ -2449,65 +2235,6 @@ MUTANTS: list[Mutant] = [
         '"most": most.to_json(),',
         '"most": min(balance.segments, key=lambda segment: segment.rho_spent).to_json(),',
         f"{OF_COHORTS}::test_the_statement_of_a_run_names_its_cohorts_and_the_one_that_has_spent_most",
-    ),
-    _mutant(
-        "recount: twice", RECOUNTING, 'if old.currency != "zcdp":', "if False:", f"{OF_RECOUNT}::test_it_is_done_once"
-    ),
-    _mutant(
-        "recount: to a smaller budget",
-        RECOUNTING,
-        "if new.rho_max < old.rho_max:",
-        "if False:",
-        f"{OF_RECOUNT}::test_a_budget_that_would_lose_is_kept",
-    ),
-    _mutant(
-        "replay: a raise may forget the caps",
-        REPLAY,
-        "if new.discrete != old.discrete:",
-        "if False:",
-        f"{OF_RECOUNT}::test_a_raise_that_forgets_the_caps_is_refused_by_replay",
-    ),
-    _mutant(
-        "replay: a recount below open runs",
-        REPLAY,
-        ' != ("zcdp", "gdp") or account.open_runs() or account.periods:',
-        ' != ("zcdp", "gdp") or account.periods:',
-        f"{OF_RECOUNT}::test_a_recount_below_open_runs_is_refused_by_replay",
-    ),
-    _mutant(
-        "replay: a recount to another promise",
-        REPLAY,
-        "or new != replace(old,",
-        "or False and new != replace(old,",
-        f"{OF_RECOUNT}::test_records_that_promise_something_else_are_refused",
-    ),
-    _mutant(
-        "replay: a second recount",
-        REPLAY,
-        'or (old.currency, new.currency) != ("zcdp", "gdp")',
-        'or new.currency != "gdp"',
-        f"{OF_RECOUNT}::test_a_second_recount_is_refused_by_replay",
-    ),
-    _mutant(
-        "recount: discrete noise goes on",
-        LEDGER,
-        'if noise == DISCRETE and writer.account.currency != "zcdp":',
-        "if False:",
-        f"{OF_RECOUNT}::test_discrete_noise_is_refused_afterwards",
-    ),
-    _mutant(
-        "recount: rounded noise is in the way",
-        RECOUNTING,
-        "and run.law_of(attempt) == DISCRETE",
-        "and run.noise == DISCRETE",
-        f"{OF_RECOUNT}::test_rounded_noise_is_never_in_the_way",
-    ),
-    _mutant(
-        "replay: discrete noise in Gaussian differential privacy",
-        REPLAY,
-        'if (noise or run.noise) == DISCRETE and account.currency != "zcdp":',
-        "if False:",
-        f"{OF_RECOUNT}::test_a_charge_of_discrete_noise_is_refused_by_replay",
     ),
     # --- who takes part ----------------------------------------------------------------------------------------------
     _mutant(
