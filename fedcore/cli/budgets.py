@@ -70,15 +70,30 @@ def budget_set(
             "in the weekly export; their losses add up'. Needed if there are many. Statements quote it.",
         ),
     ] = None,
+    spent_before: Annotated[
+        float | None,
+        typer.Option(
+            metavar="RHO",
+            help="Starting charge: rho that these people have spent in an account that this version does not read; "
+            "0: none. Needs --spent-before-reason.",
+        ),
+    ] = None,
+    spent_before_reason: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Where RHO comes from. Statements quote it.")
+    ] = None,
     ledger: Ledger = None,
     as_json: Json = False,
 ) -> None:
     """Set the budget of a population: once, for all runs to come."""
+    from fedcore.training import earlier_accounts
     from fedcore.training.budget import ledger_of, set_budget
 
     use_ledger(ledger)
     store = open_population(population)
     found = ledger_of(store)
+    charge = earlier_accounts.spent_before(spent_before, spent_before_reason)
+    if charge is None:
+        earlier_accounts.require_declaration(store, found)
     compared = register(store, found, new_key=False, budget=True, declaring=shared_ids is not None)
     set_budget(
         store,
@@ -92,6 +107,7 @@ def budget_set(
         public_schema=asked_schema() if public_schema is None else public_schema,
         shared_ids=shared_ids,
         compared=compared,
+        spent_before=charge,
     )
     budget_show(population, None, as_json)
 

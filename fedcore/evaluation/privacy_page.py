@@ -20,7 +20,7 @@ from fedcore.errors import RunError
 from fedcore.evaluation.figures import printable
 from fedcore.evaluation.run_summary import features_of, kind_of, privacy_of
 from fedcore.evaluation.templates import rendered
-from fedcore.privacy.statement import RELATIONS, loss_in_words, no_privacy
+from fedcore.privacy.statement import RELATIONS, loss_in_words, no_privacy, spent_before_in_words
 from fedcore.runs.store import Run
 
 FIRST_PAGE = re.compile(r'<section id="privacy">.*?</section>', re.DOTALL)
@@ -308,6 +308,9 @@ def _vouched(run: Run, privacy: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         f"Each person is one {unit}, and in one population only.",
         f"Whoever ingested the data. Who is k {unit}s counts with k times mu, and with the sum of several budgets.",
     )
+    before = privacy.get("spent_before")
+    if isinstance(before, Mapping) and {"rho", "reason"} <= before.keys():
+        yield "What was spent on these people before this account began.", spent_before_in_words(before)
     for loss in privacy.get("losses") or ():
         if isinstance(loss, Mapping) and {"at", "reason"} <= loss.keys():
             yield "The ledger holds all that was spent.", loss_in_words(loss)

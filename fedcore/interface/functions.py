@@ -131,6 +131,8 @@ def set_budget(
     relation: Relation = "add_or_remove_one",
     delta_extra: float | None = None,
     shared_ids: str | None = None,
+    spent_before: float | None = None,
+    spent_before_reason: str | None = None,
     ledger: str | None = None,
 ) -> Balance:
     """Set the budget of a population, once, for all runs to come (`fedcore budget set`).
@@ -138,11 +140,20 @@ def set_budget(
     public_schema: why the columns or vocabulary, bounds and thresholds that runs use are public; statements repeat it
     unit, relation: who is protected against what; delta_extra: part of delta for thresholding steps
     shared_ids: what you declare of ids that are also in other populations of the ledger; statements repeat it
-    Raises BudgetExists, ConfigError, LedgerMissing; SharedIds if shared_ids is needed and missing.
+    spent_before, spent_before_reason: starting charge, a rho that these people have spent in an account that this
+        version does not read, and where it comes from; statements quote it
+    Raises BudgetExists, ConfigError, LedgerMissing; SharedIds if shared_ids is needed and missing; LedgerRetired if
+    spent_before is.
     """
+    from fedcore.training import earlier_accounts  # which loads the database
+
     store = population if isinstance(population, Population) else open_population(population)
     found = budgets.ledger_of(store, ledger)
+    charge = earlier_accounts.spent_before(spent_before, spent_before_reason)
+    if charge is None:
+        earlier_accounts.require_declaration(store, found)
     terms: dict[str, Any] = {"unit": unit, "relation": relation, "delta_extra": delta_extra, "shared_ids": shared_ids}
+    terms["spent_before"] = charge
     budgets.set_budget(store, found, epsilon, delta, public_schema=public_schema, **terms)
     return found.balance(store.id)
 

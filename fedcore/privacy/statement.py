@@ -84,6 +84,7 @@ class PrivacyStatement:
     `mu` of them and this run; else empty, and the vocabulary is taken as public. share: name of the share of the budget
     that paid, where it is divided; else empty. together: of a run that started from what a run of the same account
     released: that `run`, and `epsilon`, `delta`, `rho`, `mu` of both; else empty.
+    spent_before: `rho` and `reason` of the starting charge that the budget owner declared; else empty.
     """
 
     private: bool
@@ -109,6 +110,7 @@ class PrivacyStatement:
     vocabulary: Mapping[str, Any] = field(default_factory=dict)
     share: str = ""
     together: Mapping[str, Any] = field(default_factory=dict)
+    spent_before: Mapping[str, Any] = field(default_factory=dict)
     run: str = ""
     population_id: str = ""
     ledger: Mapping[str, Any] = field(default_factory=dict)
@@ -132,6 +134,7 @@ class PrivacyStatement:
             f"{self._with_its_words()}{self._on_a_word()}",
             f"Hidden: {RELATIONS[self.unit, self.relation]} ({self.relation}).",
             *self._prices(),
+            *([spent_before_in_words(self.spent_before)] if self.spent_before else []),
             *([OF_SHARE.format(share=self.share)] if self.share else []),
             *self._vocabulary(),
             *self._lifetime(),
@@ -300,6 +303,14 @@ def shared_ids_in_words(reason: str) -> str:
     )
 
 
+def spent_before_in_words(charge: Mapping[str, Any]) -> str:
+    """A starting charge, as `Account.spent_before` has it."""
+    return (
+        f"Spent before: the budget owner declared that rho = {charge['rho']:.6g} was spent on these people before this "
+        f"account began ({charge['reason'].rstrip('.')}). The account began with this charge, and nobody checked it."
+    )
+
+
 def loss_in_words(loss: Mapping[str, Any]) -> str:
     """An accepted loss, as `Account.losses` has it."""
     when = datetime.fromtimestamp(loss["at"], UTC).strftime("%Y-%m-%d")
@@ -404,6 +415,7 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
         public_schema=account.public_schema[-1] if account.public_schema else "",
         shared_ids=tuple(account.shared_ids),
         losses=tuple(account.losses),
+        spent_before=_charge_of(account.spent_before),
         cohorts=_cohorts_of(account, run, balance),
         periods=_periods_of(balance),
         share=run.share or "",
@@ -424,6 +436,11 @@ def _together(account: Account, names: Sequence[str]) -> dict[str, Any]:
     runs, budget = [account.runs[name] for name in names], account.required_budget()
     rho, delta = _price([attempt for run in runs for attempt in run.spent()], budget.delta_conv)
     return {"epsilon": budget.epsilon_of(rho), "delta": delta, "rho": rho, "mu": mu_of(rho)}
+
+
+def _charge_of(charge: Mapping[str, Any] | None) -> dict[str, Any]:
+    """See `PrivacyStatement.spent_before`."""
+    return {} if charge is None else {"rho": charge["rho"], "reason": charge["reason"]}
 
 
 def _periods_of(balance: Balance) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def _numbers(statement: PrivacyStatement) -> Iterator[str]:
     if statement.mu != (mu := mu_of(rho)):
         yield _says("mu", statement.mu, mu, f"by rho = {rho:.6g}")
     yield from _both(statement.together, budget, rho, delta)
-    yield from _budget(statement.population, budget, rho)
+    yield from _budget(statement, budget, rho)
 
 
 def _both(both: Mapping[str, Any], budget: Budget, rho: float, delta: float) -> Iterator[str]:
@@ -112,16 +112,19 @@ def _both(both: Mapping[str, Any], budget: Budget, rho: float, delta: float) -> 
         yield _says("mu of both runs", both["mu"], mu, f"by rho = {both['rho']:.6g}")
 
 
-def _budget(population: Mapping[str, Any], budget: Budget, rho: float) -> Iterator[str]:
+def _budget(statement: PrivacyStatement, budget: Budget, rho: float) -> Iterator[str]:
     """rho: of the run."""
+    population, before = statement.population, statement.spent_before.get("rho", 0.0)
+    least = max(rho, before) if statement.cohorts else rounded_up(exact_sum((rho, before)))  # by cohort others may pay
     if exact_sum((budget.delta_conv, budget.delta_extra)) > Fraction(budget.delta):
         yield "The parts of the budget's delta are more than all of it."
     if abs((largest := budget.rho_of(budget.epsilon)) - budget.rho_max) > SLACK * largest:
         yield _says("The largest rho of the budget", budget.rho_max, largest, "by its epsilon and delta")
-    if not rho <= population["rho_spent"] <= budget.rho_max:
+    if not least <= population["rho_spent"] <= budget.rho_max:
+        what = "this run and of what was spent before" if before else "this run"
         yield (
             f"All runs together have spent rho = {population['rho_spent']:.6g}, which does not lie between that of "
-            f"this run, {rho:.6g}, and the budget's, {budget.rho_max:.6g}."
+            f"{what}, {least:.6g}, and the budget's, {budget.rho_max:.6g}."
         )
     if population["epsilon_spent"] != (spent := budget.epsilon_of(population["rho_spent"])):
         yield _says(

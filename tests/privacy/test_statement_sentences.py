@@ -25,6 +25,7 @@ from tests.population.contents import write_csv
 
 SCHEMA = "columns of the form"
 SHARED = "the same people, for this test"
+BEFORE, WHY_BEFORE = 0.0125, "what the old ledger shows"
 NUMBER = r"[-+\d.e]*\d"
 EPSILON, DELTA = 4.0, 1e-6
 OF_HISTOGRAMS = ("--local", "--runs", "runs", "--set", "clusters=2", "--set", "rounds=1", "--set", "epsilon=1")
@@ -70,9 +71,15 @@ class Done:
         seen = [run for seq, kind, run, _, _ in self.rows if kind == "charge" and seq <= self.until]
         return list(dict.fromkeys(seen))
 
+    @property
+    def before(self) -> float:
+        """The starting charge, which the first cohort pays."""
+        return sum(content["rho"] for _, kind, _, content, _ in self.rows if kind == "spent before")
+
     def spent_by(self, number: int) -> float:
         """By a cohort or a period."""
-        return sum(self.rho(run) for run in self.runs_so_far if any(a <= number <= b for a, b in self.ranges[run]))
+        runs = [run for run in self.runs_so_far if any(a <= number <= b for a, b in self.ranges[run])]
+        return sum(map(self.rho, runs)) + (self.before if number == 1 else 0.0)
 
     def mine(self) -> float:
         return self.rho(self.run)
@@ -179,13 +186,22 @@ def price(done: Done, whom: str, cost: str, rho: str, epsilon: str, delta: str) 
 
 
 def over_all_runs(done: Done, most: str, epsilon: str, delta: str, spent: str, epsilon_spent: str) -> bool:
-    rho = done.rho(*done.runs_so_far)
+    rho = done.rho(*done.runs_so_far) + done.before
     return (
         near(most, mu_of_budget())
         and (float(epsilon), float(delta)) == (EPSILON, DELTA)
         and near(spent, mu(rho))
         and near(epsilon_spent, epsilon_of(mu(rho), DELTA), 1e-3)
     )
+
+
+def spent_before(done: Done, rho: str, reason: str) -> bool:
+    """One charge, before every run."""
+    kinds = [(kind, content) for _, kind, _, content, _ in done.rows]
+    charges = [content for kind, content in kinds if kind == "spent before"]
+    first = [kind for kind, _ in kinds].index("spent before") < [kind for kind, _ in kinds].index("reserve")
+    said = float(rho) == BEFORE and reason == WHY_BEFORE
+    return said and first and [(one["rho"], one["reason"]) for one in charges] == [(BEFORE, WHY_BEFORE)]
 
 
 def promised(done: Done, most: str, epsilon: str, delta: str) -> bool:
@@ -224,6 +240,12 @@ SENTENCES = [  # (expression, units whose statements must have it, checker of wh
         rf"far: mu = {N} \(epsilon = {N}\)\.",
         ("client", "record"),
         over_all_runs,
+    ),
+    (
+        rf"Spent before: the budget owner declared that rho = {N} was spent on these people before this account began "
+        r"\((.+)\)\. The account began with this charge, and nobody checked it\.",
+        ("client", "cohort", "record"),
+        spent_before,
     ),
     (rf"Each client's promise holds for its whole time in the population: at most {GAUSSIAN}\.", ("cohort",), promised),
     (
@@ -346,6 +368,8 @@ def _ingested(name, rows, header, *options, unit="client", more=()):
     write_csv(Path(f"{name}.csv"), header, rows)
     works("population", "ingest", f"{name}.csv", name, "--nominal-clients", "1000", *options)
     budget = ("--epsilon", EPSILON, "--delta", DELTA, "--unit", unit, "--public-schema", SCHEMA)
+    if unit != "client_period":
+        budget += ("--spent-before", BEFORE, "--spent-before-reason", WHY_BEFORE)
     works("budget", "set", name, *budget, "--shared-ids", SHARED, *more)
 
 

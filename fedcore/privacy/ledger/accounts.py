@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,14 +11,14 @@ from typing import Any, get_args
 from sqlalchemy import Connection, Engine, Row, select
 
 from fedcore.errors import BudgetExists, BudgetMissing, ConfigError, LedgerError, LedgerMissing, LedgerRolledBack
-from fedcore.privacy.accounting import CURRENCY, make_budget
+from fedcore.privacy.accounting import CURRENCY, Budget, make_budget
 from fedcore.privacy.ledger import database as db
 from fedcore.privacy.ledger import tables
 from fedcore.privacy.ledger.chain import BY_COHORT, GENESIS, Account, Balance, ChainHead, link
 from fedcore.privacy.ledger.chain_writer import ChainWriter, insert_record
-from fedcore.privacy.ledger.formats import IN_ZCDP, ZCDP, refusal, refuse_unknown_schema
+from fedcore.privacy.ledger.formats import IN_ZCDP, ZCDP, refusal, refuse_unknown_schema, retired_in
 from fedcore.privacy.ledger.queries import compare_tables, read_chain, recent_chain
-from fedcore.privacy.ledger.replay import ANCHOR, COHORTS, LOSS, PERIODS, replay
+from fedcore.privacy.ledger.replay import ANCHOR, COHORTS, LOSS, PERIODS, SPENT_BEFORE, replay
 from fedcore.privacy.ledger.rows import RESTORE, decoded_object, find, find_all, refuse_newer
 from fedcore.privacy.periods import PeriodTerms
 from fedcore.privacy.plan import CLIENT_PERIOD, Relation, Unit
@@ -103,6 +104,11 @@ class Accounts:
             rows = find(connection, tables.accounts, columns=("population_id",), order=tables.accounts.c.population_id)
         return [row.population_id for row in rows]
 
+    def retired(self) -> str | None:
+        """The first population whose account this version refuses (`fedcore.privacy.ledger.formats`); None without."""
+        with self._transaction(write=False) as connection:
+            return retired_in(connection)
+
     # --- populations and budgets --------------------------------------------------------------------------------
 
     def register(self, population_id: str) -> None:
@@ -133,13 +139,15 @@ class Accounts:
         public_schema: str | None = None,
         periods: PeriodTerms | None = None,
         calendar: tuple[int, str, str] | None = None,
+        spent_before: tuple[float, str] | None = None,
     ) -> None:
         """Say once what the population may lose in total, for whom (unit) and against what (relation).
 
         delta_extra: see `make_budget`. public_schema: why the columns, bounds, vocabulary and thresholds that
         runs on it use are public; None: nobody said, and statements say so. periods, calendar: of the unit
         client_period, and of no other: its terms, and (version, checksum, token of the first period) of the population
-        as it is now, from which on the account is kept by period. Raises ConfigError for a bad value, BudgetExists if
+        as it is now, from which on the account is kept by period. spent_before: (rho, reason) of what an earlier
+        account of the same people has spent; it is charged first. Raises ConfigError for a bad value, BudgetExists if
         there is a budget.
         """
         if unit not in get_args(Unit) or relation not in get_args(Relation):
@@ -160,6 +168,7 @@ class Accounts:
             )
         budget = make_budget(epsilon, delta, delta_extra if periods is None else 0.0)
         said = None if public_schema is None else checked_reason(public_schema)
+        charge = None if spent_before is None else _starting_charge(*spent_before, budget, periods is not None)
         with self._writing(population_id) as writer:
             old = self._recent(writer.connection, writer.account).budget
             if old is not None:
@@ -173,11 +182,13 @@ class Accounts:
             record = {"budget": budget.numbers(), **terms}
             if periods is None or calendar is None:
                 writer.append("budget set", None, record)
-                return
-            writer.append("budget set", None, {**record, "needs": [PERIODS], "periods": periods.to_json()})
-            version, manifest, token = calendar
-            writer.set_account(mode=BY_COHORT)
-            writer.append(COHORTS, None, {"founders": version, "manifest": manifest, "token": token})
+            else:
+                writer.append("budget set", None, {**record, "needs": [PERIODS], "periods": periods.to_json()})
+                version, manifest, token = calendar
+                writer.set_account(mode=BY_COHORT)
+                writer.append(COHORTS, None, {"founders": version, "manifest": manifest, "token": token})
+            if charge is not None:
+                writer.append(SPENT_BEFORE, None, charge)
 
     def say_public_schema(self, population_id: str, reason: str) -> None:
         """Say why columns, bounds, vocabulary and thresholds are public: what was said before stays in the history.
@@ -344,6 +355,24 @@ class Accounts:
         part = account.checkpoint > 0
         compare_tables(connection, self.id, account, row, part=part, arrays=False)
         return account
+
+
+def _starting_charge(rho: float, reason: str, budget: Budget, by_period: bool) -> dict[str, Any]:
+    """The payload of the record. Raises ConfigError."""
+    if not (math.isfinite(rho) and rho >= 0):
+        raise ConfigError(f"What was spent before must be a finite rho of at least 0, not {rho!r}.")
+    if by_period and rho:
+        raise ConfigError(
+            "A budget per client and period cannot carry a starting charge: what each period has lost is unknown.",
+            "Ingest the data without --period, and set a budget per client.",
+        )
+    if rho > budget.rho_max:
+        raise ConfigError(
+            f"These people have spent rho = {rho:.6g} (epsilon = {budget.epsilon_of(rho):.4g}), more than the budget "
+            f"allows: rho = {budget.rho_max:.6g} (epsilon = {budget.epsilon:g}). No budget was set.",
+            "Set a larger budget, if you can justify that to the people in it.",
+        )
+    return {"rho": float(rho), "reason": checked_reason(reason)}
 
 
 def checked_reason(reason: str) -> str:

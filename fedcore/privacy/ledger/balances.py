@@ -84,6 +84,7 @@ class Balance:
     before one is set.
     public_schema: why columns, bounds, vocabulary and thresholds are public, as was said last; None: nobody said.
     loss: the newest record of a ledger that went back and was gone on with; None if it never did.
+    spent_before: the record of a starting charge, which is part of what is spent; None without one.
 
     segments: of a budget that is kept by cohort, from cohort 1 to the newest that a reservation has named; later ones
     have all of the budget. Empty for one account. With segments, spent, reserved and left are each the largest of any
@@ -108,6 +109,7 @@ class Balance:
     open_runs: tuple[str, ...]
     public_schema: str | None = None
     loss: Mapping[str, Any] | None = None
+    spent_before: Mapping[str, Any] | None = None
     segments: tuple[Segment, ...] = ()
     periods: PeriodTerms | None = None
     lifetime_spent: float = 0.0
@@ -165,6 +167,7 @@ class Balance:
             "open_runs": list(self.open_runs),
             "public_schema": self.public_schema,
             "loss": None if self.loss is None else dict(self.loss),
+            "spent_before": None if self.spent_before is None else dict(self.spent_before),
             "segments": [segment.to_json() for segment in self.segments],
             "shares": [share.to_json() for share in self.shares],
             **self._by_period(),

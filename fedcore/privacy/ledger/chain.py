@@ -180,6 +180,7 @@ class Account:
     periods:       terms of a budget per client and calendar period, each of which is a cohort; None: of any other
     shares:        named parts of the budget; empty: it is not divided
     anchor:        place of the newest record's copy outside of the ledger; None: there is none
+    spent_before:  starting charge that the budget owner declared, with its number and time; None: none
     """
 
     population_id: str
@@ -199,6 +200,7 @@ class Account:
     shares: Shares = field(default_factory=dict)
     shared_ids: list[str] = field(default_factory=list)
     anchor: str | None = None
+    spent_before: dict[str, Any] | None = None
 
     @property
     def mode(self) -> str | None:
@@ -300,6 +302,7 @@ class Account:
         )
         said, lost = self.public_schema, self.losses
         balance = replace(balance, public_schema=said[-1] if said else None, loss=lost[-1] if lost else None)
+        balance = replace(balance, spent_before=self.spent_before)
         if self.shares:
             balance = replace(balance, shares=tuple(map(self._share_balance, (*sorted(self.shares), None))))
         if self.founders is None:

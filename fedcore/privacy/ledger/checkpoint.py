@@ -21,7 +21,8 @@ from fedcore.privacy.periods import PeriodTerms
 from fedcore.privacy.plan import LAWS
 from fedcore.storage.ranges import merged
 
-FIELDS = {"budget", "currency", "unit", "relation", "releases", "public_schema", "loss", "runs", "shares", "anchor"}
+FIELDS = {"budget", "currency", "unit", "relation", "releases", "public_schema", "loss", "runs"}
+FIELDS |= {"shares", "anchor", "spent_before"}
 SUMS = ({"rho", "delta"}, {"cohorts"})  # as one account, or by cohort
 
 
@@ -34,7 +35,7 @@ def state_of(account: Account) -> dict[str, Any]:
     the account is kept by cohort, `cohorts`: the founders' version and manifest, the tokens, and these sums from cohort
     to cohort, as [first, last, rho, delta]; per client and period also its terms, and what a client with data in every
     period has lost. Once the account is divided, `shares`: their `parts`, and such sums of each that spent something.
-    `anchor`: its place, if there is one.
+    `anchor`: its place, `spent_before`: the starting charge, which the sums contain; each if there is one.
     """
     return {
         "budget": None if account.budget is None else account.budget.numbers(),
@@ -44,6 +45,7 @@ def state_of(account: Account) -> dict[str, Any]:
         **_sums_json(account),
         **({"shares": _shares_json(account)} if account.shares else {}),
         **({} if account.anchor is None else {"anchor": account.anchor}),
+        **({} if account.spent_before is None else {"spent_before": account.spent_before}),
         "releases": dict(account.ended.releases),
         "public_schema": account.public_schema[-1] if account.public_schema else None,
         "loss": account.losses[-1] if account.losses else None,
@@ -81,6 +83,7 @@ def account_at(population_id: str, state: Mapping[str, Any]) -> Account:
         sums = [[FOUNDERS, FOUNDERS, state["rho"], state["delta"]]]
     account.ended.sums = _sums_of(sums)
     account.anchor = None if "anchor" not in state else str(state["anchor"])
+    account.spent_before = None if "spent_before" not in state else dict(state["spent_before"])
     if "shares" in state:
         divided = state["shares"]
         if unknown := sorted(divided.keys() - {"parts", "sums"}):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable
+from fractions import Fraction
 from typing import Any, TypeVar
 
 from fedcore.errors import BudgetExceeded, ConfigError, LedgerTampered
@@ -30,13 +31,13 @@ from fedcore.privacy.ledger.dividing import DIVIDE, check_division
 from fedcore.privacy.ledger.formats import refuse_retired_record
 from fedcore.privacy.ledger.rows import newer
 from fedcore.privacy.ledger.shares import SHARES, shares_json, shares_of, whose
-from fedcore.privacy.ledger.sums import EVERYBODY
+from fedcore.privacy.ledger.sums import EVERYBODY, Totals
 from fedcore.privacy.periods import PeriodTerms, periods_in
 from fedcore.privacy.plan import CLIENT_PERIOD, LAWS, ROUNDED
 from fedcore.storage.ranges import Ranges
 
 CHECKPOINT, LOSS, COHORTS, FORGET = "checkpoint", "accept loss", "cohorts", "forget"
-PERIODS, ANCHOR, SHARED_IDS = "periods", "anchor", "shared ids"
+PERIODS, ANCHOR, SHARED_IDS, SPENT_BEFORE = "periods", "anchor", "shared ids", "spent before"
 NEEDS = ("cohorts", PERIODS, SHARES)  # features that records name and this version knows
 STOP = "Restore the ledger from a backup and find out what was done to it; nothing more is released until then."
 BROKEN = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, ConfigError)
@@ -67,6 +68,19 @@ def _periods(payload: dict[str, Any]) -> PeriodTerms | None:
     if (value is None) != (payload["unit"] != CLIENT_PERIOD) or (value is None) != (PERIODS not in needs):
         raise ValueError("calendar periods in another unit, or none in theirs")
     return None if value is None else PeriodTerms.from_json(value)
+
+
+def _spent_before(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+    """The starting charge of an account: everybody who is there pays it, before anything is reserved."""
+    if account.budget is None or account.spent_before is not None or account.runs or account.checkpoint:
+        raise ValueError("a starting charge without a budget, a second one, or one after a run")
+    rho = _price(payload["rho"])
+    if account.periods is not None and rho:
+        raise ValueError("a starting charge of calendar periods")
+    if account.founders is not None and account.periods is None:
+        raise ValueError("a starting charge after cohorts began")
+    account.ended.sums.add(EVERYBODY, Totals(rho_spent=Fraction(rho)))
+    account.spent_before = {"seq": account.seq + 1, "at": payload["at"], "rho": rho, "reason": str(payload["reason"])}
 
 
 def _raise_budget(account: Account, run_id: str, payload: dict[str, Any]) -> None:
@@ -290,6 +304,7 @@ def _known(name: str, payload: dict[str, Any], default: Name, known: tuple[Name,
 APPLY: dict[str, Callable[[Account, str, dict[str, Any]], None]] = {
     "register": _register,
     "budget set": _set_budget,
+    SPENT_BEFORE: _spent_before,
     "budget raise": _raise_budget,
     DIVIDE: _divide,
     "public schema": _public_schema,
