@@ -167,7 +167,7 @@ def _start(record: Mapping[str, Any] | None) -> str:
 
 
 def _software(before: Run, now: Run) -> list[Change]:
-    """Of packages only where both runs name them: those of earlier versions do not."""
+    """Of packages only where both runs name them."""
     names = [run.info.get("software") or {} for run in (before, now)]
     packages = [name for name in names[1] if name in names[0]] if all(names) else []
     kept = [

@@ -147,7 +147,7 @@ def conclusion_of(run: Run, method: Method, population: Population) -> Conclusio
     RunError if run.json is damaged.
     """
     deployment, settings = run.info.get("deployment"), run.info.get("series")
-    if deployment is None or settings is None:  # or by an earlier version, which did not keep the series
+    if deployment is None or settings is None:
         return None
     try:
         series = Series.model_validate(settings)

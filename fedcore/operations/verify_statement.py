@@ -25,7 +25,6 @@ from fedcore.training.spec import vocabulary_of
 if TYPE_CHECKING:
     from fedcore.privacy.ledger.ledger import Ledger
 
-OF_ALL_RUNS = ("population", "cohorts", "periods", "losses", "public_schema")  # entries that later runs change
 LARGEST = 1 << 28  # bytes of a statement or report
 
 
@@ -90,7 +89,7 @@ def verify_statement(
         if embedded is None:
             raise ConfigError(
                 f"{str(path)!r} is a page without a privacy statement.",
-                "An earlier version wrote it, or its run has not ended. `fedcore report RUN` writes it again.",
+                "Its run may not have ended. `fedcore report RUN` writes it again.",
             )
         content = embedded.encode()
     try:
@@ -158,9 +157,6 @@ def _ledger(
     try:
         if population is not None:
             return ledger_of(population, url)
-        if not said.ledger:
-            report.not_checked.append(f"{missing}the population is not at hand, and the statement names no ledger.")
-            return None
         return open_ledger(url or default_ledger_url(), expected_id=str(said.ledger.get("id")))
     except LedgerMissing as error:
         report.not_checked.append(f"{missing}{error.message}")
@@ -210,15 +206,13 @@ def _compare_ledger(report: StatementReport, said: PrivacyStatement, at: _At, le
     problems = len(report.problems)
     with report.comparing("The ledger's chain is whole: every hash, every balance and every published array."):
         ledger.verify(population_id)
-    if said.ledger:
-        with report.comparing("The ledger holds the record that was the newest when the statement was made."):
-            _check_head(report, said, population_id, ledger)
+    with report.comparing("The ledger holds the record that was the newest when the statement was made."):
+        _check_head(report, said, population_id, ledger)
     if len(report.problems) > problems:
         return  # of such a ledger nothing can be told
     with report.comparing("The ledger's records give these charges, prices, totals and conversions, and no others."):
-        found = _told(report, said, at, ledger, population_id, run_id)
-        if found is not None:
-            report.problems += found.values()
+        found = _again(said, at, ledger, population_id, run_id, said.ledger["seq"])
+        report.problems += differences(said, found).values()
     _since(report, said, population_id, ledger)
 
 
@@ -235,28 +229,8 @@ def _check_head(report: StatementReport, said: PrivacyStatement, population_id: 
         )
 
 
-def _told(
-    report: StatementReport, said: PrivacyStatement, at: _At, ledger: Ledger, population_id: str, run_id: str
-) -> dict[str, str] | None:
-    """What the ledger says otherwise. Of a statement that names no record: when its run ended, or else now."""
-    if said.ledger:
-        return differences(said, _again(said, at, ledger, population_id, run_id, said.ledger["seq"]))
-    ended = [
-        item["seq"] for item in ledger.history(population_id) if (item["kind"], item["run_id"]) == ("finish", run_id)
-    ]
-    found: dict[str, str] = {}
-    for through in (*ended[:1], None):
-        found = differences(said, _again(said, at, ledger, population_id, run_id, through))
-        if not found:
-            return {}
-    report.not_checked.append(
-        "The totals of all runs: an earlier version wrote the statement, which does not say when it was made."
-    )
-    return {name: told for name, told in found.items() if name not in OF_ALL_RUNS}
-
-
 def _again(
-    said: PrivacyStatement, at: _At, ledger: Ledger, population_id: str, run_id: str, through: int | None
+    said: PrivacyStatement, at: _At, ledger: Ledger, population_id: str, run_id: str, through: int
 ) -> PrivacyStatement:
     """The statement, made once more; what no ledger says is taken from the run, or else from the statement."""
     if at.run is not None and at.population is not None and at.run.id == run_id:
@@ -280,7 +254,7 @@ def _since(report: StatementReport, said: PrivacyStatement, population_id: str, 
     """What a reader of an old statement should know of the population now."""
     balance, head = ledger.balance(population_id), ledger.head(population_id)
     budget = balance.budget
-    if budget is None or not said.ledger or head.seq == said.ledger.get("seq"):
+    if budget is None or head.seq == said.ledger.get("seq"):
         return
     report.since.append(f"The ledger has {head.seq - said.ledger['seq']} more records of this population by now.")
     if balance.rho_spent > said.population["rho_spent"]:

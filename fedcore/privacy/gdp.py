@@ -3,7 +3,7 @@
 A release is mu-GDP if it is no easier to tell two neighbouring populations apart by it than N(0, 1) and N(mu, 1). Such
 releases compose exactly, sum mu^2, also when each is chosen after seeing the ones before (Koskela, Tobaben, Honkela,
 arXiv 2209.15596; Smith, Thakurta, arXiv 2210.17520), and mu-GDP is (epsilon, delta(epsilon; mu))-DP for every epsilon
-(Dong, Roth, Su 2022). rho = mu^2 / 2 is the same number as in zCDP. Numbers are balls of Arb (python-flint), rounded to
+(Dong, Roth, Su 2022). A release costs rho = mu^2 / 2. Numbers are balls of Arb (python-flint), rounded to
 the side that promises less. Argument: docs/privacy/gdp.md.
 """
 

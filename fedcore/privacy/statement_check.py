@@ -17,7 +17,6 @@ from fedcore.privacy.statement import PrivacyStatement
 from fedcore.storage.parsing import parse_json
 
 SLACK = 1e-9  # relative: by so much the rho of a raise to the same budget may differ by rounding
-ADDED = ("run", "population_id", "ledger", "together")  # statements of earlier versions do not have them
 LISTS = ("releases", "vouched", "shared_ids", "losses", "not_covered")
 DERIVED = ("privacy", "text")
 NAMES = {field.name for field in fields(PrivacyStatement)}
@@ -39,6 +38,8 @@ def read_statement(content: bytes | str) -> tuple[PrivacyStatement, dict[str, An
     budget = value.get("population")
     if value["private"] and isinstance(budget, dict) and (budget.get("currency") != CURRENCY or "discrete" in budget):
         raise ConfigError(*retired("it", f"about {IN_ZCDP}, or one that was recounted from it"))
+    if value["private"] and not value.get("ledger"):
+        raise ConfigError(*retired("it", "without the ledger record that it was made from"))
     said: dict[str, Any] = {
         name: tuple(item) if name in LISTS and isinstance(item, list) else item
         for name, item in value.items()
@@ -137,17 +138,14 @@ def _says(what: str, said: object, is_: object, why: str = "") -> str:
 
 
 def differences(said: PrivacyStatement, found: PrivacyStatement) -> dict[str, str]:
-    """What `found`, made from a ledger, says otherwise: {entry: a sentence}; "" is the key of there being no promise.
-
-    Entries that statements of earlier versions lack are not compared where they are empty.
-    """
+    """What `found`, made from a ledger, says otherwise: {entry: a sentence}; "" is the key where one promises nothing."""
     if said.private != found.private:
         words = {True: "promises privacy", False: "promises nothing"}
         why = f" ({found.reason})" if found.reason else ""
         return {"": f"The statement {words[said.private]}, and the ledger {words[found.private]} for this run{why}."}
     one, other, told = _plain(said), _plain(found), {}
     for name in (field.name for field in fields(PrivacyStatement)):
-        if not (_same(one[name], other[name]) or (name in ADDED and not one[name])):
+        if not _same(one[name], other[name]):
             told[name] = " ".join(_of_entry(name, one[name], other[name]))
     return told
 

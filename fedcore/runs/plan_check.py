@@ -58,8 +58,8 @@ def keep_plan(run: Run, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     if run.info.get("private") is not False and plan.get("private") is not True:
         raise RunError(
-            f"run {run.id!r} is private, and the plan was made for one that is not, or by an earlier version: it "
-            "tells exact counts of the population, which are not kept with a private run.",
+            f"run {run.id!r} is private, and the plan was made for one that is not: it tells exact "
+            "counts of the population, which are not kept with a private run.",
             "Make the plan again, with the settings of this run.",
         )
     rows = compare(run, plan)

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedcore.errors import ConfigError, LedgerMissing, LedgerRetired
+from fedcore.errors import LAST_READER, ConfigError, LedgerMissing, LedgerRetired
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.database import parse_url
 from fedcore.privacy.ledger.ledger import Ledger, default_ledger_url, open_ledger
 
 SQLITE = b"SQLite format 3\0"  # how every file of SQLite begins
+RETIRED = "an account in zCDP, or recounted from it"
 OPTIONS = "--spent-before RHO --spent-before-reason TEXT"
 
 
@@ -33,14 +34,14 @@ def require_declaration(population: Population, ledger: Ledger) -> None:
     raise LedgerRetired(
         f"Population {population.path.name!r} has no budget yet, and {found}. If these are the same people, what they "
         "have spent there must count.",
-        f"Declare it with {OPTIONS}; RHO is 0 if these are other people. docs/privacy/ledger.md shows how to find RHO.",
+        f"Read it there with commit {LAST_READER} of fedcore, and declare it with {OPTIONS}; RHO is 0 if these are other people. docs/privacy/ledger.md shows how to find RHO.",
     )
 
 
 def _refused(population: Population, ledger: Ledger) -> Iterator[str]:
     """What is refused: in the population's ledger, at the default location, in files of the data folder."""
     if (of := ledger.retired()) is not None:
-        yield f"its ledger {ledger.id} holds an account in zCDP, that of population {of!r}"
+        yield f"its ledger {ledger.id} holds {RETIRED}, that of population {of!r}"
     for url in _places(population):
         try:
             other = open_ledger(url)
@@ -50,7 +51,7 @@ def _refused(population: Population, ledger: Ledger) -> Iterator[str]:
             yield refused.message.rstrip(".")
             continue
         if other.id != ledger.id and (of := other.retired()) is not None:
-            yield f"the ledger {other.url!r} holds an account in zCDP, that of population {of!r}"
+            yield f"the ledger {other.url!r} holds {RETIRED}, that of population {of!r}"
 
 
 def _places(population: Population) -> list[str]:

@@ -12,7 +12,6 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from fedcore.errors import LedgerError, LedgerRetired, retired
-from fedcore.privacy.accounting import CURRENCY
 from fedcore.privacy.ledger import tables
 from fedcore.privacy.plan import ROUNDED
 
@@ -66,7 +65,7 @@ def refuse_retired_record(kind: str, payload: Mapping[str, Any], where: str) -> 
 def retired_in(connection: Connection) -> str | None:
     """The first population with an account that this version refuses; None if there is none."""
     accounts, records = tables.accounts.c, tables.records.c
-    in_zcdp = select(accounts.population_id).where(accounts.rho_max.is_not(None), accounts.currency != CURRENCY)
+    in_zcdp = select(accounts.population_id).where(accounts.rho_max.is_not(None), accounts.currency == ZCDP)
     recounted = select(records.population_id).where(records.kind == RECOUNT)
     for query in (in_zcdp, recounted):
         if (found := connection.execute(query.limit(1)).scalar_one_or_none()) is not None:
