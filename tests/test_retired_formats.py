@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from fedcore.errors import LAST_READER, LedgerRetired, ManifestError, RunError
+from fedcore.operations.ledger_drill import drill
 from fedcore.population import layout
 from fedcore.population.manifest import checksum_of
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.chain import GENESIS, link
+from fedcore.privacy.ledger.copies import backup, restore
 from fedcore.privacy.ledger.ledger import create_ledger, open_ledger
 from fedcore.rounds.clients import ZIPPED, memory_file, read_memory
 from fedcore.runs.store import Run
@@ -168,6 +170,24 @@ def test_an_account_of_a_retired_form(tmp_path, monkeypatch, old):
 def _reserved(ledger, population_id):
     ledger.reserve(population_id, "run", [release()], 0, secure=True)
     return "run"
+
+
+@pytest.mark.parametrize("old", ["in zcdp", "recounted"])
+def test_a_ledger_with_such_an_account_is_copied_and_restored_with_the_others(tmp_path, monkeypatch, old):
+    monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+    population, ledger = private_population(tmp_path / "p", small_counts(20))
+    make, words = ACCOUNTS[old]
+    make(ledger, population.id)
+    ledger.register("others")
+    ledger.set_budget("others", 1.0, 1e-6)
+    for _ in range(2):  # the second one replaces the first
+        copy = backup(ledger, tmp_path / "copy")
+    restored = restore(copy, f"sqlite:///{tmp_path / 'new.sqlite'}")
+    assert restored.verify_all().keys() == {"others"} and restored.populations() == ledger.populations()
+    refuses(LedgerRetired, words, lambda: restored.verify(population.id))
+    found = drill(str(tmp_path / "copy"), ledger.url)
+    assert found.verdict == "whole" and [item["population_id"] for item in found.populations] == ["others"]
+    assert any(LAST_READER in remark for remark in found.remarks)
 
 
 def test_an_account_without_a_budget_has_no_currency(tmp_path, monkeypatch):

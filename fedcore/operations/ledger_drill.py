@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from fedcore.errors import LedgerError, LedgerMissing, LedgerRolledBack, PopulationError
+from fedcore.errors import LedgerError, LedgerMissing, LedgerRetired, LedgerRolledBack, PopulationError
 from fedcore.population.store import Population
 from fedcore.privacy.accounting import rounded_up
 from fedcore.privacy.ledger.chain import ChainHead
@@ -57,10 +57,12 @@ def drill(source: str, url: str, runs: Iterable[str | Place] = ()) -> Drill:
     """
     copy = open_copy(source)
     found = Drill(copy.id)
-    mine = copy.populations()
-    for population_id in mine:
+    for population_id in copy.populations():
         try:
             balance = copy.verify(population_id)
+        except LedgerRetired as error:
+            found.remarks.append(error.message)
+            continue
         except LedgerError as error:
             found.problems.append(error.message)
             continue
@@ -74,6 +76,7 @@ def drill(source: str, url: str, runs: Iterable[str | Place] = ()) -> Drill:
                 "open_runs": list(balance.open_runs),
             }
         )
+    mine = [item["population_id"] for item in found.populations]
     if not found.problems:
         _compare_live(copy, mine, url, found)
         _compare_runs(copy, mine, runs, found)
@@ -96,7 +99,10 @@ def _compare_live(copy: Ledger, mine: list[str], url: str, found: Drill) -> None
                 f"The ledger at {live.url!r} lacks what the copy has of population {population_id!r}: it went back."
             )
     for population_id in theirs:
-        history = live.history(population_id)
+        try:
+            history = live.history(population_id)
+        except LedgerRetired:
+            continue
         lost = set(copy.lacks(population_id, [ChainHead(live.id, row["seq"], row["hash"]) for row in history]))
         if rows := [row for row in history if ChainHead(live.id, row["seq"], row["hash"]) in lost]:
             found.lost.append({"population_id": population_id, **_since(rows)})

@@ -3,7 +3,7 @@
     FEDCORE_DATA=... python -m tests.histograms.series
 
 Noise is rounded normal. A series is followed twice: with all that a run leaves to the next one ("pooled"), and with the
-centres, the mean and the counts alone, as runs of version 0.1 left them ("centres alone").
+centres, the mean and the counts alone ("centres alone").
 """
 
 from __future__ import annotations

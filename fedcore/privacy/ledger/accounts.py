@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, get_args
 
 from sqlalchemy import Connection, Engine, Row, select
 
-from fedcore.errors import BudgetExists, BudgetMissing, ConfigError, LedgerError, LedgerMissing, LedgerRolledBack
+from fedcore.errors import (
+    BudgetExists,
+    BudgetMissing,
+    ConfigError,
+    LedgerError,
+    LedgerMissing,
+    LedgerRetired,
+    LedgerRolledBack,
+)
 from fedcore.privacy.accounting import CURRENCY, Budget, make_budget
 from fedcore.privacy.ledger import database as db
 from fedcore.privacy.ledger import tables
@@ -342,6 +350,17 @@ class Accounts:
         """
         with self._reading(population_id) as (connection, row):
             return self._whole(connection, row, arrays=True).balance()
+
+    def verify_all(self) -> dict[str, ChainHead]:
+        """The newest record of each population, whose chain is verified. Accounts that this version refuses by name are
+        left out: nothing is known of them. Raises LedgerTampered.
+        """
+        heads = {}
+        for population_id in self.populations():
+            with suppress(LedgerRetired):
+                self.verify(population_id)
+                heads[population_id] = self.head(population_id)
+        return heads
 
     def _whole(self, connection: Connection, row: Row[Any], *, arrays: bool = False) -> Account:
         """The account from its first record on, compared with the tables. Raises LedgerTampered."""

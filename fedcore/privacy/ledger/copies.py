@@ -28,11 +28,11 @@ def backup(ledger: Ledger, dest: str | Path) -> Ledger:
     """Copy a ledger to a file as it is now, also while runs charge it. Returns the copy, verified.
 
     A copy that is there is replaced by a newer one of the same ledger only, and nothing is kept of a ledger that does
-    not verify. Raises ConfigError for a place that holds anything else, LedgerTampered, LedgerError.
+    not verify. Accounts that this version refuses by name are copied as they are. Raises ConfigError for a place that holds anything else, LedgerTampered, LedgerError.
     """
     path = Path(dest).expanduser().absolute()
     before = _copy_there(ledger, path)
-    heads = {} if before is None else {name: before.head(name) for name in before.populations()}
+    heads = {} if before is None else before.verify_all()
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         db.make_private_file(partial)
@@ -42,10 +42,9 @@ def backup(ledger: Ledger, dest: str | Path) -> Ledger:
         else:
             _copy_server(ledger, partial)
         made = open_copy(partial)
-        for population_id in made.populations():
-            made.verify(population_id)
-        for population_id in heads:
-            made.check_not_rolled_back(population_id, heads[population_id])
+        made.verify_all()
+        for population_id, head in heads.items():
+            made.check_not_rolled_back(population_id, head)
         replace_durably(partial, path)
     except (sqlite3.Error, OSError) as error:
         raise db.named(error, str(path)) from None
@@ -117,8 +116,7 @@ def restore(copy: Ledger, url: str) -> Ledger:
     What is there is never replaced, be it older, newer or another: it may know of something that was spent. Raises
     ConfigError if a ledger is there, LedgerTampered for a damaged copy, LedgerError.
     """
-    for population_id in copy.populations():
-        copy.verify(population_id)
+    heads = copy.verify_all()
     parsed = db.parse_url(url)
     where = parsed.render_as_string()
     engine = db.connect(parsed, create=True)
@@ -128,9 +126,9 @@ def restore(copy: Ledger, url: str) -> Ledger:
         with db.transaction(copy._engine, copy.url, write=False) as source:
             _copy_rows(source, target)
     made = open_ledger(url, expected_id=copy.id)
-    for population_id in copy.populations():
-        made.verify(population_id)
-        made.check_not_rolled_back(population_id, copy.head(population_id))
+    made.verify_all()
+    for population_id, head in heads.items():
+        made.check_not_rolled_back(population_id, head)
     return made
 
 

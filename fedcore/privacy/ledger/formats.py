@@ -25,8 +25,7 @@ CARRY_OVER = (
 
 
 def refusal(what: str, form: str) -> LedgerRetired:
-    message, remedy = retired(what, form)
-    return LedgerRetired(message, f"{remedy} {CARRY_OVER}")
+    return LedgerRetired(retired(what, form)[0], CARRY_OVER)
 
 
 def refuse_unknown_schema(schema: object, where: str) -> None:

@@ -84,6 +84,7 @@ DEAL, OF_DEAL = "fedcore/population/ingest/documents.py", "tests/population/test
 TABLES, TEXTS = "fedcore/population/ingest/sources_table.py", "fedcore/population/ingest/sources_text.py"
 OF_GDP, OF_REDRAWS = "tests/privacy/test_gdp.py", "tests/privacy/test_redraws.py"
 OF_COHORTS = "tests/privacy/test_cohorts.py"
+OF_CHARGE = "tests/privacy/test_spent_before.py"
 SHARES, DIVIDING = "fedcore/privacy/ledger/shares.py", "fedcore/privacy/ledger/dividing.py"
 OF_SHARES = "tests/privacy/test_shares.py"
 COPIES, OF_COPIES = "fedcore/privacy/ledger/copies.py", "tests/privacy/test_ledger_copies.py"
@@ -1720,16 +1721,82 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "copies: a newer one is replaced by an older one",
         COPIES,
-        "made.check_not_rolled_back(population_id, heads[population_id])",
-        "pass",
+        "            made.check_not_rolled_back(population_id, head)\n        replace_durably(partial, path)",
+        "            pass\n        replace_durably(partial, path)",
         f"{OF_COPIES}::test_a_copy_is_replaced_by_a_newer_one_of_the_same_ledger_only",
     ),
     _mutant(
         "copies: made of a damaged ledger",
         COPIES,
-        "            made.verify(population_id)\n        for population_id in heads:",
-        "            pass\n        for population_id in heads:",
+        "        made.verify_all()\n        for population_id, head in heads.items():\n"
+        "            made.check_not_rolled_back(population_id, head)\n        replace_durably",
+        "        for population_id, head in heads.items():\n"
+        "            made.check_not_rolled_back(population_id, head)\n        replace_durably",
         f"{OF_COPIES}::test_nothing_is_kept_of_a_ledger_that_does_not_verify",
+    ),
+    # --- people of accounts that are refused -------------------------------------------------------------------------
+    _mutant(
+        "spent before: it costs nothing",
+        REPLAY,
+        "account.ended.sums.add(EVERYBODY, Totals(rho_spent=Fraction(rho)))",
+        "pass",
+        f"{OF_CHARGE}::test_it_is_charged_and_displayed_before_anything_else",
+    ),
+    _mutant(
+        "spent before: twice",
+        REPLAY,
+        "account.budget is None or account.spent_before is not None or",
+        "account.budget is None or",
+        f"{OF_CHARGE}::test_records_that_cannot_follow_are_refused",
+    ),
+    _mutant(
+        "spent before: after a run",
+        REPLAY,
+        "or account.runs or account.checkpoint:",
+        "or account.checkpoint:",
+        f"{OF_CHARGE}::test_records_that_cannot_follow_are_refused",
+    ),
+    _mutant(
+        "spent before: a checkpoint forgets it",
+        CHECKPOINT,
+        '**({} if account.spent_before is None else {"spent_before": account.spent_before}),',
+        "",
+        f"{OF_CHARGE}::test_a_checkpoint_keeps_it",
+    ),
+    _mutant(
+        "spent before: the statement does not quote it",
+        STATEMENT,
+        "*([spent_before_in_words(self.spent_before)] if self.spent_before else []),",
+        "",
+        f"{OF_CHARGE}::test_a_statement_quotes_it_and_is_checked",
+    ),
+    _mutant(
+        "spent before: not required beside an old ledger",
+        "fedcore/training/earlier_accounts.py",
+        "    if found is None or ledger",
+        "    if True or found is None or ledger",
+        "tests/test_earlier_accounts.py::test_a_ledger_of_schema_1_in_the_data_folder_stops_it",
+    ),
+    _mutant(
+        "spent before: a renamed ledger is not found",
+        "fedcore/training/earlier_accounts.py",
+        "if folder.is_dir() else []",
+        "if False else []",
+        "tests/test_earlier_accounts.py::test_a_ledger_of_schema_1_in_the_data_folder_stops_it",
+    ),
+    _mutant(
+        "formats: an account in zCDP is read",
+        ACCOUNTS,
+        "if has_budget and rows[0].currency == ZCDP:",
+        "if False:",
+        "tests/test_retired_formats.py::test_an_account_of_a_retired_form",
+    ),
+    _mutant(
+        "formats: a recounted account is read",
+        "fedcore/privacy/ledger/formats.py",
+        "    if kind == RECOUNT:\n",
+        "    if False:\n",
+        "tests/test_retired_formats.py::test_an_account_of_a_retired_form",
     ),
     # --- the run -----------------------------------------------------------------------------------------------------
     _mutant(
