@@ -138,7 +138,7 @@ def _says(what: str, said: object, is_: object, why: str = "") -> str:
 
 
 def differences(said: PrivacyStatement, found: PrivacyStatement) -> dict[str, str]:
-    """What `found`, made from a ledger, says otherwise: {entry: a sentence}; "" is the key where one promises nothing."""
+    """What `found`, made from a ledger, says otherwise: {entry: a sentence}; "" is the key if one promises nothing."""
     if said.private != found.private:
         words = {True: "promises privacy", False: "promises nothing"}
         why = f" ({found.reason})" if found.reason else ""

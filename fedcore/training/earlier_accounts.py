@@ -34,7 +34,8 @@ def require_declaration(population: Population, ledger: Ledger) -> None:
     raise LedgerRetired(
         f"Population {population.path.name!r} has no budget yet, and {found}. If these are the same people, what they "
         "have spent there must count.",
-        f"Read it there with commit {LAST_READER} of fedcore, and declare it with {OPTIONS}; RHO is 0 if these are other people. docs/privacy/ledger.md shows how to find RHO.",
+        f"Read it there with commit {LAST_READER} of fedcore, and declare it with {OPTIONS}; RHO is 0 if these "
+        "are other people. docs/privacy/ledger.md shows how to find RHO.",
     )
 
 

@@ -28,7 +28,8 @@ def backup(ledger: Ledger, dest: str | Path) -> Ledger:
     """Copy a ledger to a file as it is now, also while runs charge it. Returns the copy, verified.
 
     A copy that is there is replaced by a newer one of the same ledger only, and nothing is kept of a ledger that does
-    not verify. Accounts that this version refuses by name are copied as they are. Raises ConfigError for a place that holds anything else, LedgerTampered, LedgerError.
+    not verify. Accounts that this version refuses by name are copied as they are. Raises ConfigError for a place that
+    holds anything else, LedgerTampered, LedgerError.
     """
     path = Path(dest).expanduser().absolute()
     before = _copy_there(ledger, path)
