@@ -42,7 +42,7 @@ def own_ledger(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def every_round_committed(monkeypatch):
-    """Tests make a few rounds and look at what is kept of each. `tests/test_commits.py` is about shared commits."""
+    """Tests make a few rounds and look at what is kept of each. Shared commits: `tests/runs/test_commits.py`."""
     monkeypatch.setattr(engine, "COMMIT_SECONDS", 0.0)
 
 

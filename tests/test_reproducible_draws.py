@@ -23,7 +23,7 @@ WITHOUT_A_SEED = {
     "privacy/test_mechanisms.py": "law and independence of the secure noise; each check fails by chance once in 10^7",
     "privacy/test_noise_law.py": "hands over the secure noise to a publisher that must refuse before it draws",
     "privacy/test_rounded_gaussian.py": "law of the secure noise; each check fails by chance once in 10^6",
-    "test_showcase.py": "names of flow runs",
+    "docs/test_showcase.py": "names of flow runs",
 }
 SECURE = {"urandom", "SystemBits", "SecureNoise", "SystemRandom", "uuid1", "uuid4", "getrandbits"}
 SEEDED = {"default_rng", "Philox", "PCG64", "MT19937", "SFC64", "SeedSequence", "Random", "RandomState"}

@@ -20,7 +20,7 @@ import pytest
 
 from fedcore.runs.store import list_runs
 from tests.faults.test_cancel import within
-from tests.test_prefect import end
+from tests.flows.test_prefect import end
 
 ROOT = Path(__file__).parent.parent
 INSTALLED = {"fedcore": "fedcore"} | {name: f"fedcore/{name}" for name in ("flows", "tasks", "papers", "deployments")}

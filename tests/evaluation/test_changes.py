@@ -15,7 +15,7 @@ from fedcore.training.request import Series
 from fedcore.training.software import installed
 from tests.command import works
 from tests.conftest import edit_record, small_counts, write_counts
-from tests.test_operations import OPEN, PRIVATE, PUBLIC, begin, train
+from tests.operations.test_operations import OPEN, PRIVATE, PUBLIC, begin, train
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from tests.federated_em.run_in_memory import block_of, facts, run
 from tests.federated_em.test_run import begin, to_end
 from tests.federated_em.test_streaming import assert_same
 from tests.federated_em.test_streaming import trained as in_one_place_or_streamed
-from tests.test_select import go_on, train
+from tests.operations.test_select import go_on, train
 
 AT = 1  # the column of the weights
 SIZES = (3, 40, 0, 25, 1, 12, 70)

@@ -36,7 +36,7 @@ from fedcore.privacy.ledger.ledger import create_ledger, open_ledger
 from fedcore.runs.store import Run, list_runs
 from fedcore.storage.arrays import read_values
 from fedcore.training.budget import begin_cohorts
-from tests.test_prefect import listening
+from tests.flows.test_prefect import listening
 
 FIRST = datetime(2026, 1, 1, 3, tzinfo=UTC)
 FEATURES, FOUNDERS, NEWCOMERS = 6, 24, 4

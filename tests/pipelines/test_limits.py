@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.test_prefect import HERE, first, prefect_server
+from tests.flows.test_prefect import HERE, first, prefect_server
 
 __all__ = ["prefect_server"]
 HOLD = """

@@ -10,8 +10,8 @@ import pytest
 from fedcore.operations.pipelines.journal import read_journal
 from fedcore.population.store import Population
 from fedcore.runs.store import Run
+from tests.flows.test_prefect import HERE, ask, end, first, prefect_server
 from tests.pipelines.places import HEAD, INGEST, OPEN, Place, step
-from tests.test_prefect import HERE, ask, end, first, prefect_server
 
 __all__ = ["prefect_server"]
 SCHEDULE = 'description = "All that has come"\nschedule = [{ interval = 20 }, { cron = "0 3 1 1 *" }]\n'

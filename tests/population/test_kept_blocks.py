@@ -25,7 +25,7 @@ from fedcore.population.kept_blocks import SOCKET, VARIABLE, keeping, shared
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 from tests.population.conftest import names, some_counts, some_rows
-from tests.test_engine import begin, to_end
+from tests.rounds.test_engine import begin, to_end
 from tests.toy import Toy
 
 PLENTY = 2**30

@@ -11,7 +11,7 @@ from fedcore.evaluation.run_summary import result_of
 from fedcore.population.erasing import forget
 from fedcore.population.ingest.ingest import describe, ingest
 from fedcore.population.store import Population
-from tests.test_personalise import train
+from tests.training.test_personalise import train
 
 GENERATOR = np.random.default_rng(0)
 SQUARES = GENERATOR.random((24, 3, 4))

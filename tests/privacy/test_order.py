@@ -25,7 +25,7 @@ from fedcore.training.spec import resolve
 from tests.command import private_population
 from tests.conftest import small_counts
 from tests.privacy.conftest import release
-from tests.test_engine import Recorder, begin, to_end
+from tests.rounds.test_engine import Recorder, begin, to_end
 from tests.toy import GRID, Toy, ToyConfig
 
 pytestmark = pytest.mark.slow

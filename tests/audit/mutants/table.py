@@ -59,7 +59,7 @@ RESERVE, REPLAY = "fedcore/privacy/ledger/reservations.py", "fedcore/privacy/led
 VOCABULARY, RELEASING = "fedcore/privacy/vocabulary.py", "fedcore/training/vocabulary.py"
 PIPELINES_LAW = "fedcore/operations/pipelines/law.py"
 OF_PIPELINES_LAW, OF_PIPELINES = "tests/pipelines/test_law.py", "tests/pipelines/test_steps.py"
-OF_VOCABULARY, OF_RELEASING = "tests/privacy/test_vocabulary.py", "tests/test_vocabulary.py"
+OF_VOCABULARY, OF_RELEASING = "tests/privacy/test_vocabulary.py", "tests/training/test_vocabulary.py"
 WITNESS, CHECKPOINT = "fedcore/training/witness.py", "fedcore/privacy/ledger/checkpoint.py"
 MANIFEST, WRITE = "fedcore/population/manifest.py", "fedcore/population/writer.py"
 QUERIES, BUDGET, ENGINE = "fedcore/privacy/ledger/queries.py", "fedcore/training/budget.py", "fedcore/rounds/engine.py"
@@ -90,13 +90,13 @@ OF_SHARES = "tests/privacy/test_shares.py"
 COPIES, OF_COPIES = "fedcore/privacy/ledger/copies.py", "tests/privacy/test_ledger_copies.py"
 PERIODS, OF_PERIODS = "fedcore/privacy/periods.py", "tests/privacy/test_periods.py"
 ENTRIES, OF_ENTRIES = "fedcore/population/periods.py", "tests/population/test_periods.py"
-OF_MONTHS = "tests/test_period_runs.py"
-OF_PUBLISHING, OF_ENGINE = "tests/privacy/test_publishing.py", "tests/test_engine.py"
-OF_HORIZONS, OF_ANSWERS = "tests/test_horizon.py", "tests/test_participants.py"
-OF_HISTOGRAMS, OF_COMMITS = "tests/histograms/test_server.py", "tests/test_commits.py"
+OF_MONTHS = "tests/training/test_period_runs.py"
+OF_PUBLISHING, OF_ENGINE = "tests/privacy/test_publishing.py", "tests/rounds/test_engine.py"
+OF_HORIZONS, OF_ANSWERS = "tests/training/test_horizon.py", "tests/training/test_participants.py"
+OF_HISTOGRAMS, OF_COMMITS = "tests/histograms/test_server.py", "tests/runs/test_commits.py"
 OF_BLOCKS, REPORT = "tests/population/test_writer.py", "fedcore/evaluation/report.py"
 OF_PARAGRAPHS = "tests/evaluation/test_report.py::test_paragraphs_of_a_statement_are_those_without_a_list"
-OF_COHORT_RUNS = "tests/test_cohort_runs.py"
+OF_COHORT_RUNS = "tests/training/test_cohort_runs.py"
 OF_CLIENTS, OF_ORDER = "tests/audit/test_sensitivity.py", "tests/privacy/test_order.py"
 
 MUTANTS: list[Mutant] = [
@@ -403,7 +403,7 @@ MUTANTS: list[Mutant] = [
         f"{HISTOGRAMS}/clients.py",
         "whitening.tobytes() + numbers.tobytes()",
         "whitening.tobytes()",
-        "tests/test_caches.py::test_private_rounds_from_what_is_kept_have_the_same_sums",
+        "tests/rounds/test_caches.py::test_private_rounds_from_what_is_kept_have_the_same_sums",
     ),
     _mutant(
         "clip: one client is forgotten",
@@ -1775,28 +1775,28 @@ MUTANTS: list[Mutant] = [
         "fedcore/training/earlier_accounts.py",
         "    if found is None or ledger",
         "    if True or found is None or ledger",
-        "tests/test_earlier_accounts.py::test_a_ledger_of_schema_1_in_the_data_folder_stops_it",
+        "tests/training/test_earlier_accounts.py::test_a_ledger_of_schema_1_in_the_data_folder_stops_it",
     ),
     _mutant(
         "spent before: a renamed ledger is not found",
         "fedcore/training/earlier_accounts.py",
         "if folder.is_dir() else []",
         "if False else []",
-        "tests/test_earlier_accounts.py::test_a_ledger_of_schema_1_in_the_data_folder_stops_it",
+        "tests/training/test_earlier_accounts.py::test_a_ledger_of_schema_1_in_the_data_folder_stops_it",
     ),
     _mutant(
         "formats: an account in zCDP is read",
         ACCOUNTS,
         "if has_budget and rows[0].currency == ZCDP:",
         "if False:",
-        "tests/test_retired_formats.py::test_an_account_of_a_retired_form",
+        "tests/privacy/test_retired_formats.py::test_an_account_of_a_retired_form",
     ),
     _mutant(
         "formats: a recounted account is read",
         "fedcore/privacy/ledger/formats.py",
         "    if kind == RECOUNT:\n",
         "    if False:\n",
-        "tests/test_retired_formats.py::test_an_account_of_a_retired_form",
+        "tests/privacy/test_retired_formats.py::test_an_account_of_a_retired_form",
     ),
     # --- the run -----------------------------------------------------------------------------------------------------
     _mutant(
@@ -1838,7 +1838,7 @@ MUTANTS: list[Mutant] = [
         ENGINE,
         "if grid.keys() != {release.name for release in planned}:",
         "if False:",
-        "tests/test_engine.py::test_a_private_method_that_breaks_the_rules_releases_nothing_and_says_no_value",
+        "tests/rounds/test_engine.py::test_a_private_method_that_breaks_the_rules_releases_nothing_and_says_no_value",
         slow=True,
     ),
     _mutant(
@@ -1846,7 +1846,7 @@ MUTANTS: list[Mutant] = [
         ENGINE,
         "        if inexact:\n",
         "        if False:\n",
-        "tests/test_engine.py::test_a_private_method_that_breaks_the_rules_releases_nothing_and_says_no_value",
+        "tests/rounds/test_engine.py::test_a_private_method_that_breaks_the_rules_releases_nothing_and_says_no_value",
         slow=True,
     ),
     _mutant(
@@ -1854,7 +1854,7 @@ MUTANTS: list[Mutant] = [
         "fedcore/rounds/clients.py",
         "        if not method.private:\n            raise\n",
         "        raise\n",
-        "tests/test_engine.py::test_a_private_method_that_breaks_the_rules_releases_nothing_and_says_no_value",
+        "tests/rounds/test_engine.py::test_a_private_method_that_breaks_the_rules_releases_nothing_and_says_no_value",
         slow=True,
     ),
     _mutant(
@@ -2559,7 +2559,7 @@ MUTANTS: list[Mutant] = [
         "fedcore/rounds/clients.py",
         "return population.id, index, entry.first, entry.clients, entry.fingerprint, heldout",
         "return population.id, population.version, index, heldout",
-        "tests/test_caches.py::test_copies_that_were_appended_to_separately_are_not_taken_for_each_other",
+        "tests/rounds/test_caches.py::test_copies_that_were_appended_to_separately_are_not_taken_for_each_other",
     ),
     _mutant(
         "cohorts: a new token is not looked at",
@@ -2639,7 +2639,7 @@ MUTANTS: list[Mutant] = [
         "fedcore/training/session.py",
         "vouched=arrival, first_period=first,",
         "first_period=first,",
-        "tests/test_arrival.py::test_the_statement_rests_on_the_word_and_so_do_those_of_later_runs",
+        "tests/operations/test_arrival.py::test_the_statement_rests_on_the_word_and_so_do_those_of_later_runs",
         slow=True,
     ),
     _mutant(
@@ -2647,7 +2647,7 @@ MUTANTS: list[Mutant] = [
         "fedcore/training/warm_start.py",
         "    vouched = tuple(dict.fromkeys((*vouched, *words_of_arrival(info))))  # once for all runs of a series\n",
         "",
-        "tests/test_arrival.py::test_the_statement_rests_on_the_word_and_so_do_those_of_later_runs",
+        "tests/operations/test_arrival.py::test_the_statement_rests_on_the_word_and_so_do_those_of_later_runs",
         slow=True,
     ),
     _mutant(

@@ -1,0 +1,86 @@
+"""Personalised outputs of rows that are pictures: as arrays, and as picture files."""
+
+import csv
+import json
+import stat
+
+import numpy as np
+import pytest
+from fedcore.papers.perma.simulation import video
+from fedcore.papers.perma.simulation.errors_against_truth import mask_scores
+from PIL import Image
+
+from fedcore.errors import ConfigError
+from fedcore.evaluation.export import export_run
+from fedcore.population.ingest.ingest import ingest
+from fedcore.training.output_pictures import folder_name, mask_of
+from fedcore.training.personalise import personalise
+from tests.training.test_personalise import train
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    place = tmp_path_factory.mktemp("frames")
+    clip = video.surveillance(3, 9, 15, 20, gain=0.06)
+    np.save(place / "clip.npy", np.clip(clip.frames, 0, 1))
+    population = ingest(place / "clip.npy", place / "p", format="frames", frames_per_client=4)
+    return clip, population, train(population, place, "dictionaries", model="background", rounds=6), place
+
+
+def test_arrays_of_pictures(trained):
+    clip, population, run, place = trained
+    personalise(run.path, population.path, place / "out.npz")
+    with np.load(place / "out.npz") as out:
+        assert out["clients"].tolist() == [f"clip.npy:{first:06d}" for first in (0, 4, 8)]
+        assert out["ptr"].tolist() == [0, 4, 8, 9] and json.loads(str(out["about"]))["sensitive"]
+        assert out["rows_global"].shape == clip.frames.shape and out["rows_gain"].shape == (9,)
+        np.testing.assert_allclose(out["rows_global"] + out["rows_local"], np.clip(clip.frames, 0, 1), atol=1e-6)
+        assert mask_scores(out["mask"], clip.masks).f1 > 0.95
+        np.testing.assert_array_equal(out["mask"], mask_of(out["rows_local"]))
+        expected = np.rint(np.clip(out["rows_global"][5], 0, 1) * 255), out["mask"][5]
+    assert stat.S_IMODE((place / "out.npz").stat().st_mode) == 0o600
+    told = personalise(run.path, population.path, place / "out.pngs")
+    folder = place / "out.pngs" / "clip.npy:000004"
+    assert told["clients"] == 3 and len(list(folder.iterdir())) == 8
+    np.testing.assert_array_equal(np.asarray(Image.open(folder / "0001-background.png")), expected[0])
+    np.testing.assert_array_equal(np.asarray(Image.open(folder / "0001-mask.png")), expected[1])
+    with open(place / "out.pngs" / "frames.csv", newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["row"] for line in lines] == ["0", "1", "2", "3", "0", "1", "2", "3", "0"]
+    assert all(0.7 < float(line["gain"]) < 1.4 and line["shown"] == "1" for line in lines)
+    assert np.asarray(Image.open(place / "out.pngs" / "contact.png")).shape == (4 * 15 + 3 * 4, 8 * 20 + 7 * 4, 3)
+    assert stat.S_IMODE((place / "out.pngs").stat().st_mode) == 0o700
+    assert not list(place.glob(".*"))
+    export_run(run, place / "background.png")
+    image = run.read_state()["common"].reshape(15, 20, 3)
+    np.testing.assert_array_equal(np.asarray(Image.open(place / "background.png")), np.rint(np.clip(image, 0, 1) * 255))
+
+
+@pytest.mark.slow
+def test_rows_that_are_no_pictures_are_refused(trained, tmp_path):
+    _, population, run, _ = trained
+    rows = [population.read(index) for index in range(len(population.blocks))]
+    np.savez(tmp_path / "x.npz", x=np.concatenate([block.x for block in rows]) * 255, client=np.arange(9))
+    plain = ingest(tmp_path / "x.npz", tmp_path / "plain")
+    with pytest.raises(ConfigError, match="no pictures"):
+        personalise(run.path, plain.path, tmp_path / "out.pngs")
+    bytes_ = ingest(tmp_path / "x.npz", tmp_path / "bytes", image="15x20")
+    with pytest.raises(ConfigError, match="from 0 to 1"):
+        personalise(
+            train(bytes_, tmp_path, "dictionaries", model="background", rounds=2).path,
+            bytes_.path,
+            tmp_path / "out.pngs",
+        )
+    assert not (tmp_path / "out.pngs").exists() and not list(tmp_path.glob(".*"))
+
+
+def test_names_of_folders():
+    assert [folder_name(one) for one in ("a/b", "..", "clip.mp4:000008", "é", "frames.csv")] == [
+        "a%2Fb",
+        "%2E%2E",
+        "clip.mp4:000008",
+        "%C3%A9",
+        "frames%2Ecsv",
+    ]
+    with pytest.raises(ConfigError, match="too long"):
+        folder_name("x" * 201)
