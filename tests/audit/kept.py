@@ -40,6 +40,7 @@ from fedcore.training import budget
 from fedcore.training.budget import remember_head
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, start_run
+from fedcore.training.shared_ids import register
 from fedcore.training.spec import RunSpec
 from tests.audit.attack import CANARY, CLIENTS, INSTEAD, evidence
 from tests.audit.bounds import mu_lower_bound
@@ -78,6 +79,8 @@ class Kept:
             made = writer.commit(Provenance(sources=("made",)))
         ledger.register(made.id)
         ledger.set_budget(made.id, BUDGET, DELTA, unit=self.unit, relation=self.relation)
+        register(made, ledger)
+        ledger.declare_shared_ids(made.id, "the same clients without and with the canary")
         remember_head(made, ledger)
         return made
 
