@@ -50,7 +50,7 @@ METHOD_ROOM = {
     "fedcore.population.streaming",
     "fedcore.privacy.plan",
     "fedcore.privacy.grid",
-    "fedcore.rounds.cohort_settings",
+    "fedcore.rounds.private_settings",
     "fedcore.rounds.fitted",
     "fedcore.rounds.messages",
     "fedcore.rounds.method",

@@ -5,30 +5,22 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from fedcore.population.blocks import ClientBlock, Kind
 from fedcore.privacy.plan import PlannedRelease
-from fedcore.rounds.cohort_settings import ABLE, AtLeast, ChosenCohorts, Horizon, RecentCohorts
 from fedcore.rounds.method import ClientOutputs, Memory, Message, PrivateMethod, PublicFacts, RoundInfo
+from fedcore.rounds.private_settings import PrivateRunSettings
 from fedcore.rounds.results import Metric
 from fedcore.rounds.statistics import FloatSum, IntegerSum, Statistics
 
 GRID = 2**16
 
 
-class ToyConfig(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class ToyConfig(PrivateRunSettings):
     rounds: int = Field(3, ge=1)
     private: bool = False
-    epsilon: float | None = None
-    horizon: Horizon = None
-    at_least: AtLeast = None
-    recent_cohorts: RecentCohorts = None
-    cohorts: ChosenCohorts = ABLE
     spare_releases: int = 1
-    nominal_clients: int | None = None
 
 
 @dataclass(frozen=True)

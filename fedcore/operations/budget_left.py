@@ -13,7 +13,7 @@ from fedcore.operations.cohort_page import STAMP
 from fedcore.population.store import Population
 from fedcore.privacy.accounting import Budget, rounded_down, rounded_up
 from fedcore.privacy.ledger.chain import Balance
-from fedcore.rounds.cohort_settings import cohort_rule
+from fedcore.rounds.private_settings import cohort_rule
 from fedcore.runs.run_files import read_json
 from fedcore.runs.store import Run, list_runs
 from fedcore.training.cohorts import Cost, cost_of

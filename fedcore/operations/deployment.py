@@ -38,7 +38,7 @@ from fedcore.operations.pipelines.steps import Ingest, Pipeline
 from fedcore.operations.schedule import NAME, Compute, Scheduled
 from fedcore.population.store import Population
 from fedcore.privacy.accounting import Budget
-from fedcore.rounds.cohort_settings import cohort_rule
+from fedcore.rounds.private_settings import cohort_rule
 from fedcore.storage.files import is_url
 from fedcore.storage.parsing import read_toml
 from fedcore.training.request import LARGEST_SEED, SHARE_NAME, Series, TrainRequest

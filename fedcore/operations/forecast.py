@@ -21,7 +21,7 @@ from fedcore.population.manifest import Manifest
 from fedcore.privacy.accounting import exact_sum
 from fedcore.privacy.ledger.chain import Balance
 from fedcore.privacy.plan import PlannedRelease
-from fedcore.rounds.cohort_settings import CohortRule, cohort_rule
+from fedcore.rounds.private_settings import CohortRule, cohort_rule
 from fedcore.runs.store import Run
 from fedcore.storage.ranges import in_words, ranges_of
 from fedcore.training.budget import CRUMB

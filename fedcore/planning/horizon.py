@@ -24,8 +24,8 @@ from fedcore.population.store import Population
 from fedcore.privacy.accounting import Budget, exact_sum, rounded_up
 from fedcore.privacy.ledger.ledger import Balance
 from fedcore.privacy.plan import PlannedRelease
-from fedcore.rounds.cohort_settings import LONGEST
 from fedcore.rounds.method import Method, PublicFacts
+from fedcore.rounds.private_settings import LONGEST
 from fedcore.training.budget import check_kind, checked_unit, fit_plan, nominal_clients, public_facts, required_budget
 from fedcore.training.cohorts import cohort_accounts, cost_of
 

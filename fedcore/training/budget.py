@@ -25,8 +25,8 @@ from fedcore.privacy.ledger.leases import Lease
 from fedcore.privacy.mechanisms import NoiseSource
 from fedcore.privacy.periods import PeriodTerms
 from fedcore.privacy.plan import CLIENT_PERIOD, PlannedRelease, Relation, Unit
-from fedcore.rounds.cohort_settings import cohort_rule
 from fedcore.rounds.method import AnyMethod, PublicFacts
+from fedcore.rounds.private_settings import cohort_rule
 from fedcore.runs.store import Run
 from fedcore.training import cohorts
 from fedcore.training.shared_ids import Comparison, check_declared, register

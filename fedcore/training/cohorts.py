@@ -16,8 +16,8 @@ from fedcore.privacy.accounting import Budget, exact_sum
 from fedcore.privacy.cohorts import Participants
 from fedcore.privacy.ledger.chain import Balance
 from fedcore.privacy.plan import PlannedRelease
-from fedcore.rounds.cohort_settings import CohortRule
 from fedcore.rounds.method import PublicFacts
+from fedcore.rounds.private_settings import CohortRule
 from fedcore.storage.ranges import holds, in_words, ranges_of
 
 Planned = tuple[tuple[PlannedRelease, ...], PublicFacts]

@@ -19,8 +19,8 @@ from fedcore.privacy.cohorts import Participants
 from fedcore.privacy.ledger.chain import ChainHead
 from fedcore.privacy.plan import CLIENT_PERIOD, PlannedRelease, Unit
 from fedcore.rounds.clients import DEFAULT_CACHE_BYTES
-from fedcore.rounds.cohort_settings import cohort_rule
 from fedcore.rounds.method import AnyMethod, PublicFacts, Worth
+from fedcore.rounds.private_settings import cohort_rule
 from fedcore.rounds.results import Features
 from fedcore.runs.digests import ARRIVAL, COHORTS, SHARES
 from fedcore.runs.run_files import START_FILE

@@ -15,8 +15,8 @@ from fedcore.errors import BudgetExceeded, ConfigError, Waiting
 from fedcore.methods.registry import make_method
 from fedcore.population.cohorts import Cohort
 from fedcore.privacy.accounting import exact_sum, make_budget, rounded_down, rounded_up
-from fedcore.rounds.cohort_settings import CohortRule, cohort_rule
 from fedcore.rounds.method import PublicFacts
+from fedcore.rounds.private_settings import CohortRule, cohort_rule
 from fedcore.storage.ranges import ranges_of
 from fedcore.training.budget import fit_plan, plan_within_budget
 from fedcore.training.cohorts import CohortAccount, Cost, able, cohort_accounts, cost_of

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from fedcore.methods.dictionaries.private.settings import contradictions, with_private_defaults
-from fedcore.rounds.cohort_settings import ABLE, AtLeast, ChosenCohorts, Horizon, RecentCohorts
+from fedcore.rounds.private_settings import PrivateRunSettings
 
 PERMA: dict[str, Any] = {  # what its profiles have in common; the sizes are those of the paper's synthetic task
     "learner": "orthogonal",
@@ -70,15 +70,13 @@ BACKGROUND: dict[str, Any] = {"model": "background", "rounds": 16}
 OF_BACKGROUND = ("model", "modes", "rounds", "cut", "weights", "weight_cap", "precision")
 
 
-class DictionariesConfig(BaseModel):
+class DictionariesConfig(PrivateRunSettings):
     """Settings of personalised dictionary learning. Ranges stand beside the fields.
 
     Defaults are those of the profile "statistics". The others are PerMA's, and set learner, code, start, sizes, rounds,
     matcher, aggregate, norm, align, starts and far where these are left out; "robust" also loss, first, start_steps,
     local_rounds and refine_steps.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     profile: Literal["statistics", "recommended", "paper", "scripts", "robust"] = Field(
         "statistics",
@@ -266,19 +264,6 @@ class DictionariesConfig(BaseModel):
         description="learner statistics with noise, private for clients: global atoms alone are learnt; unless other "
         "numbers are given 64, at most twice the features, in 20 rounds, and codes have at most 10 of them",
     )
-    epsilon: float | None = Field(
-        None, gt=0, le=100, description="this run's share of the population's budget; None: all that is left"
-    )
-    nominal_clients: int | None = Field(
-        None, ge=1, description="private: the public number of clients that sums are divided by; None: as declared"
-    )
-    spare_releases: int = Field(
-        0, ge=0, le=10, description="releases set aside beyond the plan, to draw one again that a crash lost"
-    )
-    horizon: Horizon = None
-    at_least: AtLeast = None
-    recent_cohorts: RecentCohorts = None
-    cohorts: ChosenCohorts = ABLE
 
     @model_validator(mode="before")
     @classmethod

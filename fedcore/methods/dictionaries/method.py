@@ -46,6 +46,8 @@ class Dictionaries(PrivateMethod[DictionariesConfig, DictionariesState]):
     State = DictionariesState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
     setting_groups: ClassVar[Mapping[str, str]] = {
+        "epsilon": "budget",
+        "profile": "model",
         "atoms": "sizes",
         "learner": "clients' learner",
         "start": "start",

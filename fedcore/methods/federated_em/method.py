@@ -61,12 +61,13 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
     State = FederatedEMState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
     setting_groups: ClassVar[Mapping[str, str]] = {
+        "epsilon": "private: budget",
+        "algorithm": "algorithm",
         "model": "model",
         "codec": "messages",
         "participation": "clients",
         "rounds": "steps",
         "start": "start and end",
-        "epsilon": "private: budget",
         "clip": "private: bounds",
     }
     accepts_warm_start: ClassVar[bool] = True

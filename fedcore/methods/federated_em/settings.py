@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from fedcore.methods.mixture_models.validation import LARGEST_SHARE
-from fedcore.rounds.cohort_settings import ABLE, AtLeast, ChosenCohorts, Horizon, RecentCohorts
+from fedcore.rounds.private_settings import PrivateRunSettings
 
 COUNT_MODELS = ("poisson", "multinomial", "bernoulli")
 TABLES = ("gaussian_tables", "poisson_tables", "bernoulli_tables")
@@ -26,10 +26,8 @@ NATURAL_GAMMA = 1.5  # over-relaxed: the table in docs/federated-em.md says what
 REDUCED_GAMMA = 0.5  # an upper bound for VR-FedEM, whose estimates drift between two full passes
 
 
-class Settings(BaseModel):
+class Settings(PrivateRunSettings):
     """The fields, each in its range. `fedcore.methods.federated_em.config.FederatedEMConfig` holds them together."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     algorithm: Literal["fedem", "vr-fedem", "em", "naive", "private"] = Field(
         "fedem",
@@ -231,20 +229,7 @@ class Settings(BaseModel):
         "it; 0: all rounds are made",
     )
 
-    # privacy
-    epsilon: float | None = Field(
-        None, gt=0, le=100, description="this run's share of the population's budget; None: all that is left"
-    )
-    nominal_clients: int | None = Field(
-        None, ge=1, description="private: the public number of clients that sums are divided by; None: as declared"
-    )
-    spare_releases: int = Field(
-        0, ge=0, le=10, description="releases set aside beyond the plan, to draw one again that a crash lost"
-    )
-    horizon: Horizon = None
-    at_least: AtLeast = None
-    recent_cohorts: RecentCohorts = None
-    cohorts: ChosenCohorts = ABLE
+    # privacy; the budget's settings are those of PrivateRunSettings
     clip: float = Field(3.0, ge=1e-6, le=1e6, description="private: L2 clip C of a client's scaled statistic minus S_k")
     record_bound: float | None = Field(
         None, gt=0, le=1e9, description="private: L2 bound of a standardised row; None: 3 sqrt(columns)"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from fedcore.rounds.cohort_settings import ABLE, AtLeast, ChosenCohorts, Horizon, RecentCohorts
+from fedcore.rounds.private_settings import Anyway, PrivateRunSettings
 
 DEFAULT_CLUSTERS = 10
 REFERENCE_FEATURES = 1000  # vocabulary for which floors and smoothing are meant
@@ -63,30 +63,15 @@ class OutputSettings:
     centre_floor: float
 
 
-class HistogramsConfig(BaseModel):
+class HistogramsConfig(PrivateRunSettings):
     """Private personalised histograms.
 
     None means "choose by the size rules". Floors and smoothing hold for vocabularies of up to 1000 tokens
     (`for_vocabulary`).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     # budget
-    epsilon: float | None = Field(
-        None, gt=0, le=100, description="this run's share of the population's budget; None: all that is left"
-    )
-    horizon: Horizon = None
-    at_least: AtLeast = None
-    recent_cohorts: RecentCohorts = None
-    cohorts: ChosenCohorts = ABLE
-    nominal_clients: int | None = Field(
-        None, ge=1, description="size of the population that the size rules assume; None: as declared in the manifest"
-    )
-    anyway: bool = Field(False, description="make a run also if its budget is too small for it to be of any use")
-    spare_releases: int = Field(
-        0, ge=0, le=10, description="releases set aside beyond the plan, to draw one again that a crash lost"
-    )
+    anyway: Anyway = False
 
     # sizes
     clusters: int | None = Field(

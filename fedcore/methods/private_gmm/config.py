@@ -5,24 +5,22 @@ from __future__ import annotations
 import math
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from fedcore.errors import ConfigError
-from fedcore.rounds.cohort_settings import ABLE, AtLeast, ChosenCohorts, Horizon, RecentCohorts
+from fedcore.rounds.private_settings import Anyway, PrivateRunSettings
 
 Covariance = Literal["spherical", "diag", "full"]
 WIDE = 8.0  # sigma_max / sigma_min from which components may hide in each other's scale, so that two levels are planned
 SMALLEST_SCALE = 1e-3  # sigma_min, if none is given, as a share of the radius
 
 
-class PrivateGMMConfig(BaseModel):
+class PrivateGMMConfig(PrivateRunSettings):
     """A mixture of separated Gaussians under differential privacy (after Kamath, Sheffet, Singhal, Ullman 2019).
 
     radius, sigma_min, sigma_max and least_weight are public inputs: set them from what is known before anybody looks at
     the data. None means "by the rule that the description names".
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     # the mixture
     components: int = Field(3, ge=2, le=64, description="components k of the mixture")
@@ -72,24 +70,7 @@ class PrivateGMMConfig(BaseModel):
     partition_share: float = Field(0.6, gt=0.05, lt=0.95, description="share of the budget that the search gets")
 
     # the budget
-    epsilon: float | None = Field(
-        None, gt=0, le=100, description="this run's share of the population's budget; None: all that is left"
-    )
-    horizon: Horizon = None
-    at_least: AtLeast = None
-    recent_cohorts: RecentCohorts = None
-    cohorts: ChosenCohorts = ABLE
-    nominal_clients: int | None = Field(
-        None, ge=1, description="public size of the population; None: as declared in the manifest"
-    )
-    anyway: bool = Field(False, description="make a run also if its budget is too small for it to be of any use")
-    spare_releases: int = Field(
-        0,
-        ge=0,
-        le=10,
-        description="releases set aside beyond the plan, to draw one again that a crash lost. The "
-        "releases of this method have unequal prices and a spare costs as much as the dearest",
-    )
+    anyway: Anyway = False
 
     @property
     def public_radius(self) -> float:

@@ -55,10 +55,10 @@ class PrivateGMM(PrivateMethod[PrivateGMMConfig, PrivateGMMState]):
     State = PrivateGMMState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
     setting_groups: ClassVar[Mapping[str, str]] = {
+        "epsilon": "budget",
         "components": "mixture",
         "radius": "public facts",
         "depth": "search",
-        "epsilon": "budget",
     }
     streams_rows: ClassVar[bool] = True
     units: ClassVar[tuple[str, ...]] = ("client", "record")

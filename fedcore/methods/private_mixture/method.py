@@ -44,9 +44,9 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
     State: type[PrivateMixtureState] = PrivateMixtureState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
     setting_groups: ClassVar[Mapping[str, str]] = {
+        "epsilon": "budget",
         "components": "mixture",
         "categories": "columns",
-        "epsilon": "budget",
     }
     streams_rows: ClassVar[bool] = True
     units: ClassVar[tuple[str, ...]] = ("client", "record")

@@ -1,20 +1,11 @@
-"""Settings of private methods that say which clients take part, where a budget is kept by cohort
-(docs/privacy/cohorts.md).
-
-A method declares them beside `epsilon`, which comes first:
-
-    horizon: Horizon = None
-    at_least: AtLeast = None
-    recent_cohorts: RecentCohorts = None
-    cohorts: ChosenCohorts = ABLE
-"""
+"""Settings that all private methods have: the budget of a run, and who takes part."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, Field, ValidationInfo
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 
 from fedcore.storage.ranges import Ranges, parsed
 
@@ -38,32 +29,51 @@ def _named_cohorts(value: str) -> str:
     return value
 
 
-Horizon = Annotated[
-    int | None,
-    Field(
+class PrivateRunSettings(BaseModel):
+    """What every private run can be told of its budget, and of who takes part. A private method's `Config` inherits it.
+
+    horizon to cohorts are for budgets that are kept by cohort (docs/privacy/cohorts.md).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    epsilon: float | None = Field(
+        None, gt=0, le=100, description="this run's share of the population's budget; None: all that is left"
+    )
+    horizon: Annotated[int | None, AfterValidator(_without_epsilon)] = Field(
+        None,
         ge=1,
         le=LONGEST,
         description="instead of epsilon, where the budget is kept by cohort: each cohort of clients pays for so many "
         "runs",
-    ),
-    AfterValidator(_without_epsilon),
-]
-AtLeast = Annotated[
-    int | None,
-    Field(
+    )
+    at_least: int | None = Field(
+        None,
         ge=1,
         description="declared number of clients in cohorts that can pay, below which a run waits for newcomers; None: "
         "one cohort",
-    ),
-]
-RecentCohorts = Annotated[
-    int | None, Field(ge=1, description="only the newest so many cohorts take part; None: all that can pay")
-]
-ChosenCohorts = Annotated[
-    str,
-    Field(description=f"{ABLE}: all that can pay; or numbers of cohorts that all must, such as 1-27"),
-    AfterValidator(_named_cohorts),
-]
+    )
+    recent_cohorts: int | None = Field(
+        None, ge=1, description="only the newest so many cohorts take part; None: all that can pay"
+    )
+    cohorts: Annotated[str, AfterValidator(_named_cohorts)] = Field(
+        ABLE, description=f"{ABLE}: all that can pay; or numbers of cohorts that all must, such as 1-27"
+    )
+    nominal_clients: int | None = Field(
+        None, ge=1, description="public number of clients to plan with; None: as declared of the population"
+    )
+    spare_releases: int = Field(
+        0,
+        ge=0,
+        le=10,
+        description="releases set aside beyond the plan, to draw one again that a crash lost; each costs as much as "
+        "the plan's dearest",
+    )
+
+
+Anyway = Annotated[
+    bool, Field(description="make a run also if its budget is too small for it to be of any use")
+]  # of methods that refuse such a run
 
 
 @dataclass(frozen=True, slots=True)
