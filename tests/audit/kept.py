@@ -193,8 +193,8 @@ KEPT = _table()
 class HalfScale(SecureNoise):
     """Half of the noise that is paid for."""
 
-    def draw(self, planned, run_key, values, law):
-        return super().draw(replace(planned, noise_multiplier=planned.noise_multiplier / 2), run_key, values, law)
+    def draw(self, planned, run_key, values):
+        return super().draw(replace(planned, noise_multiplier=planned.noise_multiplier / 2), run_key, values)
 
 
 @contextmanager

@@ -44,7 +44,6 @@ from fedcore.population.words import RECORD
 from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.ledger.ledger import Ledger, create_ledger, open_ledger
 from fedcore.privacy.mechanisms import SecureNoise, TestNoise
-from fedcore.privacy.plan import ROUNDED
 from fedcore.rounds.caches import BLOCKS
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.budget import remember_head
@@ -112,8 +111,8 @@ class Replay(SecureNoise):
     def __init__(self, published: dict[tuple, np.ndarray]):
         self.published = published
 
-    def draw(self, planned, run_key, values, law=ROUNDED):
-        drawn = TestNoise("replayed").draw(planned, run_key, values, law)
+    def draw(self, planned, run_key, values):
+        drawn = TestNoise("replayed").draw(planned, run_key, values)
         return self.published.setdefault((run_key, planned.round, planned.name, planned.shape), drawn)
 
 

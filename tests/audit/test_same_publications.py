@@ -39,7 +39,7 @@ IDENTIFIER = re.compile(rb"[0-9a-f]{32,64}|\"(at|started|expires|pid)\": ?[\d.]+
 class Puppet(SecureNoise):
     """Publishes an array that depends on the release's name alone, as if the noise had wanted it so."""
 
-    def draw(self, planned, run_key, values, law):
+    def draw(self, planned, run_key, values):
         seed = int.from_bytes(hashlib.blake2b(planned.name.encode(), digest_size=8).digest(), "little")
         generator = np.random.default_rng(seed)
         return generator.integers(2**18, 2**22, values.shape) + np.rint(

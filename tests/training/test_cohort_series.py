@@ -36,11 +36,11 @@ class Recorded(TestNoise):
         self.published = published
         self.sums: dict[tuple[str, str], tuple[np.ndarray, float]] = {}
 
-    def draw(self, planned, run_key, values, law="rounded gaussian 1"):
+    def draw(self, planned, run_key, values):
         key = run_key, planned.name
         self.sums[key] = values.copy(), planned.scale
         if key not in self.published:
-            self.published[key] = super().draw(planned, run_key, values, law)
+            self.published[key] = super().draw(planned, run_key, values)
         return self.published[key]
 
 
