@@ -101,3 +101,11 @@ def test_every_link_leads_somewhere(page):
     for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         if "://" not in link:
             assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_the_architecture_is_read_in_minutes():
+    before = (ROOT / "docs/architecture.md").read_text().split("\n## Contracts\n")[0]
+    assert len(before.split()) <= 1200
+    assert before.count("](images/") == 1
+    named = re.findall(r"^\| `((?:fedcore|tasks|flows|papers)/[\w/]*)`", before, re.M)
+    assert named and all((ROOT / name).is_dir() for name in named)
