@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from fedcore.cli.announcing import announce
-from fedcore.cli.help_text import Commands
 from fedcore.cli.options import Json, Ledger, PopulationArgument, Settings, open_population, stamp
 from fedcore.cli.table_options import column_options
-from fedcore.cli.terminal import bar, format_options, parse_bytes, read_settings, say, table
+from fedcore.cli.terminal import Commands, announce, bar, format_options, parse_bytes, read_settings, say, table
 from fedcore.errors import FedcoreError
 
 if TYPE_CHECKING:

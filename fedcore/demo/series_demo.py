@@ -20,7 +20,7 @@ from fedcore.demo.series_figure import series_figure
 from fedcore.demo.series_in_time import losses, ways
 from fedcore.demo.weekly_series import WeeklySeries
 from fedcore.errors import ConfigError, WorkerFailed
-from fedcore.population.synthetic_stream import Stream, StreamSettings
+from fedcore.population.synthetic import Stream, StreamSettings
 from fedcore.randomness import stream as random_stream
 from fedcore.storage import files
 

@@ -15,7 +15,7 @@ import scipy.sparse as sp
 from fedcore.methods.registry import make_method
 from fedcore.population.blocks import ClientBlock, counts_block, leaves
 from fedcore.population.sizing import CLIENTS_PER_LEAF
-from fedcore.population.synthetic_stream import Stream
+from fedcore.population.synthetic import Stream
 from fedcore.privacy.mechanisms import TestNoise
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import AnyMethod, PublicFacts, State

@@ -24,7 +24,7 @@ from fedcore.errors import PopulationNotFound, RunNotFound
 from fedcore.population.erasing import forget
 from fedcore.population.ingest.ingest import ingest
 from fedcore.population.store import Population
-from fedcore.population.synthetic_stream import Stream
+from fedcore.population.synthetic import Stream
 from fedcore.privacy.ledger.chain import Balance
 from fedcore.privacy.ledger.ledger import Ledger, create_ledger
 from fedcore.rounds.engine import InProcessBackend

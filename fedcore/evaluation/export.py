@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from fedcore.errors import ConfigError, RunError
-from fedcore.evaluation.pictures import pictures_figure
+from fedcore.evaluation.images import pictures_figure
 from fedcore.evaluation.result_file import RESULT, json_value, result_document
 from fedcore.evaluation.run_summary import features_of, result_of
 from fedcore.evaluation.scikit_learn import estimator_of

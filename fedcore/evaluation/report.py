@@ -25,7 +25,7 @@ from fedcore.evaluation.figures import (
     rounds_figure,
     seconds_figure,
 )
-from fedcore.evaluation.pictures import pictures_figure
+from fedcore.evaluation.images import pictures_figure
 from fedcore.evaluation.positions import positions_figure
 from fedcore.evaluation.privacy_page import privacy_page
 from fedcore.evaluation.run_summary import (

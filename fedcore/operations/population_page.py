@@ -6,6 +6,8 @@ clients' data.
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -23,7 +25,6 @@ from fedcore.operations.cohort_page import (
 )
 from fedcore.operations.forecast import cohort_lines, forecast_rows, in_a_sentence, payers_of
 from fedcore.operations.latest_runs import all_latest
-from fedcore.operations.page_markdown import cell, table
 from fedcore.operations.share_page import IN_WORDS, share_rows
 from fedcore.operations.trends import (
     SeriesOfRuns,
@@ -251,3 +252,19 @@ def _runs(series: Sequence[SeriesOfRuns], runs: str | Place) -> list[str]:
 
 def _left_out(number: int, what: str) -> list[str]:
     return ["", f"and {number} older {what}"] if number > 0 else []
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The lines of a markdown table; the columns are those of the first row."""
+    names = list(rows[0])
+    return [
+        "| " + " | ".join(map(cell, names)) + " |",
+        "|" + "---|" * len(names),
+        *("| " + " | ".join(cell(row[name]) for name in names) + " |" for row in rows),
+    ]
+
+
+def cell(value: Any) -> str:
+    """Text that markdown and HTML leave as it is."""
+    text = "" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value)
+    return re.sub(r"([\\`*_{}\[\]()#!|~$])", r"\\\1", html.escape(" ".join(text.split()), quote=False))

@@ -20,7 +20,7 @@ import numpy as np
 
 from fedcore.population.slots import Slot, SlotDamaged
 from fedcore.storage import files
-from fedcore.storage.array_metadata import array_metadata
+from fedcore.storage.arrays import array_metadata
 from fedcore.storage.files import check_regular
 
 METADATA = "zarr.json"

@@ -28,7 +28,7 @@ from fedcore.rounds.statistics import FileDigests, Statistics, merge
 from fedcore.storage import files, raw_arrays
 from fedcore.storage.arrays import read_values, write_values
 from fedcore.storage.files import Place, place
-from fedcore.storage.freed_memory import keep_freed_memory
+from fedcore.storage.process import keep_freed_memory
 from fedcore.storage.ranges import Ranges
 
 DEFAULT_CACHE_BYTES, MOST_CACHE_BYTES = 512 * 2**20, 2**50

@@ -16,7 +16,7 @@ import re
 import secrets
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -27,7 +27,6 @@ import numpy as np
 
 from fedcore.errors import RunError, Unreachable
 from fedcore.storage import digests, files, raw_arrays
-from fedcore.storage.array_metadata import array_metadata
 from fedcore.storage.files import Place, is_remote, replace_durably
 from fedcore.storage.parsing import parse_json
 
@@ -284,3 +283,26 @@ def _opened(path: Place, digest: str | None) -> zipfile.ZipFile:
 def state_values(state: Any) -> dict[str, Any]:
     """The fields of a state dataclass by name, not copied."""
     return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+
+
+def array_metadata(
+    shape: tuple[int, ...], chunk: tuple[int, ...], dtype: np.dtype, fill: Any, compressed: Sequence[dict] = ()
+) -> bytes:
+    """Content of `zarr.json` of an array of numbers in chunks of this shape, with a CRC32C behind each.
+
+    fill: value of what is not stored, as JSON; compressed: codecs between bytes and checksum
+    """
+    order = {} if dtype.itemsize == 1 else {"configuration": {"endian": "little"}}
+    described = {
+        "shape": shape,
+        "data_type": dtype.name,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": fill,
+        "codecs": [{"name": "bytes", **order}, *compressed, {"name": "crc32c"}],
+        "attributes": {},
+        "zarr_format": 3,
+        "node_type": "array",
+        "storage_transformers": [],
+    }
+    return json.dumps(described, indent=2).encode()

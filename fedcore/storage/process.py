@@ -1,10 +1,14 @@
-"""Which process this is, and whether another one still lives: what locks and leases name as their holder."""
+"""Which process this is, and whether another one still lives: what locks and leases name as their holder; and giving
+memory back to the system."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 import psutil
@@ -46,3 +50,18 @@ def this_host() -> str:
 def this_process() -> Holder:
     """What names this process in a lock or a lease."""
     return Holder(this_host(), os.getpid(), psutil.Process().create_time())
+
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+
+
+@cache
+def keep_freed_memory() -> None:
+    """glibc hands freed megabytes back to the system, most of all in Dask's workers, where it is told to. Leaf after
+    leaf, round after round, piece after piece of a table then faults their pages in anew, which can take as long as the
+    arithmetic. This process keeps some of it instead.
+    """
+    with suppress(OSError, AttributeError):  # another libc
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_TRIM_THRESHOLD, 128 * 2**20)
+        libc.mallopt(M_MMAP_THRESHOLD, 32 * 2**20)

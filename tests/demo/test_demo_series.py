@@ -15,7 +15,7 @@ from fedcore.demo.series_in_time import Way, losses, ways
 from fedcore.demo.weekly_series import as_csv
 from fedcore.errors import ConfigError
 from fedcore.population.store import Population
-from fedcore.population.synthetic_stream import Stream, StreamSettings
+from fedcore.population.synthetic import Stream, StreamSettings
 
 SMALL = StreamSettings(weeks=5, clients=300, features=20, clusters=2, tokens=30, arrivals=0.42)  # a horizon of 3
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.methods.mixture_models.align import matching
+from fedcore.methods.mixture_models.alignment import matching
 
 
 @given(st.permutations(range(4)))

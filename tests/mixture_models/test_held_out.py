@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedcore.methods.mixture_models.held_out import folds, held_out, random_order
+from fedcore.methods.mixture_models.row_draws import folds, held_out, random_order
 
 
 def of_clients(values: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:

@@ -7,9 +7,9 @@ from fedcore.papers.private_gmm.in_memory import learn
 
 from fedcore.errors import ConfigError, RunError
 from fedcore.methods.private_gmm import PrivateGMM, PrivateGMMConfig, clients, neighbours, terrific
-from fedcore.methods.private_gmm.bounding import radius_of
 from fedcore.methods.private_gmm.boxes import Boxes, fullest, heavy_halves, whole_cubes
 from fedcore.methods.private_gmm.candidates import Candidates, merged
+from fedcore.methods.private_gmm.estimation import radius_of
 from fedcore.methods.private_gmm.plan import PROFILE_RADII, sizes_of
 from fedcore.methods.private_gmm.state import FOUND, NOTHING
 from fedcore.methods.private_gmm.terrific import terrific_balls

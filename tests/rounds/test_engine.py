@@ -22,7 +22,7 @@ from fedcore.rounds.method import PublicFacts
 from fedcore.rounds.statistics import FloatSum
 from fedcore.runs.store import Run
 from fedcore.storage.arrays import read_values
-from fedcore.storage.freed_memory import keep_freed_memory
+from fedcore.storage.process import keep_freed_memory
 from tests.conftest import small_counts, write_counts
 from tests.toy import Toy, ToyConfig
 

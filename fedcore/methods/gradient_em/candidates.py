@@ -19,7 +19,7 @@ from fedcore.methods.gradient_em.coordinates import coordinates_of, rows_of
 from fedcore.methods.gradient_em.messages import CandidatesMessage
 from fedcore.methods.gradient_em.state import GradientEMState
 from fedcore.methods.mixture_models import GaussianMixture
-from fedcore.methods.mixture_models.held_out import held_out
+from fedcore.methods.mixture_models.row_draws import held_out
 from fedcore.population.blocks import RowsBlock
 from fedcore.randomness import stream
 from fedcore.rounds.method import Memory, RoundInfo

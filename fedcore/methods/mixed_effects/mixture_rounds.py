@@ -34,9 +34,9 @@ from fedcore.methods.mixed_effects.state import (
     with_commons,
 )
 from fedcore.methods.mixture_models import alignment
-from fedcore.methods.mixture_models.held_out import held_out
 from fedcore.methods.mixture_models.local_fits import compared, local_fits
 from fedcore.methods.mixture_models.local_steps import Rows, regression_rows
+from fedcore.methods.mixture_models.row_draws import held_out
 from fedcore.population.blocks import RowsBlock
 from fedcore.randomness import stream
 from fedcore.rounds.method import Memory, RoundInfo

@@ -18,8 +18,8 @@ import numpy as np
 
 from fedcore.methods.mixed_effects import regression
 from fedcore.methods.mixed_effects.regression import Common, Systems
-from fedcore.methods.mixture_models.held_out import FOLDS, folds
 from fedcore.methods.mixture_models.local_steps import Rows
+from fedcore.methods.mixture_models.row_draws import FOLDS, folds
 
 TRIAL_ROUNDS = 20
 CLEARLY = 0.01

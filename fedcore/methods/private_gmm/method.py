@@ -10,7 +10,6 @@ import numpy as np
 from fedcore.methods.private_gmm import clients, server, start
 from fedcore.methods.private_gmm.config import PrivateGMMConfig
 from fedcore.methods.private_gmm.feasibility import worth
-from fedcore.methods.private_gmm.likely import likely_rows
 from fedcore.methods.private_gmm.passes import context_of
 from fedcore.methods.private_gmm.personal import personalise
 from fedcore.methods.private_gmm.plan import SHIFTS, plan, sizes_of
@@ -18,6 +17,7 @@ from fedcore.methods.private_gmm.result import PrivateMixture, mixture_of, resul
 from fedcore.methods.private_gmm.round_metrics import METRICS
 from fedcore.methods.private_gmm.scores import score_block, score_table
 from fedcore.methods.private_gmm.series import SERIES_NAMES
+from fedcore.methods.private_gmm.start import likely_rows
 from fedcore.methods.private_gmm.state import PrivateGMMState
 from fedcore.population.blocks import ClientBlock, Kind, RowsBlock
 from fedcore.population.columns import Bounds

@@ -11,16 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedcore.methods.private_gmm import (
-    bounding,
-    candidates,
-    estimation,
-    neighbours,
-    projection,
-    sensitivities,
-    series,
-    terrific,
-)
+from fedcore.methods.private_gmm import candidates, estimation, neighbours, projection, sensitivities, series, terrific
 from fedcore.methods.private_gmm.boxes import (
     Boxes,
     fullest,
@@ -140,14 +131,14 @@ def recentre(context: PassContext, published: Sequence[np.ndarray]) -> PrivateGM
                     f"noise has a standard deviation of {noise:.0f}"
                 )
                 return _found_nothing(context, state.with_tree(tree), reason)
-    return state.with_tree(bounding.recentred(tree, nodes, published[-1][: len(nodes)]))
+    return state.with_tree(estimation.recentred(tree, nodes, published[-1][: len(nodes)]))
 
 
 def tighten(context: PassContext, published: Sequence[np.ndarray]) -> PrivateGMMState:
     """Radii shrink to what holds nearly all rows. Where there is nothing to project, the basis is the whole space."""
     state, nodes = context.state, context.nodes
     counts, noise = published[0][: len(nodes)] / ONE, context.noise() / ONE
-    tree = bounding.tightened(state.tree, nodes, counts, context.radii, noise, state.needed)
+    tree = estimation.tightened(state.tree, nodes, counts, context.radii, noise, state.needed)
     if tree.q == tree.d:
         tree = tree.changed(nodes, basis=projection.whole_space(tree.d))
     return state.with_tree(tree)

@@ -25,7 +25,7 @@ from fedcore.population.ingest.reading_ahead import nothing_ahead
 from fedcore.population.ingest.sources_table import TableSource
 from fedcore.population.ingest.spill import KEYS_SHARE, Layout, Spill, key_range, keys_by_period, keys_of, spill_batch
 from fedcore.population.periods import Calendar
-from fedcore.storage.freed_memory import keep_freed_memory
+from fedcore.storage.process import keep_freed_memory
 
 DEALT = "dealt"
 

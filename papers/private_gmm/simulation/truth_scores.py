@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from fedcore.papers.private_gmm.simulation.mixtures import Truth
 
-from fedcore.methods.mixture_models.align import matching
+from fedcore.methods.mixture_models.alignment import matching
 
 
 @dataclass(frozen=True, slots=True)
