@@ -17,19 +17,28 @@ from fedcore.errors import IngestError
 from fedcore.evaluation.written import in_markdown
 from fedcore.operations.events import population_appended
 from fedcore.population.ingest.ingest import describe, ingest
-from fedcore.population.ingest.request import CalendarPeriods, Declarations, Limits, Reading, TableColumns, arguments
+from fedcore.population.ingest.request import (
+    CalendarPeriods,
+    Declarations,
+    IngestRequest,
+    Limits,
+    Reading,
+    TableColumns,
+)
 from fedcore.population.store import Population
 from fedcore.training.budget import ledger_name, ledger_of
 from fedcore.training.shared_ids import register
 
 
 @task(cache_policy=NO_CACHE, persist_result=False)
-def ingest_files(source: str | list[str], dest: str, options: dict, workers: int | None = None) -> int:
+def ingest_files(source: str | list[str], dest: str, request: IngestRequest, append: bool = False) -> int:
     """Make a version of the population `dest`; returns its number. Raises IngestError without what rows hold: it is
     shown to everybody who sees the UI.
     """
+    shared = None if request.workers is None else partial(sharing, request.workers)
+    ledger = None if append else ledger_name()
     try:
-        made = ingest(source, Path(dest), sharing=None if workers is None else partial(sharing, workers), **options)
+        made = ingest(source, Path(dest), request, append=append, ledger=ledger, sharing=shared)
     except IngestError as error:
         raise error.without_values from None
     get_run_logger().info(
@@ -66,17 +75,13 @@ def ingest_flow(
         periods: deals clients to calendar periods
         declared: what the owner says in public of the population
         limits: memory, workers, and bad rows that are left out
-        options: more arguments of `fedcore.population.ingest.ingest.ingest`, such as {"features": 100}
+        options: any of these options by name, in place of what the groups say
     """
 
     def work(kept: list) -> str:
-        chosen = arguments(reading, table, periods, declared, limits, append=append) | dict(options or {})
-        chosen["append"] = append
-        if not append:
-            chosen["ledger"] = ledger_name()
+        request = IngestRequest.of(reading, table, periods, declared, limits, options or {})
         before = Population.open(dest) if append else None
-        workers = chosen.pop("workers", None)
-        ingest_files(source, dest, chosen, workers)
+        ingest_files(source, dest, request, append)
         population = Population.open(dest)
         kept.append(population)
         if before is not None and before.version != population.version:

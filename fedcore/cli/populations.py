@@ -9,159 +9,36 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from fedcore.cli.ingest_options import described, takes_request
 from fedcore.cli.options import Json, Ledger, PopulationArgument, Settings, open_population, stamp
-from fedcore.cli.table_options import column_options
-from fedcore.cli.terminal import Commands, announce, bar, format_options, parse_bytes, read_settings, say, table
+from fedcore.cli.terminal import Commands, announce, bar, read_settings, say, table
 from fedcore.errors import FedcoreError
+from fedcore.population.ingest.request import IngestRequest
 
 if TYPE_CHECKING:
-    from fedcore.population.blocks import Kind
     from fedcore.population.erasing import Erased
-    from fedcore.population.ingest.sources import Format
-    from fedcore.population.periods import PeriodUnit
     from fedcore.population.store import Population
 
-FoldIds = Annotated[
-    bool, typer.Option("--fold-ids", help="Make one client of ids that differ only in case, width or inner blanks.")
-]
+FoldIds = Annotated[bool, typer.Option("--fold-ids", help=described("fold_ids"))]
 population_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Make and inspect populations of clients.")
 
 
 @population_app.command("ingest")
+@takes_request
 def population_ingest(
     source: Annotated[str, typer.Argument(help="File, folder or pattern to read; with --format sql a query.")],
     dest: Annotated[str, typer.Argument(help="Folder of the population to make.")],
-    format: Annotated[
-        str | None,
-        typer.Option(
-            help="csv, parquet, arrow, jsonl, npz, npy, text, frames, or sql (a query, or its file); guessed."
-        ),
-    ] = None,
-    kind: Annotated[
-        str | None, typer.Option(help="counts or rows, guessed by default; or words, for a private vocabulary.")
-    ] = None,
-    client: Annotated[str | None, typer.Option(help="Column (or array) that names the client.")] = None,
-    token: Annotated[str | None, typer.Option(help="Column of the token (counts).")] = None,
-    count: Annotated[str | None, typer.Option(help="Column of the count (counts).")] = None,
-    columns: Annotated[
-        str | None,
-        typer.Option(metavar="NAMES", help="Columns to read as dense rows, separated by commas; default: all others."),
-    ] = None,
-    schema: Annotated[
-        Path | None,
-        typer.Option(help="TOML file that says all of this of a table; `fedcore population sketch` drafts one."),
-    ] = None,
-    unit: Annotated[
-        str, typer.Option(help="client; or record: no column says whose a row is, and each is protected by itself.")
-    ] = "client",
-    bounds: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COLUMN=LOW:HIGH",
-            help="Public bounds of a column, to which its values are clipped; numbers or ISO dates; repeatable.",
-        ),
-    ] = None,
-    units: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COLUMN=UNIT", help="Unit of a column, e.g. glucose=mg/dL, for results; repeatable."),
-    ] = None,
-    date: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COLUMN=UNIT[,FORMAT]",
-            help="Column of dates, counted from 1970 on in seconds, minutes, hours, days or years; FORMAT as %d.%m.%Y "
-            "of 21.03.2024, ISO by default; repeatable.",
-        ),
-    ] = None,
-    category: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COLUMN=A,B,C",
-            help="Public values of a column, each of which becomes a column of 0 and 1; a last one, <other>, is all "
-            "others; repeatable.",
-        ),
-    ] = None,
-    boolean: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Columns of yes and no, true and false, or 1 and 0.")
-    ] = None,
-    na: Annotated[
-        str | None,
-        typer.Option(metavar="TEXTS", help="What stands for nothing beside NA, NaN, nan and null, such as n/a,-"),
-    ] = None,
-    decimal: Annotated[
-        str | None, typer.Option(metavar="SIGN", help="What is before decimal places in CSV, e.g. a comma; a point.")
-    ] = None,
-    vocabulary: Annotated[Path | None, typer.Option(help="File with one token a line.")] = None,
-    documents: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="Deal each client's documents to a training and a held-out half, by a hash of client and document: "
-            "column of the document; of text: file (each in a client's folder) or section (some lines of its file).",
-        ),
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--option",
-            metavar="KEY=VALUE",
-            help="Option of the format, such as prefix=train, heldout_prefix=test, or halves=document: its held-out "
-            "data are whole documents, image=28x28: rows are pictures, or frame_stride=5 of a video; repeatable.",
-        ),
-    ] = None,
-    period: Annotated[
-        str | None,
-        typer.Option(
-            help="Deal clients to entries, one for each day, week, month, quarter or year that they have rows in: for "
-            "budgets that promise privacy for each of them."
-        ),
-    ] = None,
-    time: Annotated[
-        str | None, typer.Option(help="With --period: column of the time stamp (ISO dates or times).")
-    ] = None,
-    zone: Annotated[
-        str | None, typer.Option(help="With --period: whose days these are, e.g. Europe/Zurich; UTC.")
-    ] = None,
-    first: Annotated[str | None, typer.Option("--from", metavar="LABEL", help="First period, e.g. 2025-01.")] = None,
-    through: Annotated[
-        str | None, typer.Option(metavar="LABEL", help="Last period of the calendar; appending moves it on.")
-    ] = None,
-    fold_ids: FoldIds = False,
+    request: IngestRequest,
     append: Annotated[bool, typer.Option("--append", help="Add to an existing population: a new version.")] = False,
-    memory: Annotated[str, typer.Option(help="Peak memory to stay below, in each process.")] = "512MiB",
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            "--workers",
-            min=1,
-            max=256,
-            help="Processes that read a large table in parts; default: this one alone, which also reads all others.",
-        ),
-    ] = None,
-    tolerance: Annotated[int, typer.Option(min=0, help="Bad rows to drop before giving up.")] = 0,
-    nominal_clients: Annotated[int | None, typer.Option(min=1, help="Public size to plan private runs with.")] = None,
-    nominal_rows: Annotated[
-        int | None,
-        typer.Option(min=1, help="Declared rows (of counts: different tokens) per client, for plans of private runs."),
-    ] = None,
-    public_for_evaluation: Annotated[
-        str | None,
-        typer.Option(metavar="REASON", help="Declare that this population is public and may be evaluated on, and why."),
-    ] = None,
     ledger: Ledger = None,
     as_json: Json = False,
 ) -> None:
     """Turn files into a population: whole clients in blocks, whatever the order and size of the input."""
     from fedcore.operations import events
     from fedcore.population.ingest.ingest import ingest
-    from fedcore.population.ingest.request import with_schema
     from fedcore.training.budget import ledger_name
 
-    said = column_options(bounds, units, date, category, boolean, na)
-    said |= {"client": client, "unit": unit, "decimal": decimal, "nominal_clients": nominal_clients}
-    said |= format_options(option, columns)
-    if schema is not None:
-        said = with_schema(schema, said, append)
+    workers = request.workers
     before = None
     if append:
         with suppress(FedcoreError):  # which appending to it then raises
@@ -170,27 +47,11 @@ def population_ingest(
         made = ingest(
             source,
             dest,
-            format=cast("Format | None", format),
-            kind=cast("Kind | None", kind),
-            token=token,
-            count=count,
-            vocabulary=vocabulary,
-            documents=documents,
-            period=cast("PeriodUnit | None", period),
-            time=time,
-            zone=zone,
-            first=first,
-            through=through,
-            fold_ids=fold_ids,
+            request,
             append=append,
-            memory=parse_bytes(memory),
-            tolerance=tolerance,
-            nominal_rows=nominal_rows,
-            public_for_evaluation=public_for_evaluation,
             ledger=None if append else ledger_name(ledger),
             progress=progress,
             sharing=None if workers is None else lambda: import_module("fedcore.tasks.dask_backend").sharing(workers),
-            **said,
         )
     register(made, ledger)
     if before is not None and before.version != made.version:
@@ -226,7 +87,7 @@ def population_sketch(
     from fedcore.population.ingest.schema import sketch
     from fedcore.storage.files import write_whole
 
-    drafted = sketch(source, cast("Format | None", format), None if out is None else str(out))
+    drafted = sketch(source, format, None if out is None else str(out))
     if out is None:
         print(drafted, end="")
         return

@@ -140,41 +140,6 @@ def read_settings(config: Path | None, pairs: list[str] | None) -> dict[str, Any
     return settings
 
 
-TEXT_OPTIONS = (
-    *("columns", "heldout", "dtype", "array", "prefix", "heldout_prefix", "halves", "tokeniser", "delimiter", "image"),
-)
-NUMBER_OPTIONS = (
-    *("features", "clients_per_leaf", "clients_per_block", "frames_per_client", "frame_stride", "longest_record"),
-)
-
-
-def format_options(pairs: list[str] | None, columns: str | None = None) -> dict[str, Any]:
-    """--option pairs of `population ingest`, and its --columns, which are separated by commas.
-
-    Raises ConfigError for an option that there is not, or that is of the wrong type.
-    """
-    options = read_settings(None, pairs)
-    if columns is not None:
-        if "columns" in options:
-            raise ConfigError("columns are named twice.", "Leave out --option columns=...")
-        options["columns"] = columns
-    known = (*TEXT_OPTIONS, *NUMBER_OPTIONS)
-    for name, value in options.items():
-        if name not in known:
-            raise ConfigError(f"there is no option {name!r}.", f"Options are {', '.join(known)}.")
-        if name in NUMBER_OPTIONS and (type(value) is not int or value < 1):
-            raise ConfigError(f"the option {name!r} is a whole number from 1, not {value!r}.")
-        if name in TEXT_OPTIONS and name != "columns" and not isinstance(value, str):
-            raise ConfigError(f"the option {name!r} is text, not {value!r}.", f"Quote it: '{name}=\"{value}\"'.")
-    if isinstance(named := options.get("columns"), str):
-        options["columns"] = [name.strip() for name in named.split(",")]
-    elif named is not None and not (isinstance(named, list) and all(isinstance(name, str) for name in named)):
-        raise ConfigError(f"the option 'columns' is a list of names, not {named!r}.", "Write columns=one,two.")
-    if len(options.get("delimiter", ",")) != 1:
-        raise ConfigError(f"a delimiter is one character, not {options['delimiter']!r}.")
-    return options
-
-
 @contextmanager
 def bar(what: str, quiet: bool) -> Iterator[Any]:
     """A progress bar on stderr, as a callback (done, total); None if quiet."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from inspect import signature
 from pathlib import Path
 
 from fedcore.errors import ConfigError, FedcoreError, IngestError, NotReady, PopulationNotFound, Waiting
@@ -22,7 +21,7 @@ from fedcore.operations.pipelines.law import Ready, ready
 from fedcore.operations.pipelines.steps import Evaluate, Export, Forget, Ingest, Personalise, Step, label
 from fedcore.operations.series import public_population
 from fedcore.population.ingest.batches import read_vocabulary
-from fedcore.population.ingest.ingest import ingest
+from fedcore.population.ingest.request import IngestRequest
 from fedcore.population.ingest.schema import read_schema
 from fedcore.population.store import Population
 from fedcore.storage.files import is_url, place
@@ -116,14 +115,10 @@ def _of_ingest(whole: Ready, step: Ingest) -> Iterator[FedcoreError]:
     if is_url(population):
         yield _not_written(population)
         return
-    known = set(signature(ingest).parameters) - {"source", "dest"}
-    if unknown := sorted(step.options.keys() - known):
-        yield ConfigError(
-            f"options: {unknown[0]!r} is no option of an ingest.", "See `fedcore population ingest --help`."
-        )
     if not folder_of(step.files).is_dir():
         yield IngestError(f"the folder {folder_of(step.files)}, in which files arrive, is not there.", "Make it.")
     yield from _caught(
+        lambda: IngestRequest.of(step.options),
         lambda: patterns_at(step, datetime.now(UTC)),
         lambda: _check_schema(step, existing(population)),
         lambda: read_vocabulary(step.options["vocabulary"]) if "vocabulary" in step.options else None,

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import scipy.sparse as sp
 
-Kind = Literal["counts", "rows", "words"]
+from fedcore.population.choices import Kind as Kind
+
 FLOAT32_EXACT = 2**24  # integers up to here are exact in float32
 
 

@@ -13,8 +13,9 @@ from typing import Final, Literal, NamedTuple, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from fedcore.population.choices import DateUnit
+
 ColumnKind = Literal["number", "boolean", "date", "category"]
-DateUnit = Literal["seconds", "minutes", "hours", "days", "years"]
 SECONDS_OF: Final[dict[DateUnit, float]] = {
     "seconds": 1.0,
     "minutes": 60.0,

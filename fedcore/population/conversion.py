@@ -21,6 +21,7 @@ from fedcore.population.deliveries import Delivered, added
 from fedcore.population.erasing import written_again
 from fedcore.population.identifiers import FOLDED, STRIPPED, Rule
 from fedcore.population.ingest import calendars
+from fedcore.population.ingest.request import IngestRequest
 from fedcore.population.manifest import Provenance
 from fedcore.population.periods import clients_of, stored_ids
 from fedcore.population.store import Population
@@ -75,7 +76,8 @@ def open_cohort(
         )
     day = None if delivered is None else delivered.day
     if old.period is not None or through is not None:
-        dealt = calendars.declared(population, None, None, None, None, through, nominal_clients)
+        request = IngestRequest.of({"through": through, "nominal_clients": nominal_clients})
+        dealt = calendars.declared(population, request)
         if not dealt.labels:
             raise PopulationError("No period was named that is not declared.", "Say up to which: --through LABEL.")
         fields = versions.declaring(old.cohorts, dealt.labels, nominal_clients, old.order, day)

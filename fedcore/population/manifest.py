@@ -13,7 +13,7 @@ from fedcore.population import cohorts as of_cohorts
 from fedcore.population import columns as of_columns
 from fedcore.population import identifiers, layout
 from fedcore.population import periods as of_periods
-from fedcore.population.blocks import Kind
+from fedcore.population.choices import Halves, Kind
 from fedcore.population.cohorts import Cohort
 from fedcore.population.columns import ColumnEntry
 from fedcore.population.deliveries import Delivery
@@ -44,7 +44,6 @@ OF: Final = {  # fields, and what they go with
     "deliveries": (DELIVERIES,),
     "occasions": (DELIVERIES,),
 }
-Halves = Literal["document", "entry"]
 StoredDtype = Literal["int32", "int64", "float32", "float64"]
 Sha256 = Field(pattern=r"^[0-9a-f]{64}$")
 SLOT = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # one folder name: a manifest can never point outside its population

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, tzinfo
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Final, NamedTuple, get_args
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from fedcore.population.choices import PeriodUnit
 from fedcore.population.identifiers import Rule, spelled
 from fedcore.storage.ranges import Ranges
 
-PeriodUnit = Literal["day", "week", "month", "quarter", "year"]
 UNITS: Final[tuple[PeriodUnit, ...]] = get_args(PeriodUnit)
 EXAMPLES: Final = {"day": "2026-03-15", "week": "2026-W11", "month": "2026-03", "quarter": "2026-Q1", "year": "2026"}
 MOST: Final = 1 << 15  # periods of a calendar

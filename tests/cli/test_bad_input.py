@@ -428,7 +428,7 @@ TABLE = [
         "an unknown kind",
         files(a__csv=table("ann,0,1")),
         ingest("a.csv", "--kind", "graphs"),
-        "PopulationError",
+        "ConfigError",
         ("'graphs'", "counts"),
     ),
     Row(
@@ -467,8 +467,8 @@ TABLE = [
         "too little memory",
         files(a__csv=table("ann,0,1")),
         ingest("a.csv", "--memory", "1KiB"),
-        "IngestError",
-        ("1024 bytes", "at least"),
+        "ConfigError",
+        ("'memory'", "1024", "a whole number from 16777216"),
     ),
     Row(
         "unknown option",

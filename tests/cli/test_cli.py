@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import zarr
 
+from fedcore.cli.ingest_options import request_of
 from fedcore.cli.planning import in_units
-from fedcore.cli.terminal import format_options, parse_bytes, read_settings
+from fedcore.cli.terminal import parse_bytes, read_settings
 from fedcore.cli.training import saying_how_to_go_on
 from fedcore.errors import ConfigError
 from fedcore.population.store import Population
@@ -149,12 +150,14 @@ def test_settings_from_a_file_and_pairs(place):
 
 
 def test_options_of_the_format():
-    found = format_options(["columns=x, y", "features=3", r'delimiter="\t"', "prefix=train"])
-    assert found == {"columns": ["x", "y"], "features": 3, "delimiter": "\t", "prefix": "train"}
-    assert format_options(['columns=["a,b", "c"]']) == {"columns": ["a,b", "c"]}
-    assert format_options(None, "x, y") == {"columns": ["x", "y"]}
+    found = request_of({}, ["columns=x, y", "features=3", r'delimiter="\t"', "prefix=train"])
+    assert found.model_dump(exclude_unset=True) == {
+        **{"columns": ("x", "y"), "features": 3, "delimiter": "\t", "prefix": "train"}
+    }
+    assert request_of({}, ['columns=["a,b", "c"]']).columns == ("a,b", "c")
+    assert request_of({"columns": "x, y", "client": None}).columns == ("x", "y")
     with pytest.raises(ConfigError, match="named twice"):
-        format_options(["columns=x"], "x")
+        request_of({"columns": "x"}, ["columns=x"])
 
 
 def test_a_population_is_copied_and_a_url_is_not_written_to_directly(texts):

@@ -35,8 +35,9 @@ from fedcore.population.ingest import table_files
 from fedcore.population.ingest.batches import Account, keyed_batches
 from fedcore.population.ingest.csv_blocks import MISSING
 from fedcore.population.ingest.reading_ahead import nothing_ahead
+from fedcore.population.ingest.request import IngestRequest
 from fedcore.population.ingest.second_count import SecondCount
-from fedcore.population.ingest.sources import Options, source_of
+from fedcore.population.ingest.sources import source_of
 
 Read = tuple[int, dict[str, list]]  # (invalid rows, the rows of each client, sorted)
 SPARE = 16 << 20  # bytes: every file is one piece
@@ -433,7 +434,7 @@ def in_every_way(case: Case, draw: random.Random) -> Read | str:
     ways = []
     for memory, split in ((SPARE, False), (draw.choice((200, 1000)) * 24, False), (SPARE, True)):
         try:
-            source = source_of(case.path, Options(**case.options), memory)
+            source = source_of(case.path, IngestRequest.of(case.options), memory)
             with nothing_ahead() if split else nullcontext():
                 cut = [(one,) for one in source.portions(draw.choice((30, 100, 300)))] if split else None
                 ways.append(by_fedcore(source, cut))
@@ -500,7 +501,7 @@ def _header(case: Case) -> list[str]:
 
 def _count_again(case: Case) -> None:
     """The second count and the sample of an ingest. Raises Differs."""
-    source, account = source_of(case.path, Options(**case.options), SPARE), Account()
+    source, account = source_of(case.path, IngestRequest.of(case.options), SPARE), Account()
     second = SecondCount(source)
     for _ in keyed_batches(source.batches(account), account):
         pass

@@ -40,7 +40,7 @@ def verified(where, *sources, **said):
 # --- options ----------------------------------------------------------------------------------------------------------
 
 OF_THE_MANIFEST = {
-    **{"calendar": 1, "readings": '"x"', "fold_ids": "true", "kind": "counts", "features": 3, "dtype": "float32"},
+    **{"fold_ids": "true", "kind": "counts", "features": 3, "dtype": "float32"},
     **{"unit": "record", "time": "when", "vocabulary": 5, "bounds": 5, "units": "x", "dates": "x", "categories": "x"},
     **{"booleans": "x", "image": "2x2", "halves": "entry"},
 }
@@ -65,7 +65,7 @@ def made(tmp_path_factory):
 @pytest.mark.parametrize(("name", "value"), OF_THE_WRONG_TYPE)
 def test_an_option_of_the_wrong_type_is_one_message(made, name, value):
     refused = verified(*made, **{name: value})
-    assert refused.code == 2 and refused.err.startswith(f"IngestError: The option {name!r} cannot be "), refused.err
+    assert refused.code == 2 and refused.err.startswith(f"ConfigError: The option {name!r} cannot be "), refused.err
     assert refused.err.count("\n") == 2 and "alidation" not in refused.err
 
 

@@ -347,7 +347,6 @@ def test_columns_that_do_not_go_together(tmp_path):
     refused("dealt from the documents here", file, tmp_path / "p", heldout=file, **POSTS)
     refused("dealt from the documents here", file, tmp_path / "p", halves="entry", **POSTS)
     refused("brings no held-out part", file, tmp_path / "p", features=5, halves="document")
-    refused("not dealt by 'post'", file, tmp_path / "p", features=5, halves="post")
     assert not (tmp_path / "p").exists()
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from fedcore.errors import IngestError, PopulationError, PopulationNotFound
+from fedcore.errors import ConfigError, IngestError, PopulationError, PopulationNotFound
 from fedcore.population import layout
 from fedcore.population.ingest.ingest import ingest
 
@@ -180,14 +180,14 @@ def test_wrong_settings(tmp_path):
     refused("need a vocabulary", file, tmp_path / "p")
     refused("nothing to ingest", tmp_path / "b.csv", tmp_path / "p")
     refused("nothing to ingest", str(tmp_path / "*.parquet"), tmp_path / "p")
-    refused("no source format", file, tmp_path / "p", format="xml")
-    refused("memory limit", file, tmp_path / "p", features=3, memory=1000)
-    refused("tolerance", file, tmp_path / "p", features=3, tolerance=-1)
     refused("cannot be read", file, tmp_path / "p", vocabulary=tmp_path / "none.txt")
     refused("is empty", file, tmp_path / "p", vocabulary=[])
     refused("'a' twice", file, tmp_path / "p", vocabulary=["a", "b", "a"])
-    with pytest.raises(PopulationError, match="at least 1"):
-        ingest(file, tmp_path / "p", features=3, clients_per_leaf=0)
+    wrong = {"format": "xml", "memory": 1000, "tolerance": -1, "clients_per_leaf": 0, "frame_stride": 0}
+    wrong |= {"kind": "graphs", "tokeniser": "letters", "halves": "post", "period": "fortnight", "colour": "red"}
+    for name, value in wrong.items():
+        with pytest.raises(ConfigError, match=f"option '{name}'"):
+            ingest(file, tmp_path / "p", features=3, **{name: value})
     (tmp_path / "odd.xyz").write_text("x")
     refused("not clear", tmp_path / "odd.xyz", tmp_path / "p")
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfe")
@@ -389,7 +389,6 @@ def test_unusable_text(tmp_path):
     refused("holds no file", folder, tmp_path / "p", vocabulary=["a"])
     (folder / "x").write_text("a b")
     refused("public vocabulary", folder, tmp_path / "p")
-    refused("no tokeniser", folder, tmp_path / "p", vocabulary=["a"], tokeniser="letters")
     refused("a file or a folder", folder, tmp_path / "p", vocabulary=["a"], client="author")
     refused("beside the clients' folders", folder, tmp_path / "p", vocabulary=["a"], client="folder")
     (folder / "y").write_bytes(b"a\xff")

@@ -18,6 +18,7 @@ from fedcore.population.ingest import append as appending
 from fedcore.population.ingest import csv_blocks, dealing, parts
 from fedcore.population.ingest import ingest as ingest_module
 from fedcore.population.ingest.ingest import ingest
+from fedcore.population.ingest.request import MEMORY, IngestRequest
 from fedcore.population.ingest.table_files import CsvFile
 from fedcore.rounds.engine import InProcessBackend
 
@@ -202,7 +203,7 @@ def test_a_large_client_without_held_out_rows_has_an_empty_part_as_it_has_where_
     options = {"heldout": held, "clients_per_leaf": 1, "clients_per_block": 1}
     found = [bits(ingest(source, tmp_path / "whole", **options))]
     for module in (ingest_module, appending):
-        monkeypatch.setattr(module, "SPILL_SHARE", ingest_module.MEMORY // 4000)
+        monkeypatch.setattr(module, "SPILL_SHARE", MEMORY // 4000)
     found.append(bits(ingest(source, tmp_path / "large", **options)))
     assert found[0] == found[1]
     population = ingest(source, tmp_path / "large", append=True, heldout=held)
@@ -235,13 +236,13 @@ def test_what_is_appended_in_parts_is_the_same(tmp_path, case):
 @pytest.mark.slow
 def test_clients_larger_than_memory(tmp_path, monkeypatch):
     """Rows in tiles, counts and words added up, from the files of several parts; other buckets are dealt out again."""
-    monkeypatch.setattr(ingest_module, "LEAST_MEMORY", 1)
     rows = [(f"c{i % 300}" if i % 3 else "large", i % 7, i) for i in range(3000)]
     file = written(tmp_path / "a.csv", LONG, rows)
     kinds = {"rows": {"kind": "rows"}, "counts": {"features": 7}, "words": {"kind": "words"}}
     for name, options in kinds.items():
-        alone = ingest(file, tmp_path / name, memory=60_000, **options)
-        shared = ingest(file, tmp_path / f"{name} in parts", memory=60_000, sharing=partial(several, 4), **options)
+        request = IngestRequest.of(options).model_copy(update={"memory": 60_000})  # less than may be requested
+        alone = ingest(file, tmp_path / name, request)
+        shared = ingest(file, tmp_path / f"{name} in parts", request, sharing=partial(several, 4))
         assert bits(shared) == bits(alone)
 
 

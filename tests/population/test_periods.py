@@ -434,7 +434,6 @@ def test_numbers_of_a_calendar_as_dates(unit, first, words):
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"period": "fortnight"}, "no calendar period 'fortnight'"),
         ({"period": None}, "'time' goes with a period"),
         ({"time": None}, "is declared, and not taken from the data"),
         ({"first": None}, "is declared, and not taken from the data"),

@@ -31,7 +31,8 @@ from fedcore.population.ingest import (
 )
 from fedcore.population.ingest.ingest import describe, ingest
 from fedcore.population.ingest.parts import Span
-from fedcore.population.ingest.sources import Options, source_of
+from fedcore.population.ingest.request import IngestRequest
+from fedcore.population.ingest.sources import source_of
 from fedcore.population.ingest.sources_array import DenseSource
 from fedcore.population.ingest.sources_text import TextSource
 from fedcore.population.store import Population
@@ -220,7 +221,7 @@ def test_a_text_that_comes_while_others_are_read_is_no_fault(tmp_path, monkeypat
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet", "feather"])
 def test_columns_that_change_before_the_first_count_are_found(tmp_path, form):
-    source = source_of(table(tmp_path, form), Options(), 1 << 20)
+    source = source_of(table(tmp_path, form), IngestRequest(), 1 << 20)
     columns = {"client": ["a"], "y": [1.0], "x": [2.0]}
     if form == "csv":
         (tmp_path / "a.csv").write_text("client,y,x\na,1,2\n")
@@ -244,7 +245,7 @@ def test_large_counts_are_added_exactly(tmp_path):
 def test_of_very_many_files_some_are_read_again(tmp_path, monkeypatch):
     for number in range(5):
         table(tmp_path, name=f"a{number}")
-    source = source_of(sorted(tmp_path.glob("*.csv")), Options(), 1 << 20)
+    source = source_of(sorted(tmp_path.glob("*.csv")), IngestRequest(), 1 << 20)
     monkeypatch.setattr(second_count, "MOST_FILES", 2)
     chosen = second_count.SecondCount(source)._sampled_files(source)
     assert [file.name for file, _ in chosen] == ["a0.csv", "a3.csv"]

@@ -6,7 +6,8 @@ import pytest
 from fedcore.errors import IngestError, PopulationError, WrongKind
 from fedcore.population import erasing
 from fedcore.population.encoding import encode
-from fedcore.population.ingest.ingest import LEAST_MEMORY, ingest
+from fedcore.population.ingest.ingest import ingest
+from fedcore.population.ingest.request import LEAST_MEMORY
 from fedcore.population.store import Population
 from fedcore.population.words import NO_WORD, OTHER, as_word, checked_words, records_of
 from tests.population.contents import counts_of, everything_in, ids_of, write_csv

@@ -21,6 +21,7 @@ from fedcore.population.conversion import open_cohort
 from fedcore.population.deliveries import Delivered
 from fedcore.population.ingest.dealing import Sharing
 from fedcore.population.ingest.ingest import ingest
+from fedcore.population.ingest.request import IngestRequest
 from fedcore.population.ingest.schema import read_schema
 from fedcore.population.periods import label_at
 from fedcore.population.store import Population
@@ -240,12 +241,9 @@ def _ingest(
     delivered: Callable[[], Delivered],
     sharing: Sharing | None,
 ) -> Population:
-    new = population is None
     said: dict[str, Any] = {} if step.schema_file is None else read_schema(Path(step.schema_file))
-    said |= step.options
-    if population is None:
-        said["ledger"] = ledger_name()
-    else:
+    said |= {**step.options, "tolerance": LEFT_OUT if step.bad_rows == "leave_out" else 0}
+    if population is not None:
         for name in ("nominal_clients", "public_for_evaluation", "first", "through", "clients_per_leaf"):
             said.pop(name, None)  # of the first version
         said |= _opening(step, population, datetime.strptime(when, TIME).replace(tzinfo=UTC))
@@ -254,11 +252,11 @@ def _ingest(
     return ingest(
         [file.path for file in files],
         pipeline.population,
-        append=not new,
-        tolerance=LEFT_OUT if step.bad_rows == "leave_out" else 0,
+        IngestRequest.of(said),
+        append=population is not None,
+        ledger=ledger_name() if population is None else None,
         delivered=delivered,
         sharing=sharing,
-        **said,
     )
 
 

@@ -78,9 +78,7 @@ class Ingest(_Step):
     def _dated(self) -> Ingest:
         if self.days_back and not self.by_date:
             raise ValueError("days_back goes with a pattern by date, such as arrivals/%Y-%m-%d/*.csv")
-        if taken := sorted(
-            {"append", "ledger", "progress", "delivered", "sharing", "tolerance", "workers"} & self.options.keys()
-        ):
+        if taken := sorted({"append", "ledger", "tolerance", "workers", "schema_file"} & self.options.keys()):
             raise ValueError(f"options: {taken[0]!r} is not said here")
         return self
 

@@ -11,23 +11,22 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from fedcore.errors import FedcoreError, IngestError
 from fedcore.population import manifest as manifests
-from fedcore.population.identifiers import STRIPPED, Rule
 from fedcore.population.ingest import append as appending
 from fedcore.population.ingest import calendars, sources
 from fedcore.population.ingest.batches import Account, Batch, Source, keyed_batches, matrix_batches
-from fedcore.population.ingest.ingest import IN_THE_MANIFEST, LARGEST_RECORD
+from fedcore.population.ingest.ingest import IN_THE_MANIFEST
 from fedcore.population.ingest.other_readers import other_reader, sums_of, sums_of_part
-from fedcore.population.ingest.request import Reading
-from fedcore.population.ingest.sources import Options, Where
+from fedcore.population.ingest.readings import readings_again
+from fedcore.population.ingest.request import OF_SOURCE, IngestRequest, Reading, Where
+from fedcore.population.ingest.sources import Kept
 from fedcore.population.ingest.sources_table import TableSource
 from fedcore.population.ingest.spill import keys_of
 from fedcore.population.manifest import Manifest
@@ -119,42 +118,19 @@ def _tell(progress: Callable[[int, int], None] | None, done: int, steps: int) ->
 # --- options ----------------------------------------------------------------------------------------------------------
 
 
-class _Said(Reading):
-    """Options of the ingest that may be given again, where the manifest does not decide them."""
-
-    model_config = ConfigDict(strict=True)
-
-    columns: tuple[str, ...] | None = None
-    longest_record: int | None = Field(None, ge=1, le=LARGEST_RECORD)
-
-    @field_validator("columns", "na", mode="before")
-    @classmethod
-    def _listed(cls, given: Any) -> Any:
-        """Text is a list whose parts are separated by commas."""
-        named = [one.strip() for one in given.split(",")] if isinstance(given, str) else given
-        return tuple(named) if isinstance(named, list) else named
-
-
 def checked(population: Population, said: dict[str, Any]) -> dict[str, Any]:
-    """Options that `compare` takes, as it uses them. Raises IngestError for an option that does not exist, that the
-    manifest decides, or that is of another type.
+    """Options that `compare` takes, as it uses them. Raises IngestError for an option that does not exist or that the
+    manifest decides, ConfigError for a value of another type.
     """
     stated = _stated(population.manifest)
-    known = [name for name in _Said.model_fields if name not in stated]
+    known = [name for name in (*Reading.model_fields, "columns") if name not in stated]
     for name in said:
         if name in stated:
             raise IngestError(f"The manifest of {population.path} decides the option {name!r}.", "Leave it out.")
         if name not in known:
             raise IngestError(f"There is no option {name!r}.", f"Options are {', '.join(known)}.")
-    try:
-        return _Said.model_validate(said).model_dump(exclude_unset=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name, why = str(first["loc"][0]), first["msg"]
-        raise IngestError(
-            f"The option {name!r} cannot be {said[name]!r}: {why[0].lower()}{why[1:]}.",
-            f"Write text in quotation marks, as '{name}=\"TEXT\"', and lists with commas, as columns=one,two.",
-        ) from error
+    request = IngestRequest.of(said)
+    return {name: getattr(request, name) for name in said}
 
 
 def _stated(made: Manifest) -> set[str]:
@@ -183,7 +159,7 @@ def _recorded(population: Population, where: Sequence[Where]) -> list[dict[str, 
         after = sum(bool(mine & others) for others in later) if versions else len(later)
         versions = versions or made
         options = versions[max(len(versions) - 1 - after, 0)].provenance.options if versions else {}
-        found.append({name: value for name, value in options.items() if name in {*Options.__slots__} - stated})
+        found.append({name: value for name, value in options.items() if name in {*OF_SOURCE} - stated})
     return found
 
 
@@ -199,22 +175,11 @@ def _names(where: Where) -> set[str]:
 # --- sources ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Options(Options):
-    """Options with the rule of the ids of a population, which may be an older one than those of an ingest."""
-
-    id_rule: Rule = STRIPPED
-
-    @property
-    def rule(self) -> Rule:
-        return self.id_rule
-
-
 def _opened(population: Population, where: Where, given: dict[str, Any]) -> Source:
     """A source, to be read with these options. Raises IngestError."""
-    options = appending.completed(_Options(**given, id_rule=population.manifest.id_rule), population)
-    calendar = calendars.declared(population, None, options.time, None, None, None, None).calendar
-    source = sources.source_of(where, replace(options, calendar=calendar), MEMORY)
+    request, made = appending.completed(IngestRequest.of(given), population), population.manifest
+    kept = Kept(calendars.declared(population, request).calendar, readings_again(made.columns), made.id_rule)
+    source = sources.source_of(where, request, MEMORY, kept=kept)
     if isinstance(source, TableSource):
         other = copy(source)
         other.files, other.heldout = ([other_reader(file) for file in held] for held in (source.files, source.heldout))

@@ -7,7 +7,7 @@ first fill the last block. Everything is sorted twice: by client id, to find out
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,7 @@ from fedcore.population.ingest.batches import Account, MatrixBatch, Source, matr
 from fedcore.population.ingest.dealing import Dealing, Sharing, deal
 from fedcore.population.ingest.documents import refuse_other_halves
 from fedcore.population.ingest.indices import KnownClients, Newcomers
-from fedcore.population.ingest.readings import readings_again
-from fedcore.population.ingest.sources import Options
+from fedcore.population.ingest.request import IngestRequest
 from fedcore.population.ingest.spill import Clients, LargeClient, Layout, Spill, keys_of, too_many, write_clients
 from fedcore.population.manifest import BlockEntry, Halves
 from fedcore.population.periods import Calendar
@@ -35,27 +34,25 @@ from fedcore.population.writer import PopulationWriter
 RANGE_SHARE, SPILL_SHARE = 16, 20  # three spills are alive at once
 
 
-def completed(options: Options, parent: Population) -> Options:
-    """The options, with what the population already fixes filled in."""
+def completed(request: IngestRequest, parent: Population) -> IngestRequest:
+    """The request, with what the population already fixes filled in."""
     made = parent.manifest
     changes: dict[str, Any] = {}
     if made.id_rule == identifiers.FOLDED:
         changes["fold_ids"] = True
-    if options.kind is None:
+    if request.kind is None:
         changes["kind"] = made.kind
-    if options.features is None and made.kind != "words":
+    if request.features is None and made.kind != "words":
         changes["features"] = made.features
-    if options.vocabulary is None and made.vocabulary is not None:
+    if request.vocabulary is None and made.vocabulary is not None:
         changes["vocabulary"] = parent.vocabulary()
     if made.kind == "rows":
         changes["dtype"] = made.dtype
-    if made.period is not None and options.time is None:
+    if made.period is not None and request.time is None:
         changes["time"] = made.period.column
     if made.records:
         changes["unit"] = "record"
-    if made.columns:
-        changes["readings"] = readings_again(made.columns)
-    return replace(options, **changes)
+    return request.model_copy(update=changes)
 
 
 def refuse_unchecked(parent: Population, fold_ids: bool) -> None:
@@ -75,14 +72,9 @@ def refuse_unchecked(parent: Population, fold_ids: bool) -> None:
 
 
 def refuse_mismatch(
-    parent: Population,
-    source: Source,
-    clients_per_leaf: int | None,
-    ledger: dict[str, str] | None,
-    public: str | None,
-    halves: Halves | None,
+    parent: Population, source: Source, request: IngestRequest, ledger: dict[str, str] | None, halves: Halves | None
 ) -> None:
-    """Raises IngestError if the source or the options do not fit the population."""
+    """Raises IngestError if the source or the request does not fit the population. halves: of what is appended"""
     made = parent.manifest
     if made.cohorts and (made.records or not source.keyed):
         raise IngestError(
@@ -95,7 +87,7 @@ def refuse_mismatch(
         "kind": source.kind != made.kind,
         "number of features": source.features != made.features,
         "vocabulary": source.vocabulary != vocabulary,
-        "leaf size": clients_per_leaf not in (None, made.clients_per_leaf),
+        "leaf size": request.clients_per_leaf not in (None, made.clients_per_leaf),
         "ledger": ledger is not None and (made.ledger is None or made.ledger.model_dump() != ledger),
     }
     for name, fault in faults.items():
@@ -105,7 +97,7 @@ def refuse_mismatch(
                 "Append like to like, or make another population.",
             )
     refuse_other_halves(parent, halves)
-    if public is not None and not made.public_for_evaluation:
+    if request.public_for_evaluation is not None and not made.public_for_evaluation:
         raise IngestError(
             f"The population {parent.path} is not public for evaluation; appending cannot make it so.",
             "Leave the declaration out.",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedcore.errors import IngestError
-from fedcore.population.periods import UNITS, Calendar, Periods, PeriodUnit, calendar_of
+from fedcore.population.ingest.request import CalendarPeriods, IngestRequest
+from fedcore.population.periods import Calendar, Periods, calendar_of
 from fedcore.population.store import Population
 
 
@@ -21,74 +22,51 @@ class Dealt:
     labels: tuple[str, ...] = ()
 
 
-def declared(
-    parent: Population | None,
-    unit: PeriodUnit | None,
-    time: str | None,
-    zone: str | None,
-    first: str | None,
-    through: str | None,
-    nominal_clients: int | None,
-) -> Dealt:
+def declared(parent: Population | None, request: IngestRequest) -> Dealt:
     """The calendar of a version that is made, or appended to `parent`. Raises IngestError if it does not fit."""
     if parent is not None:
-        return _going_on(parent, unit, time, zone, first, through, nominal_clients)
-    if unit is None:
-        if said := _first_said(time=time, zone=zone, first=first, through=through):
+        return _going_on(parent, request)
+    if request.period is None:
+        if said := _first_said(request):
             raise IngestError(f"The option {said!r} goes with a period.", "Say which: --period month.")
         return Dealt()
-    if unit not in UNITS:
-        raise IngestError(f"There is no calendar period {unit!r}.", f"Use one of {', '.join(UNITS)}.")
-    if time is None or first is None or through is None:
+    if request.time is None or request.first is None or request.through is None:
         raise IngestError(
             "A calendar is declared, and not taken from the data: by the column of the time, the first and the last "
             "period.",
             "Say --time COLUMN --from LABEL --through LABEL, such as --from 2025-01 --through 2026-03.",
         )
-    period = Periods(column=time, unit=unit, zone=zone or "UTC")
+    period = Periods(column=request.time, unit=request.period, zone=request.zone or "UTC")
     try:
-        made = Calendar.between(unit, period.zone, first, through)
+        made = Calendar.between(period.unit, period.zone, request.first, request.through)
     except ValueError as error:
         raise _no_calendar(error) from None
     return Dealt(period, made, made.labels)
 
 
-def _going_on(
-    parent: Population,
-    unit: str | None,
-    time: str | None,
-    zone: str | None,
-    first: str | None,
-    through: str | None,
-    nominal_clients: int | None,
-) -> Dealt:
+def _going_on(parent: Population, request: IngestRequest) -> Dealt:
     old = parent.manifest
     if old.period is None:
-        if said := _first_said(period=unit, time=time, zone=zone, first=first, through=through):
+        if said := _first_said(request):
             raise IngestError(
                 f"The population {parent.path} has clients, not entries of calendar periods, and {said!r} was said.",
                 "Its rows have no time stamps any more: make another population.",
             )
         return Dealt()
     labels = [cohort.period for cohort in old.cohorts]
-    fixed = {
-        "period": (unit, old.period.unit),
-        "time": (time, old.period.column),
-        "zone": (zone, old.period.zone),
-        "first": (first, labels[0]),
-    }
-    for name, (now, before) in fixed.items():
-        if now not in (None, before):
+    fixed = {"period": old.period.unit, "time": old.period.column, "zone": old.period.zone, "first": labels[0]}
+    for name, before in fixed.items():
+        if (now := getattr(request, name)) not in (None, before):
             raise IngestError(
                 f"The population {parent.path} was made with {name} {before!r}, and is appended to with {now!r}.",
                 "Leave it out; only the end of a calendar moves (through).",
             )
     try:
-        made = calendar_of(old.period, labels, through)
+        made = calendar_of(old.period, labels, request.through)
     except ValueError as error:
         raise _no_calendar(error) from None
     new = made.labels[len(labels) :]
-    if nominal_clients is not None and not new:
+    if request.nominal_clients is not None and not new:
         raise IngestError(
             "Nominal clients are those of the periods that a version declares, and this one declares none.",
             "Leave them out, or go on with the calendar (through).",
@@ -96,8 +74,8 @@ def _going_on(
     return Dealt(old.period, made, new)
 
 
-def _first_said(**options: str | None) -> str | None:
-    return next((name for name, value in options.items() if value is not None), None)
+def _first_said(request: IngestRequest) -> str | None:
+    return next((name for name in CalendarPeriods.model_fields if getattr(request, name) is not None), None)
 
 
 def _no_calendar(error: ValueError) -> IngestError:

@@ -13,12 +13,12 @@ import numpy as np
 from fedcore.errors import IngestError
 from fedcore.population.columns import SECONDS_OF, SINCE, ColumnEntry, ColumnKind, DateUnit
 from fedcore.population.ingest.csv_blocks import MISSING
+from fedcore.population.ingest.request import Bound
 from fedcore.population.ingest.stamps import DAY, PER_SECOND
 from fedcore.population.words import OTHER
 
 TRUE, FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-Bound = float | str  # text of a date
 Values = tuple[np.ndarray, np.ndarray, Callable[[int], str]]  # (n, width) float64; (n,) bool, bad; why a row is bad
 
 

@@ -11,15 +11,16 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedcore.errors import IngestError
-from fedcore.population.columns import DateUnit
+from fedcore.errors import ConfigError, IngestError
+from fedcore.population.choices import DateUnit, WhoseRows
 from fedcore.population.ingest import csv_blocks, sources
 from fedcore.population.ingest.readings import FALSE, TRUE, Said, readings_of, seconds_in
-from fedcore.population.ingest.sources import TABLES, Format, Options, Where
+from fedcore.population.ingest.request import IngestRequest, TableColumns, Where
+from fedcore.population.ingest.sources import TABLES
 from fedcore.population.ingest.table_files import CsvFile, JsonFile, Partitioned, TableFile
 from fedcore.storage.parsing import parse_toml
 
@@ -37,7 +38,7 @@ class TableSection(_Strict):
     """What is said of the whole table."""
 
     client: str | None = None
-    unit: Literal["client", "record"] | None = None
+    unit: WhoseRows | None = None
     nominal_clients: int | None = Field(default=None, ge=1)
     delimiter: str | None = Field(default=None, min_length=1, max_length=1)
     decimal: str | None = Field(default=None, min_length=1, max_length=1)
@@ -83,8 +84,7 @@ FORMS = {  # what a key is, in a section [table] or [columns.NAME]
 
 
 def read_schema(file: Path) -> dict[str, Any]:
-    """What a schema says, as arguments of `fedcore.population.ingest.ingest.ingest`. Raises IngestError, which names
-    file, section and key."""
+    """What a schema says, as options of an ingest. Raises IngestError, which names file, section and key."""
     try:
         said = parse_toml(file.read_text("utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
@@ -106,6 +106,24 @@ def read_schema(file: Path) -> dict[str, Any]:
         _check_column(file, name, column)
     arguments = {"columns": list(columns), **_said_of(columns), **table.model_dump(exclude_none=True)}
     return {name: value for name, value in arguments.items() if value}
+
+
+def with_schema(request: IngestRequest, append: bool) -> IngestRequest:
+    """The request with what its schema says, if it names one. Raises ConfigError if both say something of the same, and
+    what `read_schema` raises.
+
+    append: the schema is that of before, and the number of clients that it declares no new one
+    """
+    file = request.schema_file
+    if file is None:
+        return request
+    schema = read_schema(Path(file))
+    if append:
+        schema.pop("nominal_clients", None)
+    given = {name for name, value in request if value != IngestRequest.model_fields[name].default} - {"schema_file"}
+    if both := sorted(given & {*schema, *TableColumns.model_fields}):
+        raise ConfigError(f"{', '.join(both)}: said in {file} and beside it.", "Say it in the schema.")
+    return IngestRequest.of({**dict(request), "schema_file": None}, schema)
 
 
 def _said_of(columns: Mapping[str, ColumnSection]) -> dict[str, Any]:
@@ -164,17 +182,17 @@ def _key(name: str) -> str:
 # --- drafts -----------------------------------------------------------------------------------------------------------
 
 
-def sketch(source: Where, form: Format | None = None, out: str | None = None) -> str:
+def sketch(source: Where, wanted: str | None = None, out: str | None = None) -> str:
     """A schema to fill in, as TOML with comments. out: the file that it will be in, for the commands at its end.
 
     Of a file that knows its types no value is read, of CSV and JSON lines the first 1,000 records, to tell numbers,
     dates, booleans and text apart; no value of a column is in the draft. Raises IngestError.
     """
-    form = sources.format_of(source, form)
+    form = sources.format_of(source, IngestRequest.of({"format": wanted}).format)
     if form not in TABLES:
         raise IngestError(f"The source {source} is no table ({form}).", f"Sketch one of {', '.join(TABLES)}.")
     separator = _separator(source) if form == "csv" else None
-    file = sources.table_files(source, form, Options(form, delimiter=separator))[0]
+    file = sources.table_files(source, form, IngestRequest(format=form, delimiter=separator))[0]
     if form == "csv" and sum(_kind_of([name]) != "text" for name in file.names) > len(file.names) / 2:
         raise IngestError(
             f"The first line of {source} holds numbers or dates, not the names of columns.",

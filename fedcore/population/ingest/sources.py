@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from fedcore.errors import IngestError
-from fedcore.population.blocks import Kind
+from fedcore.population.choices import Format
 from fedcore.population.columns import image_fault
 from fedcore.population.identifiers import FOLDED, STRIPPED, Rule
 from fedcore.population.ingest.batches import Source, read_vocabulary, refuse_odd
 from fedcore.population.ingest.csv_blocks import LONGEST_RECORD
-from fedcore.population.ingest.readings import Bound, Reading, Said, missing_texts
+from fedcore.population.ingest.readings import Reading, Said, missing_texts
+from fedcore.population.ingest.request import OF_SOURCE, IngestRequest, Where
 from fedcore.population.ingest.sources_array import DenseSource, MatrixSource, array_names
 from fedcore.population.ingest.sources_frames import FRAMES_PER_CLIENT, IMAGES, VIDEOS, FrameSource
 from fedcore.population.ingest.sources_table import TableSource
-from fedcore.population.ingest.sources_text import TextSource, Tokeniser, text_files
+from fedcore.population.ingest.sources_text import TextSource, text_files
 from fedcore.population.ingest.table_files import CsvFile, JsonFile, Partitioned, TableFile, partition_of
 from fedcore.population.ingest.typed_files import ArrowFile, ParquetFile, SqlQuery
-from fedcore.population.manifest import Halves
 from fedcore.population.periods import Calendar
 
-Format = Literal["csv", "parquet", "arrow", "jsonl", "sql", "npz", "npy", "text", "frames"]
 TABLES: tuple[Format, ...] = ("csv", "parquet", "arrow", "jsonl", "sql")
-WhoseRows = Literal["client", "record"]
 SUFFIXES: dict[str, Format] = {
     ".csv": "csv",
     ".tsv": "csv",
@@ -43,57 +40,20 @@ SUFFIXES: dict[str, Format] = {
     ".npy": "npy",
     **dict.fromkeys((*IMAGES, *VIDEOS), "frames"),
 }
-Where = str | Path | Sequence[str | Path]
 Progress = Callable[[int, int], None]  # (files done, files)
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What the user said about the source; None: find out. See `fedcore.population.ingest.ingest.ingest`."""
+class Kept:
+    """How sources of a population are read besides what is requested.
 
-    format: Format | None = None
-    kind: Kind | None = None
-    client: str | None = None
-    token: str | None = None
-    count: str | None = None
-    columns: Sequence[str] | None = None
-    features: int | None = None
-    vocabulary: str | Path | Sequence[str] | None = None
-    heldout: Where | None = None
-    dtype: str | None = None
-    array: str | None = None
-    prefix: str | None = None
-    heldout_prefix: str | None = None
-    tokeniser: Tokeniser = "words"
-    delimiter: str | None = None
-    documents: str | None = None
-    halves: Halves | None = None
-    time: str | None = None
+    calendar: periods by which rows are dealt to entries; readings: of the columns of the version before; rule: how the
+    ids of the clients are stored, as the request says if it is None
+    """
+
     calendar: Calendar | None = None
-    bounds: Mapping[str, tuple[Bound, Bound]] | None = None
-    units: Mapping[str, str] | None = None
-    dates: Mapping[str, str] | None = None
-    categories: Mapping[str, Sequence[str]] | None = None
-    booleans: Sequence[str] | None = None
-    na: Sequence[str] = ()
-    decimal: str | None = None
-    unit: WhoseRows = "client"
     readings: tuple[Reading, ...] = ()
-    image: str | None = None
-    frames_per_client: int | None = None
-    frame_stride: int | None = None
-    longest_record: int | None = None
-    fold_ids: bool = False
-
-    @property
-    def rule(self) -> Rule:
-        """How the ids of the clients are stored."""
-        return FOLDED if self.fold_ids else STRIPPED
-
-    @property
-    def said(self) -> Said:
-        """What is said of the columns of a table."""
-        return Said(self.bounds, self.units, self.dates, self.categories, self.booleans)
+    rule: Rule | None = None
 
 
 def files_of(where: Where) -> list[Path]:
@@ -116,9 +76,6 @@ def files_of(where: Where) -> list[Path]:
 def format_of(where: Where, wanted: Format | None) -> Format:
     """The format, from the files' suffixes unless it is named. Raises IngestError."""
     if wanted is not None:
-        if wanted not in (*SUFFIXES.values(), "text"):
-            known = ", ".join(sorted({*SUFFIXES.values(), "text"}))
-            raise IngestError(f"There is no source format {wanted!r}.", f"Use one of {known}.")
         return wanted
     if isinstance(where, (str, Path)):
         refuse_odd(Path(where))
@@ -156,15 +113,14 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 }
 # An NPZ file holds one or the other.
 OF_DENSE, OF_SPARSE = ("unit", "array", "heldout", "dtype", "image"), ("prefix", "heldout_prefix")
-ANYWHERE = ("format", "kind", "halves", "time", "calendar", "readings", "fold_ids")  # last four: looked at elsewhere
+ANYWHERE = ("format", "kind", "halves", "fold_ids", "schema_file")
 
 
-def _refuse_other_options(form: str, options: Options, takes: Sequence[str] = (), what: str = "") -> None:
+def _refuse_other_options(form: str, request: IngestRequest, takes: Sequence[str] = (), what: str = "") -> None:
     """Raises IngestError for an option that belongs to another format. takes, what: other than those of the format."""
     takes = takes or OPTIONS[form]
-    unset = Options()
-    for name in Options.__slots__:
-        if name not in (*ANYWHERE, *takes) and getattr(options, name) != getattr(unset, name):
+    for name in OF_SOURCE:
+        if name not in (*ANYWHERE, *takes) and getattr(request, name) != IngestRequest.model_fields[name].default:
             raise IngestError(
                 f"The option {name!r} belongs to another format than {what or form}.",
                 f"Options of {what or form} are {', '.join(takes)}.",
@@ -172,35 +128,41 @@ def _refuse_other_options(form: str, options: Options, takes: Sequence[str] = ()
 
 
 def source_of(
-    where: Where, options: Options, memory: int, progress: Progress | None = None, spill: Path | None = None
+    where: Where,
+    request: IngestRequest,
+    memory: int,
+    progress: Progress | None = None,
+    spill: Path | None = None,
+    kept: Kept = Kept(),
 ) -> Source:
     """The reader for this source. memory: bytes that one batch may take; spill: folder for what a query does not hold.
     Raises IngestError.
     """
-    form = format_of(where, options.format)
-    if options.calendar is not None and form not in TABLES:
+    rule = kept.rule or (FOLDED if request.fold_ids else STRIPPED)
+    form = format_of(where, request.format)
+    if kept.calendar is not None and form not in TABLES:
         raise IngestError(
             f"The rows of {form} have no time stamps, and entries of a client and a calendar period are made by them.",
             f"Ingest tables ({', '.join(TABLES)}) with a column of times.",
         )
-    _refuse_other_options(form, options)
+    _refuse_other_options(form, request)
     source: Source
-    vocabulary = None if options.vocabulary is None else read_vocabulary(options.vocabulary)
+    vocabulary = None if request.vocabulary is None else read_vocabulary(request.vocabulary)
     if form == "text":
-        source = _text(where, options, vocabulary, progress)
+        source = _text(where, request, vocabulary, progress, rule)
     elif form == "frames":
-        source = _frames(where, options, progress)
+        source = _frames(where, request, progress, rule)
     elif form in TABLES:
-        tables = table_files(where, form, options, spill)
-        heldout = [] if options.heldout is None else table_files(options.heldout, form, options, spill)
-        source = _table(tables, heldout, options, vocabulary, memory, progress)
+        tables = table_files(where, form, request, spill)
+        heldout = [] if request.heldout is None else table_files(request.heldout, form, request, spill)
+        source = _table(tables, heldout, request, vocabulary, memory, progress, replace(kept, rule=rule))
     else:
-        others = [] if options.heldout is None else files_of(options.heldout)
-        source = _arrays(form, files_of(where), others, options, memory, progress)
-    if options.features not in (None, source.features):
-        raise IngestError(f"The source has {source.features} features, not {options.features}.", "Correct the number.")
+        others = [] if request.heldout is None else files_of(request.heldout)
+        source = _arrays(form, files_of(where), others, request, memory, progress, rule)
+    if request.features not in (None, source.features):
+        raise IngestError(f"The source has {source.features} features, not {request.features}.", "Correct the number.")
     if vocabulary is not None:
-        if options.kind == "words":
+        if request.kind == "words":
             raise IngestError("Words are kept as they are, without a vocabulary.", "Leave one of the two out.")
         if source.kind != "counts":
             raise IngestError("Dense rows have no vocabulary.", "Leave it out, or ingest counts.")
@@ -215,13 +177,13 @@ def source_of(
     return source
 
 
-def _frames(where: Where, options: Options, progress: Progress | None) -> FrameSource:
-    if options.kind not in (None, "rows"):
+def _frames(where: Where, request: IngestRequest, progress: Progress | None, rule: Rule) -> FrameSource:
+    if request.kind not in (None, "rows"):
         raise IngestError("Frames are dense rows.", "Leave the kind out.")
-    if options.dtype not in (None, "float32"):
+    if request.dtype not in (None, "float32"):
         raise IngestError("Frames are stored as float32, which holds 16 bits exactly.", "Leave the dtype out.")
-    per_client = FRAMES_PER_CLIENT if options.frames_per_client is None else options.frames_per_client
-    stride = 1 if options.frame_stride is None else options.frame_stride
+    per_client = FRAMES_PER_CLIENT if request.frames_per_client is None else request.frames_per_client
+    stride = 1 if request.frame_stride is None else request.frame_stride
     for folder in [where] if isinstance(where, (str, Path)) else where:
         others = [one for one in text_files(Path(folder)) if SUFFIXES.get(one.suffix.lower()) not in OF_FRAMES]
         if others:
@@ -229,52 +191,54 @@ def _frames(where: Where, options: Options, progress: Progress | None) -> FrameS
                 f"{others[0]} is among the frames, and holds none by its name.",
                 "Move it away, or name what is meant, as 'FOLDER/*.png'.",
             )
-    return FrameSource(files_of(where), per_client, stride, options.array, progress, options.rule)
+    return FrameSource(files_of(where), per_client, stride, request.array, progress, rule)
 
 
-def _text(where: Where, options: Options, vocabulary: tuple[str, ...] | None, progress: Progress | None) -> TextSource:
-    if options.kind == "rows":
+def _text(
+    where: Where, request: IngestRequest, vocabulary: tuple[str, ...] | None, progress: Progress | None, rule: Rule
+) -> TextSource:
+    if request.kind == "rows":
         raise IngestError("Text gives counts, not dense rows.", "Leave the kind out.")
-    if vocabulary is None and options.kind != "words":
+    if vocabulary is None and request.kind != "words":
         raise IngestError(
             "Text needs a public vocabulary.",
             "Give a vocabulary file with one token a line; or keep the words, to release a private vocabulary "
             "(--kind words).",
         )
-    if not isinstance(where, (str, Path)) or not isinstance(options.heldout, (str, Path, type(None))):
+    if not isinstance(where, (str, Path)) or not isinstance(request.heldout, (str, Path, type(None))):
         raise IngestError("Text is read from one folder.", "Name one folder.")
-    heldout = None if options.heldout is None else Path(options.heldout)
-    client, documents = options.client or "file", options.documents
-    return TextSource(Path(where), vocabulary, options.tokeniser, client, heldout, documents, progress, options.rule)
+    heldout = None if request.heldout is None else Path(request.heldout)
+    client, documents = request.client or "file", request.documents
+    return TextSource(Path(where), vocabulary, request.tokeniser, client, heldout, documents, progress, rule)
 
 
-def table_files(where: Where, form: Format, options: Options, spill: Path | None = None) -> list[TableFile]:
+def table_files(where: Where, form: Format, request: IngestRequest, spill: Path | None = None) -> list[TableFile]:
     """The files of a table, with the columns that the names of their folders have. Raises IngestError."""
     if form == "sql":
         return [SqlQuery(_query(where), spill)]
-    missing = missing_texts(options.na)
+    missing = missing_texts(request.na)
     made: list[TableFile] = []
     for folder in [where] if isinstance(where, (str, Path)) else where:
         root = Path(folder)
         for path in files_of(folder):
-            file = _table_file(path, form, options, missing)
+            file = _table_file(path, form, request, missing)
             partition = partition_of(path, root) if root.is_dir() else {}
             made.append(Partitioned(file, path, partition, missing) if partition else file)
     return made
 
 
-def _table_file(path: Path, form: Format, options: Options, missing: frozenset[str]) -> TableFile:
-    own = options.format or SUFFIXES.get(path.suffix, form)
+def _table_file(path: Path, form: Format, request: IngestRequest, missing: frozenset[str]) -> TableFile:
+    own = request.format or SUFFIXES.get(path.suffix, form)
     form = own if own in TABLES else form
     if form == "parquet":
         return ParquetFile(path)
     if form == "arrow":
         return ArrowFile(path)
-    longest = options.longest_record or LONGEST_RECORD
+    longest = request.longest_record or LONGEST_RECORD
     if form == "jsonl":
         return JsonFile(path, missing, longest)
-    delimiter = options.delimiter or ("\t" if path.suffix == ".tsv" else ",")
-    return CsvFile(path, delimiter, missing, options.decimal or ".", longest)
+    delimiter = request.delimiter or ("\t" if path.suffix == ".tsv" else ",")
+    return CsvFile(path, delimiter, missing, request.decimal or ".", longest)
 
 
 def _query(where: Where) -> Path | str:
@@ -290,73 +254,81 @@ def _query(where: Where) -> Path | str:
 def _table(
     files: list[TableFile],
     heldout: list[TableFile],
-    options: Options,
+    request: IngestRequest,
     vocabulary: tuple[str, ...] | None,
     memory: int,
     progress: Progress | None,
+    kept: Kept,
 ) -> TableSource:
+    said = Said(request.bounds, request.units, request.dates, request.categories, request.booleans)
     names = files[0].names
-    tokens = options.token is not None or (
-        "token" in names and options.columns is None and not options.readings and not options.said.names
+    tokens = request.token is not None or (
+        "token" in names and request.columns is None and not kept.readings and not said.names
     )
-    kind = options.kind or ("counts" if tokens else "rows")
-    count = options.count or ("count" if kind != "rows" and "count" in names else None)
+    kind = request.kind or ("counts" if tokens else "rows")
+    count = request.count or ("count" if kind != "rows" and "count" in names else None)
     return TableSource(
         files,
         kind,
-        _client_of(options),
-        options.token or "token",
+        _client_of(request),
+        request.token or "token",
         count,
-        wanted_columns=options.columns,
-        said=options.said,
-        readings=options.readings,
-        na=options.na,
+        wanted_columns=request.columns,
+        said=said,
+        readings=kept.readings,
+        na=request.na,
         vocabulary=vocabulary,
-        wanted_features=options.features,
+        wanted_features=request.features,
         heldout=heldout,
-        wanted_dtype=options.dtype,
-        documents=options.documents,
-        time=options.time,
-        calendar=options.calendar,
+        wanted_dtype=request.dtype,
+        documents=request.documents,
+        time=request.time,
+        calendar=kept.calendar,
         memory=memory,
         progress=progress,
-        rule=options.rule,
+        rule=kept.rule or STRIPPED,
     )
 
 
-def _client_of(options: Options) -> str | None:
+def _client_of(request: IngestRequest) -> str | None:
     """What names the clients; None if every row is a record. Raises IngestError."""
-    if options.unit != "record":
-        return options.client or "client"
-    if options.client is not None:
+    if request.unit != "record":
+        return request.client or "client"
+    if request.client is not None:
         raise IngestError(
-            f"Every row is said to be a record of its own, and {options.client!r} the column of its client.",
+            f"Every row is said to be a record of its own, and {request.client!r} the column of its client.",
             "Give one of them: --client COLUMN, where a client may have several rows, or --unit record.",
         )
     return None
 
 
 def _arrays(
-    form: Format, files: list[Path], heldout: list[Path], options: Options, memory: int, progress: Progress | None
+    form: Format,
+    files: list[Path],
+    heldout: list[Path],
+    request: IngestRequest,
+    memory: int,
+    progress: Progress | None,
+    rule: Rule,
 ) -> DenseSource | MatrixSource:
-    if options.kind == "words":
+    if request.kind == "words":
         raise IngestError("Words are read from text, CSV or Parquet.", "Leave the kind out.")
-    array, prefix, heldout_prefix = options.array or "x", options.prefix, options.heldout_prefix
+    array, prefix, heldout_prefix = request.array or "x", request.prefix, request.heldout_prefix
     known = array_names(files[0]) if form == "npz" else []
     matrix = form == "npz" and (prefix is not None or "indptr" in known or "train_indptr" in known)
     if form == "npz":
         other_kind = OF_DENSE if matrix else OF_SPARSE
         takes = [name for name in OPTIONS[form] if name not in other_kind or (name == "heldout" and matrix)]
-        _refuse_other_options(form, options, takes, f"{'sparse matrices' if matrix else 'dense rows'} in npz")
+        _refuse_other_options(form, request, takes, f"{'sparse matrices' if matrix else 'dense rows'} in npz")
     if not matrix:
-        client, kind = _client_of(options), options.kind or "rows"
-        if form == "npy" and options.client is None and client is not None:
+        client, kind = _client_of(request), request.kind or "rows"
+        if form == "npy" and request.client is None and client is not None:
             raise IngestError(
                 "Rows in an NPY file need client ids in another file.",
                 "Name that file (--client ids.npy), or ingest every row as a record: --unit record.",
             )
-        return DenseSource(files, client, array, kind, heldout, options.dtype, memory, progress, options.rule)
-    if options.kind == "rows":
+        return DenseSource(files, client, array, kind, heldout, request.dtype, memory, progress, rule)
+    if request.kind == "rows":
         raise IngestError(f"{files[0]} holds sparse counts, not dense rows.", "Leave the kind out.")
     if heldout:
         raise IngestError(
@@ -368,27 +340,27 @@ def _arrays(
         if prefix == "train" and heldout_prefix is None and "test_indptr" in known:
             heldout_prefix = "test"
     other = None if heldout_prefix is None else _start_of_names(heldout_prefix)
-    return MatrixSource(files, _start_of_names(prefix), other, options.client, memory, progress, options.rule)
+    return MatrixSource(files, _start_of_names(prefix), other, request.client, memory, progress, rule)
 
 
-def brings_heldout(source: Source, options: Options) -> bool:
+def brings_heldout(source: Source, request: IngestRequest) -> bool:
     """Whether the source has held-out data of its own."""
-    return options.heldout is not None or (isinstance(source, MatrixSource) and source.heldout_prefix is not None)
+    return request.heldout is not None or (isinstance(source, MatrixSource) and source.heldout_prefix is not None)
 
 
-def image_of(source: Source, options: Options) -> tuple[int, int] | None:
-    """(height, width) of the picture that a row is, as the options say, or arrays of pictures. Raises IngestError."""
+def image_of(source: Source, request: IngestRequest) -> tuple[int, int] | None:
+    """(height, width) of the picture that a row is, as the request says, or arrays of pictures. Raises IngestError."""
     given = source.image if isinstance(source, (DenseSource, FrameSource)) else None
-    if options.image is None:
+    if request.image is None:
         return given
-    height, by, width = str(options.image).lower().partition("x")
+    height, by, width = str(request.image).lower().partition("x")
     if not (by and height.isdecimal() and width.isdecimal()):
-        raise IngestError(f"The image {options.image!r} is not of the form HEIGHTxWIDTH.", "Write it as 28x28.")
+        raise IngestError(f"The image {request.image!r} is not of the form HEIGHTxWIDTH.", "Write it as 28x28.")
     image = (int(height), int(width))
     if fault := image_fault(image, source.kind == "rows", source.features):
         raise IngestError(f"{fault[0].upper()}{fault[1:]}.", "Give the height and the width of the pictures.")
     if given not in (None, image):
-        raise IngestError(f"The pictures are of {given[0]} x {given[1]}, not {options.image}.", "Leave the image out.")
+        raise IngestError(f"The pictures are of {given[0]} x {given[1]}, not {request.image}.", "Leave the image out.")
     return image
 
 

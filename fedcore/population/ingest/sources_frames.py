@@ -59,8 +59,6 @@ class FrameSource:
     shape: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        if min(self.frames_per_client, self.frame_stride) < 1:
-            raise IngestError("frames_per_client and frame_stride are whole numbers from 1.")
         self.sequences = sequences_of(self.files)
         self.names = tuple(name for name, _ in self.sequences)
         refuse_same_names(self.names, self.rule)

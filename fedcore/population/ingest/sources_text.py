@@ -11,18 +11,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import TextIO
 
 import numpy as np
 
 from fedcore.errors import IngestError
-from fedcore.population.blocks import Kind
+from fedcore.population.choices import Kind, Tokeniser
 from fedcore.population.identifiers import STRIPPED, Rule
 from fedcore.population.ingest.batches import Account, Batch, named_ids, refuse_odd
 from fedcore.population.ingest.documents import second_half
 from fedcore.population.words import OTHER, WORD, as_word, records_of
 
-Tokeniser = Literal["words", "identifiers"]
 WORDS = re.compile(r"[a-z]+(?:'[a-z]+)*")  # of lower-cased text; apostrophes only between letters
 IDENTIFIERS = re.compile(r"[A-Za-z_]+")
 INSIDE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_'")
@@ -171,8 +170,6 @@ class TextSource:
     keyed: bool = True
 
     def __post_init__(self) -> None:
-        if self.tokeniser not in ("words", "identifiers"):
-            raise IngestError(f"There is no tokeniser {self.tokeniser!r}.", "Use 'words' or 'identifiers'.")
         if self.client not in ("file", "folder"):
             raise IngestError(
                 f"In a folder of text a client is a file or a folder, not {self.client!r}.",

@@ -1,0 +1,13 @@
+"""Words that options of an ingest and manifests choose from. This module loads nothing, so commands start at once."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Kind = Literal["counts", "rows", "words"]
+Halves = Literal["document", "entry"]
+PeriodUnit = Literal["day", "week", "month", "quarter", "year"]
+DateUnit = Literal["seconds", "minutes", "hours", "days", "years"]
+Format = Literal["csv", "parquet", "arrow", "jsonl", "sql", "npz", "npy", "text", "frames"]
+Tokeniser = Literal["words", "identifiers"]
+WhoseRows = Literal["client", "record"]
