@@ -9,14 +9,14 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedcore.errors import ConfigError, IngestError
-from fedcore.population.choices import DateUnit, WhoseRows
+from fedcore.errors import ConfigError, FedcoreError, IngestError
+from fedcore.population.choices import DateUnit
 from fedcore.population.ingest import csv_blocks, sources
 from fedcore.population.ingest.readings import FALSE, TRUE, Said, readings_of, seconds_in
 from fedcore.population.ingest.request import IngestRequest, TableColumns, Where
@@ -34,17 +34,6 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class TableSection(_Strict):
-    """What is said of the whole table."""
-
-    client: str | None = None
-    unit: WhoseRows | None = None
-    nominal_clients: int | None = Field(default=None, ge=1)
-    delimiter: str | None = Field(default=None, min_length=1, max_length=1)
-    decimal: str | None = Field(default=None, min_length=1, max_length=1)
-    na: list[str] | None = None
-
-
 class ColumnSection(_Strict):
     """What is said of a column."""
 
@@ -59,27 +48,18 @@ class ColumnSection(_Strict):
 class Schema(_Strict):
     """A section [table], and one [columns.NAME] for each column that is read."""
 
-    table: TableSection = TableSection()
+    table: dict[str, Any] = {}  # options of `TABLE`
     columns: dict[str, ColumnSection] = Field(min_length=1)
 
 
-FORMS = {  # what a key is, in a section [table] or [columns.NAME]
-    "table": {
-        "client": 'the name of a column: client = "person"',
-        "unit": 'unit = "client", or unit = "record" where no column says whose a row is',
-        "nominal_clients": "a whole number from 1: nominal_clients = 10000",
-        "delimiter": 'one character between columns: delimiter = ";"',
-        "decimal": 'one character before decimal places: decimal = ","',
-        "na": 'a list of texts that stand for nothing: na = ["n/a", "-"]',
-    },
-    "columns": {
-        "unit": 'a text: unit = "mg/dL"',
-        "bounds": "two numbers or ISO dates, the lower one first: bounds = [0, 120]",
-        "date": f'one of {", ".join(get_args(DateUnit))}: date = "days"',
-        "format": 'a text as strptime takes it: format = "%d.%m.%Y"',
-        "values": 'a list of texts: values = ["Bern", "Basel", "<other>"]',
-        "boolean": "boolean = true, or nothing",
-    },
+TABLE = ("client", "unit", "nominal_clients", "delimiter", "decimal", "na")  # options that stand in [table]
+FORMS = {  # what a key is, in a section [columns.NAME]
+    "unit": 'a text: unit = "mg/dL"',
+    "bounds": "two numbers or ISO dates, the lower one first: bounds = [0, 120]",
+    "date": f'one of {", ".join(get_args(DateUnit))}: date = "days"',
+    "format": 'a text as strptime takes it: format = "%d.%m.%Y"',
+    "values": 'a list of texts: values = ["Bern", "Basel", "<other>"]',
+    "boolean": "boolean = true, or nothing",
 }
 
 
@@ -96,15 +76,22 @@ def read_schema(file: Path) -> dict[str, Any]:
     except ValidationError as error:
         raise _misfit(file, [str(step) for step in error.errors()[0]["loc"]], error.errors()[0]["type"]) from error
     table = made.table
-    if table.client and table.unit == "record":
+    if unknown := [key for key in table if key not in TABLE]:
+        raise _no_key(file, "[table]", unknown[0], TABLE)
+    try:
+        IngestRequest.of(table)
+    except ConfigError as error:
+        raise IngestError(f"The schema {file}, [table]: {_continued(error)}", error.remedy) from error
+    client = table.get("client")
+    if client and table.get("unit") == "record":
         raise IngestError(
-            f"The schema {file} says in [table] that every row is a record of its own, and client = {table.client!r}.",
+            f"The schema {file} says in [table] that every row is a record of its own, and client = {client!r}.",
             "Take one of the two out.",
         )
-    columns = {name: one for name, one in made.columns.items() if name != table.client}
+    columns = {name: one for name, one in made.columns.items() if name != client}
     for name, column in columns.items():
         _check_column(file, name, column)
-    arguments = {"columns": list(columns), **_said_of(columns), **table.model_dump(exclude_none=True)}
+    arguments = {"columns": list(columns), **_said_of(columns), **table}
     return {name: value for name, value in arguments.items() if value}
 
 
@@ -148,30 +135,38 @@ def _check_column(file: Path, name: str, column: ColumnSection) -> None:
     try:
         readings_of([name], Said(**_said_of({name: column})))
     except IngestError as error:
-        raise IngestError(f"{where} {error.message[0].lower()}{error.message[1:]}", error.remedy) from error
+        raise IngestError(f"{where} {_continued(error)}", error.remedy) from error
+
+
+def _continued(error: FedcoreError) -> str:
+    """Its message, after a colon."""
+    return error.message[0].lower() + error.message[1:]
+
+
+def _no_key(file: Path, where: str, key: str, known: Iterable[str]) -> IngestError:
+    return IngestError(f"The schema {file}, {where}: there is no key {key!r}.", f"Keys are {', '.join(known)}.")
 
 
 def _misfit(file: Path, steps: list[str], fault: str) -> IngestError:
     """What is wrong at a place of the schema. fault: pydantic's name of it"""
     section = steps[0]
-    if section not in FORMS:
+    if section not in Schema.model_fields:
         return IngestError(
             f"The schema {file} has a section or key {section!r}, which there is not.",
             "It has a section [table], and one [columns.NAME] for each column that is read.",
         )
-    keys, own = FORMS[section], 1 if section == "table" else 2  # of a column its name comes before the key
-    where = f"[{'.'.join([section, *map(_key, steps[1:own])])}]"
-    if len(steps) <= own:
-        said = "no column has a section" if section == "columns" and len(steps) == 1 else f"{where} is no section"
+    where = f"[{'.'.join([section, *map(_key, steps[1:2])])}]"
+    if len(steps) <= 2:
+        said = "no column has a section" if steps == ["columns"] else f"{where} is no section"
         return IngestError(
             f"The schema {file}: {said}.",
             "Write [table] once and [columns.NAME] for each column to read; `fedcore population sketch` drafts both.",
         )
-    key = steps[own]
-    if key not in keys:
-        return IngestError(f"The schema {file}, {where}: there is no key {key!r}.", f"Keys are {', '.join(keys)}.")
-    what = "is too short or too long" if fault.startswith(("too_", "string_too")) else "is not of its form"
-    return IngestError(f"The schema {file}, {where}: {key} {what}.", f"It is {keys[key]}.")
+    key = steps[2]
+    if key not in FORMS:
+        return _no_key(file, where, key, FORMS)
+    what = "is too short or too long" if fault.startswith("too_") else "is not of its form"
+    return IngestError(f"The schema {file}, {where}: {key} {what}.", f"It is {FORMS[key]}.")
 
 
 def _key(name: str) -> str:
@@ -183,10 +178,12 @@ def _key(name: str) -> str:
 
 
 def sketch(source: Where, wanted: str | None = None, out: str | None = None) -> str:
-    """A schema to fill in, as TOML with comments. out: the file that it will be in, for the commands at its end.
+    """A schema to fill in, as TOML with comments. wanted: the format, None to find it out; out: the file that it will
+    be in, for the commands at its end.
 
     Of a file that knows its types no value is read, of CSV and JSON lines the first 1,000 records, to tell numbers,
-    dates, booleans and text apart; no value of a column is in the draft. Raises IngestError.
+    dates, booleans and text apart; no value of a column is in the draft. Raises IngestError, and ConfigError for a
+    format that does not exist.
     """
     form = sources.format_of(source, IngestRequest.of({"format": wanted}).format)
     if form not in TABLES:
