@@ -19,7 +19,7 @@ from fedcore.errors import FedcoreError, IngestError, WorkerFailed
 from fedcore.population.ingest import parts
 from fedcore.population.ingest.batches import Account, Batch, Source, keyed_batches
 from fedcore.population.ingest.buckets import LAST_KEY, Bucket
-from fedcore.population.ingest.known_keys import KnownKeys
+from fedcore.population.ingest.client_ids import KnownKeys
 from fedcore.population.ingest.parts import Part, Portion, dealt_out
 from fedcore.population.ingest.reading_ahead import nothing_ahead
 from fedcore.population.ingest.sources_table import TableSource

@@ -22,11 +22,10 @@ from fedcore.population.ingest.batches import (
     count_fault,
     record_ids,
 )
+from fedcore.population.ingest.client_ids import chosen, plain_names
 from fedcore.population.ingest.documents import no_document, second_half
 from fedcore.population.ingest.parts import Part, Portion
-from fedcore.population.ingest.plain_names import chosen, plain_names
-from fedcore.population.ingest.readings import Reading, Said, missing_texts, readings_of
-from fedcore.population.ingest.stamps import period_of_each
+from fedcore.population.ingest.readings import Reading, Said, missing_texts, period_of_each, readings_of
 from fedcore.population.ingest.table_files import As, Piece, TableFile, check_columns
 from fedcore.population.periods import BETWEEN, Calendar
 from fedcore.population.words import OTHER, as_words, records_of

@@ -21,8 +21,7 @@ from fedcore.population.blocks import Kind
 from fedcore.population.checks import LARGEST_COUNT, Rows
 from fedcore.population.ingest.batches import Batch
 from fedcore.population.ingest.buckets import ID, KEY, LAST_KEY, Bucket, load, pieces
-from fedcore.population.ingest.known_keys import KnownKeys
-from fedcore.population.ingest.plain_names import chosen
+from fedcore.population.ingest.client_ids import KnownKeys, chosen
 from fedcore.population.ingest.reading_ahead import made_ahead
 from fedcore.population.periods import Calendar
 from fedcore.population.words import RECORD, checked_words

@@ -18,7 +18,7 @@ from fedcore.errors import IngestError
 from fedcore.population.ingest.batches import NUMBERS, Account, left_out, listed
 from fedcore.population.ingest.parts import Span, joined
 from fedcore.population.ingest.reading_ahead import read_ahead, read_at_once
-from fedcore.population.ingest.stamps import is_stamp
+from fedcore.population.ingest.readings import is_stamp
 from fedcore.population.ingest.table_files import As, Piece, Where, arrow_type
 
 PAGES = 1 << 18  # bytes of a column of Parquet that are read ahead, in place of all of it in a row group

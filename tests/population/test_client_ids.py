@@ -4,8 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from fedcore.population.ingest.known_keys import KnownKeys
-from fedcore.population.ingest.plain_names import chosen, encoded, plain_names
+from fedcore.population.ingest.client_ids import KnownKeys, chosen, encoded, plain_names
 from fedcore.population.ingest.spill import keys_of
 
 
