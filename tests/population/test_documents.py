@@ -21,6 +21,7 @@ from fedcore.population.ingest import sources_text
 from fedcore.population.ingest.batches import Account
 from fedcore.population.ingest.documents import second_half
 from fedcore.population.ingest.ingest import describe, ingest
+from fedcore.population.ingest.request import IngestRequest
 from fedcore.population.ingest.sources_table import TableSource
 from fedcore.population.ingest.sources_text import TextSource
 from fedcore.population.ingest.table_files import CsvFile
@@ -111,7 +112,7 @@ def test_batches_and_careful_parsing_change_nothing(tmp_path):
     rows = some_rows(3000)
     whole = dealt(rows)
     file = write_csv(tmp_path / "a.csv", HEADER, rows)
-    source = TableSource([CsvFile(file, ",")], "counts", wanted_features=5, documents="post", memory=24 * 4096)
+    source = TableSource([CsvFile(file, ",")], IngestRequest(features=5, documents="post"), memory=24 * 4096)
     found, batches = [{}, {}], list(source.batches(Account()))
     for batch in batches:
         for code, token, amount in zip(

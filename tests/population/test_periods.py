@@ -24,7 +24,8 @@ from fedcore.population.erasing import compact, forget
 from fedcore.population.ingest.batches import Account
 from fedcore.population.ingest.dealing import Dealing, deal
 from fedcore.population.ingest.ingest import describe, ingest
-from fedcore.population.ingest.readings import period_of_each
+from fedcore.population.ingest.readings import Kept, period_of_each
+from fedcore.population.ingest.request import IngestRequest
 from fedcore.population.ingest.sources_table import TableSource
 from fedcore.population.ingest.spill import LargeClient, Layout
 from fedcore.population.ingest.table_files import CsvFile
@@ -298,7 +299,7 @@ def test_memory_changes_nothing(tmp_path, memory):
     rows = some_entries(rows=3000, clients=200)
     file = write_csv(tmp_path / "rows.csv", HEADER, rows)
     calendar = Calendar.between("month", "UTC", "2026-01", "2026-06")
-    source = TableSource([CsvFile(file, ",")], "counts", wanted_features=5, time="when", calendar=calendar)
+    source = TableSource([CsvFile(file, ",")], IngestRequest(features=5, time="when"), Kept(calendar))
     found = []
     dealing = Dealing(source, Layout("counts", 5, None), tmp_path / "spill", memory, calendar)
     for clients in deal(dealing, Account()).clients():

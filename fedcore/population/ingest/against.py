@@ -24,9 +24,8 @@ from fedcore.population.ingest import calendars, sources
 from fedcore.population.ingest.batches import Account, Batch, Source, keyed_batches, matrix_batches
 from fedcore.population.ingest.ingest import IN_THE_MANIFEST
 from fedcore.population.ingest.other_readers import other_reader, sums_of, sums_of_part
-from fedcore.population.ingest.readings import readings_again
+from fedcore.population.ingest.readings import Kept, readings_again
 from fedcore.population.ingest.request import OF_SOURCE, IngestRequest, Reading, Where
-from fedcore.population.ingest.sources import Kept
 from fedcore.population.ingest.sources_table import TableSource
 from fedcore.population.ingest.spill import keys_of
 from fedcore.population.manifest import Manifest

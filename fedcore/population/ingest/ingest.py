@@ -26,11 +26,10 @@ from fedcore.population.ingest import calendars, sources
 from fedcore.population.ingest.batches import Account, matrix_batches
 from fedcore.population.ingest.dealing import Dealing, Sharing, deal
 from fedcore.population.ingest.documents import halves_of
-from fedcore.population.ingest.readings import readings_again
+from fedcore.population.ingest.readings import Kept, readings_again
 from fedcore.population.ingest.request import OF_SOURCE, IngestRequest, Where
 from fedcore.population.ingest.schema import with_schema
 from fedcore.population.ingest.second_count import SecondCount
-from fedcore.population.ingest.sources import Kept
 from fedcore.population.ingest.sources_array import DenseSource
 from fedcore.population.ingest.sources_frames import FrameSource
 from fedcore.population.ingest.sources_table import TableSource

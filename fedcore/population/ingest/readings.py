@@ -14,6 +14,7 @@ import numpy as np
 
 from fedcore.errors import IngestError
 from fedcore.population.columns import SECONDS_OF, SINCE, ColumnEntry, ColumnKind, DateUnit
+from fedcore.population.identifiers import Rule
 from fedcore.population.ingest.csv_blocks import MISSING
 from fedcore.population.ingest.request import Bound
 from fedcore.population.periods import Calendar, Stamp, stamp_in
@@ -105,6 +106,19 @@ class Reading:
         if self.kind == "date":
             return f"{shown}, and no date {f'of the form {self.format}' if self.format else 'in ISO form'}"
         return f"{shown}, which is not in its list"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """How sources of a population are read besides what is requested.
+
+    calendar: periods by which rows are dealt to entries; readings: of the columns of the version before; rule: how the
+    ids of the clients are stored, as the request says if it is None
+    """
+
+    calendar: Calendar | None = None
+    readings: tuple[Reading, ...] = ()
+    rule: Rule | None = None
 
 
 def text(one: object) -> str:

@@ -13,12 +13,16 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from fedcore.errors import ConfigError
+from fedcore.errors import ConfigError, IngestError
 from fedcore.population.choices import Format, Halves, Kind, PeriodUnit, Tokeniser, WhoseRows
 
 MEMORY = 512 << 20
 LEAST_MEMORY = 16 << 20
 LARGEST_RECORD = 1 << 30  # bytes; the places in a text of 2 GiB do not fit into Arrow's 32 bits
+
+TABLES: tuple[Format, ...] = ("csv", "parquet", "arrow", "jsonl", "sql")
+DENSE: tuple[Format, ...] = (*TABLES, "npz", "npy")
+WITH_IDS: tuple[Format, ...] = (*DENSE, "text")
 
 Bound = float | str  # text of a date
 Where = str | Path | Sequence[str | Path]
@@ -50,6 +54,12 @@ BoundsOf = Annotated[dict[str, tuple[Bound, Bound]], BeforeValidator(_each_fixed
 ValuesOf = Annotated[dict[str, tuple[str, ...]], BeforeValidator(_each_fixed)]
 
 
+def option(description: str, *formats: Format, default: Any = None, **limits: Any) -> Any:
+    """A field of a request. formats: those that take the option, all if none is given; limits: of pydantic's `Field`"""
+    extra: Any = {"formats": [*formats]} if formats else None
+    return Field(default, description=description, json_schema_extra=extra, **limits)
+
+
 class _Group(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -63,114 +73,104 @@ class _Group(BaseModel):
 class Reading(_Group):
     """How the source is read. None: found out from the source."""
 
-    format: Format | None = Field(None, description="Format of the files, or sql (a query or its file); guessed.")
-    kind: Kind | None = Field(
-        None, description="What clients hold; guessed. words keeps each client's words, for a private vocabulary."
+    format: Format | None = option("Format of the files, or sql (a query or its file); guessed.")
+    kind: Kind | None = option("What clients hold; guessed. words keeps each client's words, for a private vocabulary.")
+    client: Text | None = option(
+        "Column or array that names the client; of npy the file of the ids; of text file or folder.", *WITH_IDS
     )
-    client: Text | None = Field(
-        None, description="Column or array that names the client; of npy the file of the ids; of text file or folder."
+    unit: WhoseRows = option(
+        "record: no column says whose a row is, and each row is protected by itself.", *DENSE, default="client"
     )
-    unit: WhoseRows = Field(
-        "client", description="record: no column says whose a row is, and each row is protected by itself."
+    token: str | None = option("Column of the token (counts).", *TABLES)
+    count: str | None = option("Column of the count (counts); every row counts one without it.", *TABLES)
+    features: int | None = option("Number of columns, or of feature ids without a vocabulary.", ge=1)
+    vocabulary: Words | None = option("File with one token a line.", *WITH_IDS)
+    dtype: str | None = option(
+        "Type in which dense rows are stored; holds the source's values exactly by default.", *DENSE, "frames"
     )
-    token: str | None = Field(None, description="Column of the token (counts).")
-    count: str | None = Field(None, description="Column of the count (counts); every row counts one without it.")
-    features: int | None = Field(None, ge=1, description="Number of columns, or of feature ids without a vocabulary.")
-    vocabulary: Words | None = Field(None, description="File with one token a line.")
-    dtype: str | None = Field(
-        None, description="Type in which dense rows are stored; holds the source's values exactly by default."
+    documents: str | None = option(
+        "Deal each client's documents to a training and a held-out half, by a hash of client and document: column "
+        "of the document; of text: file (each in a client's folder) or section (some lines of its file).",
+        *TABLES,
+        "text",
     )
-    documents: str | None = Field(
-        None,
-        description="Deal each client's documents to a training and a held-out half, by a hash of client and document: "
-        "column of the document; of text: file (each in a client's folder) or section (some lines of its file).",
+    tokeniser: Tokeniser = option("What is counted in text.", "text", default="words")
+    heldout: Files | None = option("Files of the same clients' held-out data.", *WITH_IDS)
+    halves: Halves | None = option("What the held-out data of the source are: whole documents, or single entries.")
+    array: str | None = option("Array of dense rows in NPZ; x by default.", "npz", "frames")
+    prefix: str | None = option("Prefix of the arrays of a sparse matrix in NPZ, such as train.", "npz")
+    heldout_prefix: str | None = option("Prefix of the held-out matrix in NPZ, such as test.", "npz")
+    delimiter: str | None = option("Sign between the columns of CSV.", "csv", min_length=1, max_length=1)
+    decimal: str | None = option(
+        "Sign before decimal places in CSV; a point by default.", "csv", min_length=1, max_length=1
     )
-    tokeniser: Tokeniser = Field("words", description="What is counted in text.")
-    heldout: Files | None = Field(None, description="Files of the same clients' held-out data.")
-    halves: Halves | None = Field(
-        None, description="What the held-out data of the source are: whole documents, or single entries."
+    longest_record: int | None = option(
+        "Bytes of a record of CSV or JSON lines; 1 MiB by default.", "csv", "jsonl", ge=1, le=LARGEST_RECORD
     )
-    array: str | None = Field(None, description="Array of dense rows in NPZ; x by default.")
-    prefix: str | None = Field(None, description="Prefix of the arrays of a sparse matrix in NPZ, such as train.")
-    heldout_prefix: str | None = Field(None, description="Prefix of the held-out matrix in NPZ, such as test.")
-    delimiter: str | None = Field(None, min_length=1, max_length=1, description="Sign between the columns of CSV.")
-    decimal: str | None = Field(
-        None, min_length=1, max_length=1, description="Sign before decimal places in CSV; a point by default."
-    )
-    longest_record: int | None = Field(
-        None, ge=1, le=LARGEST_RECORD, description="Bytes of a record of CSV or JSON lines; 1 MiB by default."
-    )
-    na: Names = Field((), description="Texts to read as missing besides NA, NaN, nan and null, such as n/a,-")
-    image: str | None = Field(None, description="HEIGHTxWIDTH of dense rows that are pictures, line after line.")
-    frames_per_client: int | None = Field(None, ge=1, description="Consecutive frames of a client; 8 by default.")
-    frame_stride: int | None = Field(None, ge=1, description="Every so-many-th frame is read; 1 by default.")
-    fold_ids: bool = Field(False, description="Make one client of ids that differ only in case, width or inner blanks.")
+    na: Names = option("Texts to read as missing besides NA, NaN, nan and null, such as n/a,-", *TABLES, default=())
+    image: str | None = option("HEIGHTxWIDTH of dense rows that are pictures, line after line.", *DENSE)
+    frames_per_client: int | None = option("Consecutive frames of a client; 8 by default.", "frames", ge=1)
+    frame_stride: int | None = option("Every so-many-th frame is read; 1 by default.", "frames", ge=1)
+    fold_ids: bool = option("Make one client of ids that differ only in case, width or inner blanks.", default=False)
 
 
 class TableColumns(_Group):
     """The columns of a table that are read, and what is public about them; or the file of a schema that says it."""
 
-    schema_file: Text | None = Field(
-        None, description="TOML file that says this, and more, of a table; `fedcore population sketch` drafts one."
+    schema_file: Text | None = option(
+        "TOML file that says this, and more, of a table; `fedcore population sketch` drafts one."
     )
-    columns: Names | None = Field(None, description="Columns to read as dense rows; all others by default.")
-    bounds: BoundsOf | None = Field(
-        None, description="Public bounds of columns, numbers or ISO dates, to which values are clipped."
+    columns: Names | None = option("Columns to read as dense rows; all others by default.", *TABLES)
+    bounds: BoundsOf | None = option(
+        "Public bounds of columns, numbers or ISO dates, to which values are clipped.", *TABLES
     )
-    units: dict[str, str] | None = Field(None, description="Units of columns for results, such as mg/dL.")
-    dates: dict[str, str] | None = Field(
-        None,
-        description="Columns of dates, counted since 1970 in seconds, minutes, hours, days or years; after a comma the "
-        "format, such as %d.%m.%Y, ISO by default.",
+    units: dict[str, str] | None = option("Units of columns for results, such as mg/dL.", *TABLES)
+    dates: dict[str, str] | None = option(
+        "Columns of dates, counted since 1970 in seconds, minutes, hours, days or years; after a comma the format, "
+        "such as %d.%m.%Y, ISO by default.",
+        *TABLES,
     )
-    categories: ValuesOf | None = Field(
-        None,
-        description="Public values of columns, each of which becomes a column of 0 and 1; a last one, <other>, is all "
-        "others.",
+    categories: ValuesOf | None = option(
+        "Public values of columns, each of which becomes a column of 0 and 1; a last one, <other>, is all others.",
+        *TABLES,
     )
-    booleans: Names | None = Field(None, description="Columns of yes and no, true and false, or 1 and 0.")
+    booleans: Names | None = option("Columns of yes and no, true and false, or 1 and 0.", *TABLES)
 
 
 class CalendarPeriods(_Group):
     """For budgets that hold for each calendar period: clients are dealt to entries, one for each period."""
 
-    period: PeriodUnit | None = Field(
-        None, description="Deal clients to entries, one for each calendar period in which they have rows."
-    )
-    time: str | None = Field(None, description="With a period: column of the time stamp (ISO dates or times).")
-    zone: str | None = Field(
-        None, description="With a period: time zone of its days, such as Europe/Zurich; UTC by default."
-    )
-    first: str | None = Field(None, description="Label of the first period, such as 2025-01.")
-    through: str | None = Field(None, description="Label of the last period; appending moves it on.")
+    period: PeriodUnit | None = option("Deal clients to entries, one for each calendar period in which they have rows.")
+    time: str | None = option("With a period: column of the time stamp (ISO dates or times).")
+    zone: str | None = option("With a period: time zone of its days, such as Europe/Zurich; UTC by default.")
+    first: str | None = option("Label of the first period, such as 2025-01.")
+    through: str | None = option("Label of the last period; appending moves it on.")
 
 
 class Declarations(_Group):
     """What the owner declares in public about the whole population."""
 
-    nominal_clients: int | None = Field(
-        None, ge=0, description="Declared number of clients (in all, or of each period), for plans of private runs."
+    nominal_clients: int | None = option(
+        "Declared number of clients (in all, or of each period), for plans of private runs.", ge=0
     )
-    nominal_rows: int | None = Field(
-        None, ge=1, description="Declared rows (of counts: different tokens) per client, for plans of private runs."
+    nominal_rows: int | None = option(
+        "Declared rows (of counts: different tokens) per client, for plans of private runs.", ge=1
     )
-    public_for_evaluation: str | None = Field(
-        None, description="Reason why this population is public and any model may be evaluated on it."
+    public_for_evaluation: str | None = option(
+        "Reason why this population is public and any model may be evaluated on it."
     )
 
 
 class Limits(_Group):
     """What an ingest may take, what it may leave out, and how many clients are stored together."""
 
-    memory: int = Field(MEMORY, ge=LEAST_MEMORY, description="Bytes of memory to stay below, in each process.")
-    workers: int | None = Field(
-        None, ge=1, le=256, description="Processes that read a large table in parts; by default this one alone."
+    memory: int = option("Bytes of memory to stay below, in each process.", default=MEMORY, ge=LEAST_MEMORY)
+    workers: int | None = option("Processes that read a large table in parts; by default this one alone.", ge=1, le=256)
+    tolerance: int = option("Invalid rows to leave out before the ingest fails.", default=0, ge=0)
+    clients_per_leaf: int | None = option(
+        "Clients that are stored together; 1024, of frames as many as fill a block.", ge=1
     )
-    tolerance: int = Field(0, ge=0, description="Invalid rows to leave out before the ingest fails.")
-    clients_per_leaf: int | None = Field(
-        None, ge=1, description="Clients that are stored together; 1024, of frames as many as fill a block."
-    )
-    clients_per_block: int | None = Field(None, ge=1, description="Clients of a block; as suits this machine.")
+    clients_per_block: int | None = option("Clients of a block; as suits this machine.", ge=1)
 
 
 OF_SOURCE = (*Reading.model_fields, *TableColumns.model_fields)  # options of how a source is read
@@ -194,6 +194,18 @@ class IngestRequest(Limits, Declarations, CalendarPeriods, TableColumns, Reading
                 raise ConfigError(f"There is no option {name!r}.", f"Options are {known}.") from None
             given = repr(options[name])[:80]
             raise ConfigError(f"The option {name!r} cannot be {given}.", f"It is {form_of(name)}.") from None
+
+
+def client_of(request: IngestRequest) -> str | None:
+    """What names the clients; None if every row is a record. Raises IngestError."""
+    if request.unit != "record":
+        return request.client or "client"
+    if request.client is not None:
+        raise IngestError(
+            f"Every row is said to be a record of its own, and {request.client!r} the column of its client.",
+            "Give one of them: --client COLUMN, where a client may have several rows, or --unit record.",
+        )
+    return None
 
 
 @functools.cache

@@ -19,8 +19,7 @@ from fedcore.errors import ConfigError, FedcoreError, IngestError
 from fedcore.population.choices import DateUnit
 from fedcore.population.ingest import csv_blocks, sources
 from fedcore.population.ingest.readings import FALSE, TRUE, Said, readings_of, seconds_in
-from fedcore.population.ingest.request import IngestRequest, TableColumns, Where
-from fedcore.population.ingest.sources import TABLES
+from fedcore.population.ingest.request import TABLES, IngestRequest, TableColumns, Where
 from fedcore.population.ingest.table_files import CsvFile, JsonFile, Partitioned, TableFile
 from fedcore.storage.parsing import parse_toml
 

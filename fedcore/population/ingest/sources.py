@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from fedcore.errors import IngestError
@@ -14,17 +14,15 @@ from fedcore.population.columns import image_fault
 from fedcore.population.identifiers import FOLDED, STRIPPED, Rule
 from fedcore.population.ingest.batches import Source, read_vocabulary, refuse_odd
 from fedcore.population.ingest.csv_blocks import LONGEST_RECORD
-from fedcore.population.ingest.readings import Reading, Said, missing_texts
-from fedcore.population.ingest.request import OF_SOURCE, IngestRequest, Where
+from fedcore.population.ingest.readings import Kept, missing_texts
+from fedcore.population.ingest.request import OF_SOURCE, TABLES, IngestRequest, Where, client_of, schema_of
 from fedcore.population.ingest.sources_array import DenseSource, MatrixSource, array_names
 from fedcore.population.ingest.sources_frames import FRAMES_PER_CLIENT, IMAGES, VIDEOS, FrameSource
 from fedcore.population.ingest.sources_table import TableSource
 from fedcore.population.ingest.sources_text import TextSource, text_files
 from fedcore.population.ingest.table_files import CsvFile, JsonFile, Partitioned, TableFile, partition_of
 from fedcore.population.ingest.typed_files import ArrowFile, ParquetFile, SqlQuery
-from fedcore.population.periods import Calendar
 
-TABLES: tuple[Format, ...] = ("csv", "parquet", "arrow", "jsonl", "sql")
 SUFFIXES: dict[str, Format] = {
     ".csv": "csv",
     ".tsv": "csv",
@@ -41,19 +39,6 @@ SUFFIXES: dict[str, Format] = {
     **dict.fromkeys((*IMAGES, *VIDEOS), "frames"),
 }
 Progress = Callable[[int, int], None]  # (files done, files)
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """How sources of a population are read besides what is requested.
-
-    calendar: periods by which rows are dealt to entries; readings: of the columns of the version before; rule: how the
-    ids of the clients are stored, as the request says if it is None
-    """
-
-    calendar: Calendar | None = None
-    readings: tuple[Reading, ...] = ()
-    rule: Rule | None = None
 
 
 def files_of(where: Where) -> list[Path]:
@@ -94,36 +79,22 @@ def format_of(where: Where, wanted: Format | None) -> Format:
 
 
 OF_FRAMES = ("frames", "npz", "npy")
-OF_COLUMNS = ("bounds", "units", "dates", "categories", "booleans", "na")
-OF_TABLES = (
-    *("client", "token", "count", "columns", "features", "vocabulary", "heldout", "dtype", "documents", "unit"),
-    *("image", *OF_COLUMNS),
-)
-OF_ARRAYS = ("client", "unit", "features", "vocabulary", "heldout", "dtype", "image")
-OPTIONS: dict[str, tuple[str, ...]] = {
-    "csv": (*OF_TABLES, "delimiter", "decimal", "longest_record"),
-    "parquet": OF_TABLES,
-    "arrow": OF_TABLES,
-    "jsonl": (*OF_TABLES, "longest_record"),
-    "sql": OF_TABLES,
-    "npz": (*OF_ARRAYS, "array", "prefix", "heldout_prefix"),
-    "npy": OF_ARRAYS,
-    "text": ("client", "features", "vocabulary", "heldout", "tokeniser", "documents"),
-    "frames": ("features", "array", "dtype", "frames_per_client", "frame_stride"),
-}
 # An NPZ file holds one or the other.
 OF_DENSE, OF_SPARSE = ("unit", "array", "heldout", "dtype", "image"), ("prefix", "heldout_prefix")
-ANYWHERE = ("format", "kind", "halves", "fold_ids", "schema_file")
 
 
-def _refuse_other_options(form: str, request: IngestRequest, takes: Sequence[str] = (), what: str = "") -> None:
-    """Raises IngestError for an option that belongs to another format. takes, what: other than those of the format."""
-    takes = takes or OPTIONS[form]
+def _taken_by(form: str) -> list[str]:
+    """Options of a format, and those of all."""
+    return [name for name in OF_SOURCE if form in schema_of(name).get("formats", (form,))]
+
+
+def _refuse_other_options(request: IngestRequest, takes: Sequence[str], what: str) -> None:
+    """Raises IngestError for an option that belongs to another format. takes: those of this one; what: its name"""
     for name in OF_SOURCE:
-        if name not in (*ANYWHERE, *takes) and getattr(request, name) != IngestRequest.model_fields[name].default:
+        if name not in takes and getattr(request, name) != IngestRequest.model_fields[name].default:
             raise IngestError(
-                f"The option {name!r} belongs to another format than {what or form}.",
-                f"Options of {what or form} are {', '.join(takes)}.",
+                f"The option {name!r} belongs to another format than {what}.",
+                f"Options of {what} are {', '.join(takes)}.",
             )
 
 
@@ -145,7 +116,7 @@ def source_of(
             f"The rows of {form} have no time stamps, and entries of a client and a calendar period are made by them.",
             f"Ingest tables ({', '.join(TABLES)}) with a column of times.",
         )
-    _refuse_other_options(form, request)
+    _refuse_other_options(request, _taken_by(form), form)
     source: Source
     vocabulary = None if request.vocabulary is None else read_vocabulary(request.vocabulary)
     if form == "text":
@@ -155,7 +126,8 @@ def source_of(
     elif form in TABLES:
         tables = table_files(where, form, request, spill)
         heldout = [] if request.heldout is None else table_files(request.heldout, form, request, spill)
-        source = _table(tables, heldout, request, vocabulary, memory, progress, replace(kept, rule=rule))
+        request = request.model_copy(update={"vocabulary": None})  # which may be long, and goes to other processes
+        source = TableSource(tables, request, replace(kept, rule=rule), vocabulary, heldout, memory, progress)
     else:
         others = [] if request.heldout is None else files_of(request.heldout)
         source = _arrays(form, files_of(where), others, request, memory, progress, rule)
@@ -251,57 +223,6 @@ def _query(where: Where) -> Path | str:
     return Path(where)
 
 
-def _table(
-    files: list[TableFile],
-    heldout: list[TableFile],
-    request: IngestRequest,
-    vocabulary: tuple[str, ...] | None,
-    memory: int,
-    progress: Progress | None,
-    kept: Kept,
-) -> TableSource:
-    said = Said(request.bounds, request.units, request.dates, request.categories, request.booleans)
-    names = files[0].names
-    tokens = request.token is not None or (
-        "token" in names and request.columns is None and not kept.readings and not said.names
-    )
-    kind = request.kind or ("counts" if tokens else "rows")
-    count = request.count or ("count" if kind != "rows" and "count" in names else None)
-    return TableSource(
-        files,
-        kind,
-        _client_of(request),
-        request.token or "token",
-        count,
-        wanted_columns=request.columns,
-        said=said,
-        readings=kept.readings,
-        na=request.na,
-        vocabulary=vocabulary,
-        wanted_features=request.features,
-        heldout=heldout,
-        wanted_dtype=request.dtype,
-        documents=request.documents,
-        time=request.time,
-        calendar=kept.calendar,
-        memory=memory,
-        progress=progress,
-        rule=kept.rule or STRIPPED,
-    )
-
-
-def _client_of(request: IngestRequest) -> str | None:
-    """What names the clients; None if every row is a record. Raises IngestError."""
-    if request.unit != "record":
-        return request.client or "client"
-    if request.client is not None:
-        raise IngestError(
-            f"Every row is said to be a record of its own, and {request.client!r} the column of its client.",
-            "Give one of them: --client COLUMN, where a client may have several rows, or --unit record.",
-        )
-    return None
-
-
 def _arrays(
     form: Format,
     files: list[Path],
@@ -318,10 +239,10 @@ def _arrays(
     matrix = form == "npz" and (prefix is not None or "indptr" in known or "train_indptr" in known)
     if form == "npz":
         other_kind = OF_DENSE if matrix else OF_SPARSE
-        takes = [name for name in OPTIONS[form] if name not in other_kind or (name == "heldout" and matrix)]
-        _refuse_other_options(form, request, takes, f"{'sparse matrices' if matrix else 'dense rows'} in npz")
+        takes = [name for name in _taken_by(form) if name not in other_kind or (name == "heldout" and matrix)]
+        _refuse_other_options(request, takes, f"{'sparse matrices' if matrix else 'dense rows'} in npz")
     if not matrix:
-        client, kind = _client_of(request), request.kind or "rows"
+        client, kind = client_of(request), request.kind or "rows"
         if form == "npy" and request.client is None and client is not None:
             raise IngestError(
                 "Rows in an NPY file need client ids in another file.",

@@ -12,7 +12,7 @@ import numpy as np
 from fedcore.errors import IngestError
 from fedcore.population.blocks import Kind
 from fedcore.population.columns import ColumnEntry, bounds_of
-from fedcore.population.identifiers import FOLDED, STRIPPED, Rule, spelled_or_why
+from fedcore.population.identifiers import FOLDED, STRIPPED, spelled_or_why
 from fedcore.population.ingest.batches import (
     SHOWN_TOKENS,
     Account,
@@ -25,9 +25,10 @@ from fedcore.population.ingest.batches import (
 from fedcore.population.ingest.client_ids import chosen, plain_names
 from fedcore.population.ingest.documents import no_document, second_half
 from fedcore.population.ingest.parts import Part, Portion
-from fedcore.population.ingest.readings import Reading, Said, missing_texts, period_of_each, readings_of
+from fedcore.population.ingest.readings import Kept, Reading, Said, missing_texts, period_of_each, readings_of
+from fedcore.population.ingest.request import IngestRequest, client_of
 from fedcore.population.ingest.table_files import As, Piece, TableFile, check_columns
-from fedcore.population.periods import BETWEEN, Calendar
+from fedcore.population.periods import BETWEEN
 from fedcore.population.words import OTHER, as_words, records_of
 
 
@@ -42,41 +43,42 @@ class TableSource:
             NaN = missing
     client: None: every row is a client, called by its file and number (`records`); for rows only
     columns: those that are read beside the client's; entries: what they become, of rows
-    na: texts that stand for nothing, beside the usual ones; a client that is called so is missing
-    time, calendar: column of the time stamp, and the periods by which clients are dealt to entries; None: they are not
-    documents: column of the document, by which each client's rows are dealt to its halves; None: they are not
+    request.na: texts that stand for nothing, beside the usual ones; a client that is called so is missing
+    request.time, kept.calendar: column of the time stamp, and the periods by which clients are dealt to entries
+    request.documents: column of the document, by which each client's rows are dealt to its halves
     heldout: files of the same form
     """
 
     files: Sequence[TableFile]
-    kind: Kind
-    client: str | None = "client"
-    token: str = "token"
-    count: str | None = None
-    wanted_columns: Sequence[str] | None = None
-    said: Said = Said()
-    readings: tuple[Reading, ...] = ()
-    na: Sequence[str] = ()
+    request: IngestRequest
+    kept: Kept = Kept()
     vocabulary: tuple[str, ...] | None = None
-    wanted_features: int | None = None
     heldout: Sequence[TableFile] = ()
-    wanted_dtype: str | None = None
-    documents: str | None = None
-    time: str | None = None
-    calendar: Calendar | None = None
     memory: int = 64 << 20
     progress: Callable[[int, int], None] | None = None
-    rule: Rule = STRIPPED
     keyed: bool = True
     dtype: str | None = None
+    kind: Kind = field(init=False)
+    client: str | None = field(init=False)
+    token: str = field(init=False)
+    count: str | None = field(init=False)
     names: tuple[str, ...] = field(init=False)
     columns: tuple[str, ...] = field(init=False)
+    readings: tuple[Reading, ...] = field(init=False)
     entries: tuple[ColumnEntry, ...] = field(init=False, default=())
     features: int = field(init=False)
 
     def __post_init__(self) -> None:
+        request, there = self.request, self.files[0].names
+        self.said = Said(request.bounds, request.units, request.dates, request.categories, request.booleans)
+        self.readings, self.rule = self.kept.readings, self.kept.rule or STRIPPED
+        tokens = "token" in there and request.columns is None and not self.readings and not self.said.names
+        self.kind = request.kind or ("counts" if request.token is not None or tokens else "rows")
+        self.client, self.token = client_of(request), request.token or "token"
+        self.count = request.count or ("count" if self.kind != "rows" and "count" in there else None)
         self.names = tuple(file.name.rpartition("/")[2] for file in self.files)
-        columns, self.features = self.wanted_columns, self.wanted_features or 0
+        columns: Sequence[str] | None = request.columns
+        self.features = request.features or 0
         if self.readings and columns is None:
             columns = [reading.of for reading in self.readings]
         if self.kind != "rows":
@@ -102,10 +104,10 @@ class TableSource:
         if twice := [name for name, times in Counter(self.columns).items() if times > 1]:
             raise IngestError(f"The column {twice[0]!r} is named twice.", "Name every column once.")
         self._refuse_double("client", self.client, self.columns)
-        self._refuse_double("time", self.time, (self.client, *self.columns))
-        self._refuse_double("document", self.documents, (self.client, self.time, *self.columns))
+        self._refuse_double("time", self.request.time, (self.client, *self.columns))
+        self._refuse_double("document", self.request.documents, (self.client, self.request.time, *self.columns))
         if self.records:
-            dealt = self.calendar is not None or self.documents is not None
+            dealt = self.kept.calendar is not None or self.request.documents is not None
             plain = self.kind == "rows" and not dealt and not self.heldout
             check_record_files([file.name for file in self.files], plain, self.rule)
         if self.kind == "rows":
@@ -116,19 +118,19 @@ class TableSource:
             raise IngestError(
                 f"{self.files[0].name} has no feature column.", "Give at least one column beside the client."
             )
-        if not self.readings or self.wanted_columns is not None or self.said.names:
+        if not self.readings or self.request.columns is not None or self.said.names:
             self.readings = readings_of(self.columns, self.said)
         self.entries = tuple(entry for reading in self.readings for entry in reading.entries)
-        if self.wanted_features not in (None, len(self.entries)):
+        if self.request.features not in (None, len(self.entries)):
             raise IngestError(
-                f"The files have {len(self.entries)} feature columns, not {self.wanted_features}.", "Name the columns."
+                f"The files have {len(self.entries)} feature columns, not {self.request.features}.", "Name the columns."
             )
         self.features = len(self.entries)
-        self.dtype = self.wanted_dtype or "float64"
+        self.dtype = self.request.dtype or "float64"
         self._bounds = bounds_of(self.entries)
 
     def _refuse_what_is_of_rows(self) -> None:
-        if self.wanted_columns is not None or self.said.names:
+        if self.request.columns is not None or self.said.names:
             raise IngestError(
                 "Columns are chosen of dense rows, and bounds, dates, categories and booleans are of such columns; "
                 "counts are in the columns of the token and its count.",
@@ -159,7 +161,7 @@ class TableSource:
     @property
     def keys(self) -> tuple[str, ...]:
         """Columns that say whose a row is, of which time and of which document."""
-        return tuple(name for name in (self.client, self.time, self.documents) if name is not None)
+        return tuple(name for name in (self.client, self.request.time, self.request.documents) if name is not None)
 
     def portions(self, size: int) -> list[Portion]:
         """All records, in portions of `size` bytes or a little more, which other processes may read; none if they
@@ -190,7 +192,7 @@ class TableSource:
 
     def _read_as(self, name: str) -> As:
         if name in self.keys:
-            return "stamp" if name == self.time else "id"
+            return "stamp" if name == self.request.time else "id"
         if self.kind == "rows":
             kinds: dict[str, As] = {"number": "number", "date": "stamp"}
             return kinds.get(self.readings[self.columns.index(name)].kind, "any")
@@ -208,9 +210,9 @@ class TableSource:
         good = np.ones(len(piece.records), bool)
         names, codes = self._owners(account, file, piece, good)
         second = None
-        if self.documents is not None:  # by the client, also where rows go to entries: a document lies in one half
+        if self.request.documents is not None:  # by client, also where rows go to entries: a document lies in one half
             second = self._second_half(account, names, codes, piece, good)
-        if self.calendar is not None:
+        if self.kept.calendar is not None:
             names, codes = self._entries(account, names, codes, piece, good)
         if self.kind == "rows":
             x = self._rows(account, columns, piece, good)
@@ -268,12 +270,12 @@ class TableSource:
         self, account: Account, names: Sequence[str], codes: np.ndarray, piece: Piece, good: np.ndarray
     ) -> tuple[Sequence[str], np.ndarray]:
         """(ids of entries, position of each row's); clears `good` for rows of no period of the calendar."""
-        assert self.calendar is not None
-        numbers, why = period_of_each(piece.columns[1], self.calendar)
+        assert self.kept.calendar is not None
+        numbers, why = period_of_each(piece.columns[1], self.kept.calendar)
         rows = np.flatnonzero((numbers == 0) & good)
         _reject(account, piece, rows, why)
         good[rows] = False
-        labels, entries = self.calendar.labels, np.zeros(len(codes), np.int64)
+        labels, entries = self.kept.calendar.labels, np.zeros(len(codes), np.int64)
         kept, entries[good] = np.unique(numbers[good] + (len(labels) + 1) * codes[good], return_inverse=True)
         whose, of = np.divmod(kept, len(labels) + 1)
         pairs = zip(whose.tolist(), of.tolist(), strict=True)
@@ -294,15 +296,15 @@ class TableSource:
         """(ids of clients, (n,) int64, position of each row's); clears `good` for rows of none."""
         if self.client is None:
             return record_ids(file.name, piece.records.tolist(), self.rule), np.arange(len(good))
-        clients, missing = piece.columns[0], "the client id is missing"
+        clients, missing, na = piece.columns[0], "the client id is missing", self.request.na
         coded = clients.dictionary_encode()
         plain = None if clients.null_count else plain_names(coded.dictionary)
-        if plain is not None and not any(one in self.na for one in (plain if self.na else ())):
+        if plain is not None and not any(one in na for one in (plain if na else ())):
             if (stored := plain.folded() if self.rule == FOLDED else plain) is not None:
                 return stored, coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
         given = coded.dictionary.to_pylist()
         names, faults = spelled_or_why(given, self.rule)
-        absent = [missing if one in self.na or one.strip() in self.na else "" for one in given] + [missing]
+        absent = [missing if one in na or one.strip() in na else "" for one in given] + [missing]
         faults = [fault or other for fault, other in zip_longest(faults, absent, fillvalue="")]
         codes = coded.indices.fill_null(len(names)).to_numpy(zero_copy_only=False).astype(np.int64)
         good &= ~np.array([bool(fault) for fault in faults])[codes]
@@ -311,7 +313,7 @@ class TableSource:
 
     def _rows(self, account: Account, columns, piece: Piece, good: np.ndarray) -> np.ndarray:
         """(n, features) values; clears `good` for bad rows. What lies outside of the bounds is clipped and counted."""
-        x, at, missing = np.empty((len(good), self.features), self.dtype), 0, missing_texts(self.na)
+        x, at, missing = np.empty((len(good), self.features), self.dtype), 0, missing_texts(self.request.na)
         for reading, column in zip(self.readings, columns, strict=True):
             values, bad, why = reading.read(column, missing)
             with np.errstate(over="ignore"):

@@ -665,14 +665,14 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "halves: documents of calendar entries, not of their client",
         TABLES,
-        "        if self.documents is not None:  # by the client, also where rows go to entries: a document lies in "
-        "one half\n"
+        "        if self.request.documents is not None:  # by client, also where rows go to entries: a document lies "
+        "in one half\n"
         "            second = self._second_half(account, names, codes, piece, good)\n"
-        "        if self.calendar is not None:\n"
+        "        if self.kept.calendar is not None:\n"
         "            names, codes = self._entries(account, names, codes, piece, good)\n",
-        "        if self.calendar is not None:\n"
+        "        if self.kept.calendar is not None:\n"
         "            names, codes = self._entries(account, names, codes, piece, good)\n"
-        "        if self.documents is not None:\n"
+        "        if self.request.documents is not None:\n"
         "            second = self._second_half(account, names, codes, piece, good)\n",
         f"{OF_DEAL}::test_a_document_that_spans_two_periods_lies_in_one_half",
     ),
