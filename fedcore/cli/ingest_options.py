@@ -78,7 +78,7 @@ def _parameter(name: str) -> inspect.Parameter:
     elif made["type"] == "integer":
         kind, limits = int | None, {"min": made["minimum"], "max": made.get("maximum")}
     elif made["type"] == "object":
-        kind, shown = list[str] | None, PAIRS[name][0]
+        kind, shown = list[str] | None, _pairs(name)[0]
     elif made["type"] == "array":
         shown, default = "A,B,C", None
     elif "enum" in made:
@@ -103,7 +103,12 @@ def _by_key() -> inspect.Parameter:
 def _read(name: str, value: Any) -> Any:
     if name == "memory":
         return parse_bytes(value)
-    return _named(name, value, *PAIRS[name]) if name in PAIRS else value
+    return _named(name, value, *_pairs(name)) if schema_of(name)["type"] == "object" else value
+
+
+def _pairs(name: str) -> tuple[str, Callable[[str], Any]]:
+    """The form of an option that is repeated for each column, and what reads a value."""
+    return PAIRS.get(name, ("COLUMN=VALUE", str))
 
 
 def _named(name: str, pairs: Sequence[str], form: str, value_of: Callable[[str], Any]) -> dict[str, Any] | None:

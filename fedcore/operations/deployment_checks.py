@@ -118,11 +118,17 @@ def _of_ingest(whole: Ready, step: Ingest) -> Iterator[FedcoreError]:
     if not folder_of(step.files).is_dir():
         yield IngestError(f"the folder {folder_of(step.files)}, in which files arrive, is not there.", "Make it.")
     yield from _caught(
-        lambda: IngestRequest.of(step.options),
+        lambda: _check_options(step),
         lambda: patterns_at(step, datetime.now(UTC)),
         lambda: _check_schema(step, existing(population)),
-        lambda: read_vocabulary(step.options["vocabulary"]) if "vocabulary" in step.options else None,
     )
+
+
+def _check_options(step: Ingest) -> None:
+    """Raises ConfigError for options that do not exist or are out of range, IngestError for an unusable vocabulary."""
+    request = IngestRequest.of(step.options)
+    if request.vocabulary is not None:
+        read_vocabulary(request.vocabulary)
 
 
 def _check_schema(step: Ingest, population: Population | None) -> None:
