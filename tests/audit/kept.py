@@ -155,6 +155,7 @@ def _table() -> dict[str, Kept]:
             start={"weights": np.ones(1), "means": np.zeros((1, 2))},
         )
         points = [*_points(), OPPOSITE] if replaced else _points()
+        across = [*_points(), ACROSS] if replaced else _points()
         found[f"private_gmm, client, {relation}"] = Kept(
             "private_gmm", GMM | {"nominal_clients": 300}, (points, [*_points(), FAR]), relation=relation
         )
@@ -166,20 +167,17 @@ def _table() -> dict[str, Kept]:
             relation=relation,
         )
         found[f"private_mixture, client, {relation}"] = Kept(
-            "private_mixture", MIXTURE, (points, [*_points(), FAR]), relation=relation
+            "private_mixture", MIXTURE, (across, [*_points(), FAR]), relation=relation
         )
         found[f"private_mixture, record, {relation}"] = Kept(
             "private_mixture",
             MIXTURE,
-            (_records(OPPOSITE if replaced else None), _records(FAR)),
+            (_records(ACROSS if replaced else None), _records(FAR)),
             unit="record",
             relation=relation,
         )
         found[f"dictionaries, client, {relation}"] = Kept(
-            "dictionaries",
-            DICTIONARIES,
-            ([*_points(), ACROSS] if replaced else _points(), [*_points(), FAR]),
-            relation=relation,
+            "dictionaries", DICTIONARIES, (across, [*_points(), FAR]), relation=relation
         )
     return found
 
