@@ -9,6 +9,7 @@ are off: they are no part of most rounds. A ratio of 1 is the floor's speed, 0.5
 from __future__ import annotations
 
 import numpy as np
+from fedcore.papers.fedgrem.paper_gradient_em import PaperGradientEM, PaperGradientEMConfig
 from fedcore.papers.fedgrem.simulation.similar_mixtures import CENTRES, simulated_clients
 from threadpoolctl import threadpool_limits
 
@@ -21,7 +22,10 @@ from fedcore.randomness import stream
 CLIENTS, ROWS, LOOPED, TOGETHER = 10_000, 150, 1000, 256
 COMPONENTS, COLUMNS = CENTRES.shape
 SETTINGS = {"start": "given", "components": COMPONENTS, "second_start": 0, "rounds": 1_000_000, "tolerance": 0.0}
-KINDS = {"default": ({}, floors.EstimatedGradientEM), "preset": ({"preset": "paper"}, floors.GradientEM)}
+KINDS = {
+    "default": (GradientEM(GradientEMConfig(**SETTINGS)), floors.EstimatedGradientEM),
+    "preset": (PaperGradientEM(PaperGradientEMConfig(**SETTINGS, preset="paper")), floors.GradientEM),
+}
 FLOPS_OF_COVARIANCE = 4 * COLUMNS**2  # of a row: into units of the covariance, and into the sum of products
 
 
@@ -41,8 +45,7 @@ def ragged(clients: int) -> np.ndarray:
 
 def training(name: str, data) -> InMemory:
     """Ours, at the beginning of its rounds."""
-    method = GradientEM(GradientEMConfig(**SETTINGS, **KINDS[name][0]))
-    ours = InMemory(method, block_of(data), {"centres": CENTRES})
+    ours = InMemory(KINDS[name][0], block_of(data), {"centres": CENTRES})
     while ours.state.phase != "rounds":
         ours.step()
     return ours

@@ -82,7 +82,12 @@ CASES = (
         start=near_means,
     ),
     SIMILAR("gradient_em", settings={"rounds": 40, "components": 5}),
-    SIMILAR("gradient_em, paper", settings={"rounds": 40, "components": 5, "preset": "paper"}, part=50),
+    SIMILAR(
+        "gradient_em, paper",
+        method="paper_gradient_em",
+        settings={"rounds": 40, "components": 5, "preset": "paper"},
+        part=50,
+    ),
     ATOMS("dictionaries, statistics", settings={"atoms": 32, "global_atoms": 16, "rounds": 20}),
     ATOMS("dictionaries, private", settings={"private": True, "epsilon": 8.0, "rounds": 10}),
     ATOMS("dictionaries, PerMA", settings={"profile": "recommended", "atoms": 32, "global_atoms": 16, "rounds": 20}),

@@ -36,7 +36,7 @@ from benchmarks.command import Trained, train
 from benchmarks.in_memory import InMemory, block_of
 from benchmarks.measured import Measured, in_turns
 from benchmarks.processes import own_server
-from fedcore.methods.gradient_em import GradientEM, GradientEMConfig
+from fedcore.methods.registry import make_method
 from fedcore.population.writer import PopulationWriter
 from fedcore.randomness import stream
 from fedcore.rounds.engine import InProcessBackend
@@ -45,7 +45,10 @@ from fedcore.training.session import concluding, start_run
 
 WRITERS, COMPONENTS, COLUMNS, SIZES = 44, 5, 16, (95, 99)  # of the pen digits
 ROUNDS, TIMED = 1000, 100  # rounds of a run; rounds of the loop, and of ours in memory, that are timed
-KINDS = {"default": ({}, floors.EstimatedGradientEM), "preset": ({"preset": "paper"}, floors.GradientEM)}
+KINDS = {
+    "default": ("gradient_em", {}, floors.EstimatedGradientEM),
+    "preset": ("paper_gradient_em", {"preset": "paper"}, floors.GradientEM),
+}
 
 
 def measure(options) -> dict:
@@ -58,9 +61,9 @@ def measure(options) -> dict:
         with PopulationWriter(population, "rows", block.features, dtype="float64") as writer:
             writer.write([str(number) for number in range(len(rows))], (block.ptr, block.x))
             writer.commit()
-        for name, (preset, floor) in KINDS.items():
+        for name, (method, preset, floor) in KINDS.items():
             settings = settings_of(preset)
-            ours = InMemory(GradientEM(GradientEMConfig(**settings)), block, {"centres": centres})
+            ours = InMemory(make_method(method, settings), block, {"centres": centres})
             ours.step()
             loop = floor(rows, centres)
             timed = {"loop": lambda one=loop: _rounds(one.round), "in memory": lambda one=ours: _rounds(one.step)}
@@ -72,8 +75,8 @@ def measure(options) -> dict:
                     }
                     for clock in (perf_counter, process_time)
                 )
-                store = [_run_store(population, settings, given, folder) for _ in range(options.repeats)]
-            command = partial(train, "gradient_em", population, settings, more=["--start-from", str(given)])
+                store = [_run_store(method, population, settings, given, folder) for _ in range(options.repeats)]
+            command = partial(train, method, population, settings, more=["--start-from", str(given)])
             whole = {
                 what: [command(workers=workers) for _ in range(options.repeats)]
                 for what, workers in (("train --local", None), ("train", options.workers))
@@ -119,16 +122,11 @@ def _rounds(step) -> None:
         step()
 
 
-def _run_store(population: Path, settings: dict, given: Path, folder: str) -> tuple[float, float]:
+def _run_store(method: str, population: Path, settings: dict, given: Path, folder: str) -> tuple[float, float]:
     """Seconds of the rounds of a session, the start's left out, as in the loop; CPU-seconds with the start's pass."""
     with tempfile.TemporaryDirectory(dir=folder) as runs:
         request = TrainRequest(
-            method="gradient_em",
-            population=str(population),
-            runs=runs,
-            run_id="r",
-            settings=settings,
-            start_from=str(given),
+            method=method, population=str(population), runs=runs, run_id="r", settings=settings, start_from=str(given)
         )
         session, began = start_run(request, InProcessBackend(), stamp=""), process_time()
         with concluding(session):

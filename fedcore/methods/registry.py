@@ -140,12 +140,13 @@ def explain(error: ValidationError, moved: Mapping[str, str] = MappingProxyType(
     parts = []
     for item in error.errors(include_url=False):
         where = ".".join(str(part) for part in item["loc"]) or "settings"
-        if told := moved.get(f"{where}={item['input']}"):
-            parts.append(f"{where} = {item['input']!r} {told}")
+        name = where.partition(".")[0]  # of a setting that may be of several types, of which each says no
+        if told := moved.get(f"{name}={item['input']}"):
+            parts.append(f"{name} = {item['input']!r} {told}")
         elif told := moved.get(where):
             parts.append(f"{where!r} {told}")
         elif item["type"] == "extra_forbidden":
             parts.append(f"{where!r} is not a setting")
         else:
             parts.append(f"{where!r}: {item['msg']} (given {item['input']!r})")
-    return "; ".join(parts) + "."
+    return "; ".join(dict.fromkeys(parts)) + "."

@@ -7,11 +7,13 @@ from fedcore.papers.fedgrem.simulation.similar_mixtures import simulated_clients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedcore.methods.gradient_em.memory import WEIGHT_FLOOR
 from tests.gradient_em.run_in_memory import block_of, run
 from tests.papers.fedgrem.run_in_memory import run as run_paper
 
 START = {"starts": 2, "start_steps": 8}
-EXACT = {"preset": "paper", "smallest_cluster": 0.0, "tolerance": 0.0, **START}  # without guards, to the last round
+PAPER = {"norm": True, "step_of_start": True, "covariance": "identity"}
+EXACT = {**PAPER, "smallest_cluster": 0.0, "tolerance": 0.0, **START}  # without guards, to the last round
 NEAR = {"atol": 1e-5, "rtol": 1e-5}  # the central update is solved up to 1e-9 in each round
 
 
@@ -61,7 +63,7 @@ def test_the_preset_is_algorithm_1(
         **EXACT,
     )
     w, theta = started(block, **model, **START)
-    eta = step_size / np.maximum(w, ran.method.config.weight_floor)
+    eta = step_size / np.maximum(w, WEIGHT_FLOOR)
     penalties = reference.schedule(rounds, d, clients, first, decay, penalty)
     w, theta, centres = reference.fedgrem(rows, w, theta, eta, penalties)
     out = ran.outputs()
@@ -74,14 +76,14 @@ def test_the_preset_is_algorithm_1(
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 10**6), step_size=st.floats(0.5, 1.0))
 def test_steps_by_present_weights(seed, step_size):
-    """step = "current": eta = C / w[t], for which the reference's E-step is made beforehand."""
+    """eta = C / w[t], for which the reference's E-step is made beforehand."""
     rows = population(seed, 6, 3, 4, 1)
     block = block_of(rows)
-    ran = run(block, rounds=5, step="current", step_size=step_size, components=3, **EXACT)
+    ran = run(block, rounds=5, step_size=step_size, components=3, **{**EXACT, "step_of_start": False})
     w, theta = started(block, components=3, **START)
     for penalty in reference.schedule(5, 4, 6):
         present = reference.fedgrem(rows, w, theta, np.zeros_like(w), [penalty])[0]
-        eta = step_size / np.maximum(present, ran.method.config.weight_floor)
+        eta = step_size / np.maximum(present, WEIGHT_FLOOR)
         w, theta, centres = reference.fedgrem(rows, w, theta, eta, [penalty])
     np.testing.assert_allclose(ran.outputs()["centres"], theta, **NEAR)
     np.testing.assert_allclose(ran.state.centres, centres, **NEAR)

@@ -12,7 +12,7 @@ from tests.gradient_em.run_in_memory import block_of, run
 from tests.papers.fedgrem.run_in_memory import run as run_paper
 
 FAST = {"starts": 3, "start_steps": 10}
-NORM = {"shrinkage": "norm", "covariance": "identity"}
+NORM = {"norm": True, "covariance": "identity"}
 
 
 def small(seed=0, h=0.5, clients=10, outliers=1, **options):
@@ -23,15 +23,6 @@ def starts_of(block, **settings):
     """Aligned starts: theta and w of a run of local fits."""
     ran = run_paper(block, algorithm="local-fit", **FAST, **settings)
     return ran.memory["theta"], ran.memory["w"]
-
-
-@pytest.mark.parametrize("h", [0.0, 2.0])
-def test_one_warm_step_a_round_comes_to_the_same_as_exact_solves(h):
-    block = block_of(small(seed=2, h=h).rows)
-    common = {"rounds": 200, "tolerance": 0.0, **NORM, **FAST}
-    exact, warm = run(block, central="exact", **common), run(block, **common)
-    np.testing.assert_allclose(warm.outputs()["centres"], exact.outputs()["centres"], atol=1e-5)
-    assert exact.column("central_gradient").max() < 1e-7
 
 
 def test_without_a_penalty_a_round_is_local_em():
@@ -92,17 +83,6 @@ def test_fixed_points_are_at_the_threshold_from_the_full_m_step():
     np.testing.assert_array_equal(out["apart"], (out["distance"] > 1).astype(np.int8))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("central_update", ["step", "exact"])
-def test_local_steps_keep_the_fixed_point(central_update):
-    """With C = 1 several steps need no other penalty; with C = 0.5 it is scaled."""
-    block = block_of(small(seed=1, h=0.0, outliers=0).rows)
-    common = {"rounds": 300, "smallest_cluster": 0.0, "central": central_update, "tolerance": 0.0}
-    for c, tolerance in ((1.0, 0.06), (0.5, 0.06)):
-        one, three = given(block, step_size=c, **common), given(block, step_size=c, local_steps=3, **common)
-        assert np.abs(one.outputs()["centres"] - three.outputs()["centres"]).max() < tolerance
-
-
 def test_names_of_components_do_not_matter():
     """A client whose start comes in another order gives everybody the same result."""
     block = block_of(small(seed=3, h=1.0).rows)
@@ -116,7 +96,7 @@ def test_names_of_components_do_not_matter():
             for name, value in memory.items()
         }
 
-    common = {"rounds": 30, "alignment": "centres", "aligned_clients": 5, **FAST}
+    common = {"rounds": 30, "aligned_clients": 5, **FAST}
     one, other = run(block, **common), run(block, change=rename, **common)
     np.testing.assert_allclose(one.outputs()["centres"], other.outputs()["centres"], atol=1e-9)
 
@@ -234,15 +214,6 @@ def test_batches():
 
 
 @pytest.mark.slow
-def test_shared_weights_are_nearer_where_weights_are_alike():
-    tasks = small(seed=0, clients=20, outliers=0, h=0.0, concentration=5000.0)
-    alone, together = (run(block_of(tasks.rows), share_weights=shared, **FAST).outputs() for shared in (False, True))
-    np.testing.assert_allclose(together["weights"].sum(axis=1), 1.0)
-    before, after = (errors(out["weights"], tasks.w, tasks.inlier).rms for out in (alone, together))
-    assert after < 0.6 * before
-
-
-@pytest.mark.slow
 def test_a_shared_covariance_is_estimated():
     scale = np.array([3.0, 0.5, 1.0, 2.0, 1.0, 1.0, 0.2, 1.0, 5.0, 1.0])
     tasks = small(seed=0, h=0.0)
@@ -259,7 +230,7 @@ def test_a_known_covariance_is_whitened_away():
     factor = np.linalg.cholesky(matrix)
     coloured = block_of([rows @ factor.T for rows in tasks.rows])
     plain = run(block_of(tasks.rows), rounds=30, covariance="identity", **FAST).outputs()["centres"]
-    known = run(coloured, rounds=30, covariance="known", known=tuple(map(tuple, matrix)), **FAST).outputs()["centres"]
+    known = run(coloured, rounds=30, covariance=tuple(map(tuple, matrix)), **FAST).outputs()["centres"]
     np.testing.assert_allclose(known, plain @ factor.T, atol=1e-6)
 
 
@@ -268,7 +239,7 @@ def test_a_known_noise_of_regressions():
     scaled = block_of([np.column_stack([rows[:, :-1], 3.0 * rows[:, -1]]) for rows in tasks.rows])
     common = {"model": "regression", "rounds": 20, "starts": 3}
     plain = run(block_of(tasks.rows), **common).outputs()["centres"]
-    known = run(scaled, covariance="known", known=9.0, **common).outputs()["centres"]
+    known = run(scaled, covariance=9.0, **common).outputs()["centres"]
     np.testing.assert_allclose(known, 3.0 * plain, atol=1e-5)
 
 
@@ -303,11 +274,10 @@ def test_steps_that_diverge_are_halved():
 
 
 def test_caps_of_regression_steps():
-    """40 rows of a line in 10 dimensions: C = 1.9 / w is unstable without the cap."""
+    """40 rows of a line in 10 dimensions: C = 1.9 / w would be unstable without the cap."""
     tasks = simulated_clients(0, model="regression", rows=150)
-    common = {"model": "regression", "step_size": 1.9, "starts": 3, "rounds": 60}
-    capped, free = (run(block_of(tasks.rows), cap_steps=cap, **common) for cap in (True, False))
-    assert capped.column("movement")[-5:].max() < 0.1 and free.column("movement")[-5:].max() > 1.0
+    capped = run(block_of(tasks.rows), model="regression", step_size=1.9, starts=3, rounds=60)
+    assert capped.column("movement")[-5:].max() < 0.1
 
 
 def test_an_intercept():
@@ -319,34 +289,12 @@ def test_an_intercept():
     assert errors(out[:, :, :-1], tasks.theta, tasks.inlier).rms < 0.3
 
 
-@pytest.mark.slow
-def test_thresholds_by_component_and_gradients_that_are_clipped():
-    tasks = small(seed=0, h=0.0)
-    assert rms(tasks, by_component=True, **NORM) < rms(tasks, **NORM) + 0.1
-    # 10 % of the rows of every client far away
-    block = block_of(tasks.rows)
-    spoilt = contaminated(block.x, block.ptr, range(9), "shifted", 0, share=0.05, length=40.0)
-    bad = block_of([spoilt[a:b] for a, b in zip(block.ptr[:-1], block.ptr[1:], strict=True)])
-    start = {"given": {"centres": CENTRES}, "start": "given"}
-    clipped, free = (
-        errors(run(bad, gradient_clip=c, **start).outputs()["centres"], tasks.theta, tasks.inlier).rms
-        for c in (6.3, None)
-    )
-    assert clipped < 0.7 * free
-
-
 @pytest.mark.parametrize("standardise", ["none", "columns"])
 def test_runs_start_from_given_centres(standardise):
     """The common centres of a finished run, in the units of the data, are nearly where the next one ends."""
     tasks = small(seed=0, h=0.0)
     block = block_of([50.0 + 3.0 * rows for rows in tasks.rows] if standardise == "columns" else tasks.rows)
-    first = run(block, standardise=standardise, penalty=1.0, **FAST)
+    first = run(block, standardise=standardise, **FAST)
     arrays = first.method.warm_start_of(first.state)
-    again = run(
-        block,
-        given=first.method.checked_warm_start(arrays, "it", 10),
-        start="given",
-        standardise=standardise,
-        penalty=1.0,
-    )
+    again = run(block, given=first.method.checked_warm_start(arrays, "it", 10), start="given", standardise=standardise)
     np.testing.assert_allclose(again.state.centres, first.state.centres, atol=0.2)

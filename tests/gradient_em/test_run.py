@@ -20,7 +20,7 @@ from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, start_run
 from tests.gradient_em.run_in_memory import block_of, facts, run
 
-FAST = {"starts": 2, "start_steps": 5, "rounds": 8}
+FAST = {"starts": 2, "rounds": 8}
 
 
 def population_of(path, tasks, *, leaf=3, block=6):
@@ -143,7 +143,7 @@ def test_results_of_other_settings():
     tables = tables_of(run(block, model="regression", intercept=True, **FAST), [f"x{j}" for j in range(10)] + ["y"])
     assert tables["centres"]["input"] == [f"x{j}" for j in range(10)] + ["intercept"] and "differences" in tables
     block = block_of(tasks_of().rows)
-    assert list(tables_of(run(block, preset="paper", **FAST))) == ["centres"]
+    assert list(tables_of(run(block, norm=True, **FAST))) == ["centres"]
     method = GradientEM()
     assert not method.result(method.init(facts(block)), Features(10)).tables
 
@@ -181,16 +181,12 @@ def test_constant_rows_break_nothing():
     [
         {"covariance": "known"},
         {"known": 2.0},
+        {"model": "regression", "covariance": "components"},
         {"model": "regression", "standardise": "columns"},
         {"intercept": True},
-        {"central": "exact"},
-        {"by_component": True},
-        {"preset": "paper", "participation": 0.5},
-        {"step_size": 2.0},
         {"components": 0},
         {"unknown": 1},
         {"participation": 0.0},
-        {"penalty": -1.0},
     ],
 )
 def test_settings_that_do_not_go_together(wrong):
@@ -208,25 +204,15 @@ def test_settings_that_do_not_go_together(wrong):
     ],
 )
 def test_a_covariance_that_is_none(known):
-    method, block = make_method("gradient_em", {"covariance": "known", "known": known}), block_of([np.ones((3, 3))])
-    with pytest.raises(ConfigError, match="known must be"):
+    method, block = make_method("gradient_em", {"covariance": known}), block_of([np.ones((3, 3))])
+    with pytest.raises(ConfigError, match="covariance must be"):
         method.init(facts(block))
 
 
-def test_the_preset_of_the_paper():
-    config = GradientEMConfig(preset="paper", step_size=1.05)
-    assert (config.shrinkage, config.step, config.central, config.step_size) == ("norm", "paper", "exact", 1.05)
-    assert not config.estimated and not config.shared_covariance and not config.starts_again(10)
-    assert GradientEMConfig(**config.model_dump(mode="json")) == config
+def test_rounds_of_second_starts():
     own = GradientEMConfig()
     assert own.estimated and own.shared_covariance
     assert [number for number in range(1, 200) if own.starts_again(number)] == [10, 40, 160]
-
-
-def test_regressions_of_one_component_are_fedgrem_as_well():
-    config = GradientEMConfig(model="regression", components=1)
-    assert config == GradientEMConfig(model="regression", components=1, smallest_cluster=5.0)
-    assert config.estimated
 
 
 @pytest.mark.parametrize(
@@ -237,6 +223,8 @@ def test_regressions_of_one_component_are_fedgrem_as_well():
         ("algorithm", "fedgrem", "leave it out"),
         ("central", "authors", "one_sweep of the method paper_gradient_em"),
         ("average", "rows", "the method paper_gradient_em"),
+        ("preset", "paper", "the method paper_gradient_em"),
+        ("covariance", "known", "as the value of covariance"),
     ],
 )
 def test_what_left_is_refused_with_the_place_where_it_is(setting, value, said):
@@ -247,9 +235,9 @@ def test_what_left_is_refused_with_the_place_where_it_is(setting, value, said):
 def test_settings_survive_the_run_store():
     for settings in (
         {},
-        {"covariance": "known", "known": (1.0, 2.0)},
-        {"covariance": "known", "known": 2.0},
-        {"covariance": "known", "known": ((1.0, 0.5), (0.5, 1.0))},
+        {"covariance": (1.0, 2.0)},
+        {"covariance": 2.0},
+        {"covariance": ((1.0, 0.5), (0.5, 1.0))},
         {"model": "regression"},
     ):
         config = GradientEMConfig(**settings)

@@ -29,7 +29,7 @@ def test_squared_errors_of_mixtures_of_regressions_are_those_of_what_is_expected
         y = np.einsum("ij,ij->i", x, coefficients[generator.integers(2, size=40)]) + 0.3 * generator.normal(size=40)
         tables.append(np.column_stack([x, unit * y]))
     known = 0.09 * unit**2
-    settings = {"model": "regression", "components": 2, "covariance": "known", "known": known, "rounds": 5, "starts": 3}
+    settings = {"model": "regression", "components": 2, "covariance": known, "rounds": 5, "starts": 3}
     ran, lines = scored([t[:30] for t in tables], [t[30:] for t in tables], **settings)
     own = ran.method.personalise(ran.state, block_of([t[:30] for t in tables]), ran.memory)
     fits = [t[30:, 2] - t[30:, :2] @ (own["weights"][k] @ own["centres"][k]) for k, t in enumerate(tables)]

@@ -17,7 +17,7 @@ FAST = {"starts": 3, "start_steps": 10}
 def penalty_of(generator, clients=6, components=2, p=3, share=1.0):
     counts = generator.integers(5, 80, (clients, components)).astype(float)
     w = generator.uniform(0.1, 0.9, (clients, components))
-    return EstimatedPenalty.of(counts, w, generator.uniform(0.01, 1.0, components), np.full(w.shape, share), 1.3, p)
+    return EstimatedPenalty.of(counts, w, generator.uniform(0.01, 1.0, components), np.full(w.shape, share), p)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.4])
@@ -28,7 +28,7 @@ def test_it_is_the_proximal_step_of_the_penalty(share):
     found = penalty.proximal_step(t, v)
     for k in range(6):
         for r in range(2):
-            alone = EstimatedPenalty(*(part[k : k + 1, r : r + 1] for part in penalty[:-1]), penalty.limit)
+            alone = EstimatedPenalty(*(part[k : k + 1, r : r + 1] for part in penalty))
 
             def objective(theta, k=k, r=r, alone=alone):
                 own = ((theta - t[k, r]) ** 2).sum() / (2.0 * penalty.step[k, r])
@@ -44,7 +44,7 @@ def test_nobody_is_shrunk_farther_than_the_limit():
     t = np.random.default_rng(2).normal(size=(6, 2, 3)) * 1e6
     moved = np.linalg.norm(penalty.proximal_step(t, np.zeros((2, 3))) - t, axis=2)
     np.testing.assert_allclose(moved, penalty.step * penalty.slope, rtol=1e-4)
-    nothing = EstimatedPenalty.of(np.zeros((1, 2)), np.ones((1, 2)), np.ones(2), np.ones((1, 2)), 1.3, 3)
+    nothing = EstimatedPenalty.of(np.zeros((1, 2)), np.ones((1, 2)), np.ones(2), np.ones((1, 2)), 3)
     np.testing.assert_array_equal(nothing.proximal_step(t[:1], np.ones((2, 3))), np.ones((1, 2, 3)))
     assert np.isnan(nothing.deviations(t[:1], np.ones((2, 3)))).all()
     sums = nothing.sums(t[:1], np.ones((2, 3)))
@@ -54,7 +54,7 @@ def test_nobody_is_shrunk_farther_than_the_limit():
 @pytest.mark.filterwarnings("error")
 def test_a_component_of_hardly_any_rows_is_that_of_all():
     counts, w = np.ones((1, 2)), np.array([[1e-310, 1.0]])
-    penalty = EstimatedPenalty.of(counts, w, np.ones(2), np.ones((1, 2)), 1.3, 3)
+    penalty = EstimatedPenalty.of(counts, w, np.ones(2), np.ones((1, 2)), 3)
     t, v = np.full((1, 2, 3), 0.5), np.zeros((2, 3))
     moved = penalty.proximal_step(t, v)
     assert np.array_equal(moved[0, 0], v[0]) and (moved[0, 1] > 0).all()
@@ -79,9 +79,9 @@ def test_the_variance_of_normal_centres_is_found(variance, outliers):
     v = np.median(m, axis=0)
     found = shrinkage.first_variance(m, v, float((counts * w).mean()))
     for _ in range(200):
-        sums = EstimatedPenalty.of(counts, w, found, np.ones_like(w), 1.3, p).sums(m, v)
+        sums = EstimatedPenalty.of(counts, w, found, np.ones_like(w), p).sums(m, v)
         v = sums.centre[:, :-1] / sums.centre[:, -1:]
-        found = shrinkage.next_variance(found, sums.variance, 10.0, 1e-6)
+        found = shrinkage.next_variance(found, sums.variance, 1e-6)
     # the centre follows outliers a little, as a Huber centre does, and the variance is about it
     most = 1.2 * variance + 0.003 if not outliers else 1.7 * variance + 0.015
     assert 0.7 * variance - 0.001 < found[0] < most
@@ -90,9 +90,11 @@ def test_the_variance_of_normal_centres_is_found(variance, outliers):
 
 def test_pooling_gives_a_component_what_all_say():
     sums = np.array([[8.0, 2.0, 4.0], [0.0, 2.0, 4.0]])
-    np.testing.assert_allclose(shrinkage.next_variance(np.ones(2), sums, 0.0, 1e-6), [4.0, 1e-6])
-    np.testing.assert_allclose(shrinkage.next_variance(np.ones(2), sums, 1e9, 1e-6), [2.0, 2.0], rtol=1e-6)
-    np.testing.assert_array_equal(shrinkage.next_variance(np.ones(2), np.zeros((2, 3)), 10.0, 1e-6), np.ones(2))
+    # the components have 4 clients each, and all of them 8 with a ratio of 2 together: 10 clients' worth are added
+    square, scale = 10.0 * 8.0 / 8.0, 10.0 * 4.0 / 8.0
+    expected = [(8.0 + square) / (2.0 + scale), square / (2.0 + scale)]
+    np.testing.assert_allclose(shrinkage.next_variance(np.ones(2), sums, 1e-6), expected)
+    np.testing.assert_array_equal(shrinkage.next_variance(np.ones(2), np.zeros((2, 3)), 1e-6), np.ones(2))
 
 
 @pytest.mark.slow

@@ -23,10 +23,10 @@ def population_with_heldout(path, scale=1.0):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, {"preset": "paper"}], ids=str)
-def test_scores_of_held_out_rows(tmp_path, settings):
+@pytest.mark.parametrize(("method", "settings"), [("gradient_em", {}), ("paper_gradient_em", {"preset": "paper"})])
+def test_scores_of_held_out_rows(tmp_path, method, settings):
     population = population_with_heldout(tmp_path / "p")
-    ran = to_end(begin(population, tmp_path, {**FAST, **settings}))
+    ran = to_end(begin(population, tmp_path, {**FAST, **settings}, method=method))
     result = evaluate_run(ran.path, population, keep=True)
     nll = {row["method"]: row["nll"] for row in result["rows"]}
     assert set(nll) == {"this run", "common centres", scores.TRAINED} and result["held_out_rows"] == 240

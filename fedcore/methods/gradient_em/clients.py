@@ -1,11 +1,11 @@
 """The clients' side of FedGrEM: one round of Algorithm 1 for a leaf of clients.
 
 `gradient_round` is the algorithm in the paper's order; what is not in the paper has a function of its own and does
-nothing under `preset = "paper"`. Vectorised over the clients. A client's part depends on its own rows, its own memory,
+nothing in the paper's variant. Vectorised over the clients. A client's part depends on its own rows, its own memory,
 the message and its own named streams only.
 
-Source: Tian, Weng, Feng 2024, Algorithm 1; Appendix D for sampled clients, batches, clipping and shared weights. The
-two sums per component, caps of steps, guards and second starts are ours.
+Source: Tian, Weng, Feng 2024, Algorithm 1; Appendix D for sampled clients and batches. The two sums per component,
+caps of steps, guards and second starts are ours.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from fedcore.rounds.statistics import ArgMax, FloatSum, Stack, Statistic, Statis
 
 PARTICIPATION, BATCH = "gradient_em/participation", "gradient_em/batch"
 SAFE_CURVATURE = 1.8  # times 1 / the largest eigenvalue; 2 is the limit, and the eigenvalue is estimated from below
+BATCH_WEIGHT = 0.2  # share of a batch in the running average of the weights
 FARTHEST = 1e6  # a centre farther out than this, in the model's units, has diverged
 MOST_HALVINGS = 5
 SECOND_STEPS = 10  # EM steps from either start
@@ -67,7 +68,7 @@ class LocalUpdate(NamedTuple):
     """What a local update makes of theta^(k)[t-1].
 
     estimate: (C, R, p) before the central update; w: (C, R) w^(k)[t]
-    rows:     that were used; sums: of the first E-step
+    rows:     that were used; sums: of the E-step
     memory:   of the clients, with what was found on the way
     """
 
@@ -84,9 +85,8 @@ def gradient_round(
     """Round t of Algorithm 1, as far as it is the clients'. The statistics, in the model's units:
 
     centre:   (R, p + 1) the two sums of the central update; or
-    sent:     (C, R, p + 1) the clients' estimates and their rows, if the server solves it (`central`)
+    sent:     (C, R, p + 1) the clients' estimates and their rows, if the server solves it
     spread:   (R, 3) the sums of the variance between clients, if it is estimated
-    weights:  (R + 1,) the two sums of the common weights, if there are any
     scatter:  sums of the shared covariance, the last entry its divisor, if it is estimated
     counts:   (8,) active clients, rows they used, their log-likelihood, pairs (client, component) that count, of these
               farther out than the penalty reaches, pairs that do not count, pairs that diverged, clients that took the
@@ -108,9 +108,9 @@ def gradient_round(
 
     # Send the estimate for the central update; the weights stay with the client.
     kept, movement = remembered(config, message, active, new)
-    counts = memories.effective_rows(config, active.n, new.w, kept["out"])
+    counts = memories.effective_rows(active.n, kept["out"])
     statistics, beyond = sent(config, message, active, now, new, counts)
-    statistics |= common_sums(config, message, active, now, new)
+    statistics |= common_sums(config, active, now, new)
     statistics |= {"counts": counted(active, new, counts, beyond, diverged, restarts), "movement": movement}
     return statistics, {name: _with(value, active.among, kept[name]) for name, value in memory.items()}
 
@@ -137,27 +137,21 @@ def after_central_update(config: GradientEMConfig, message: RoundMessage, active
     )
     theta = penalty.proximal_step(t, v)
     shares, fitted = penalty.covariance_shares(t, theta, v) if config.shared_covariance else (None, 0.0)
-    if config.share_weights:
-        w = memories.shared_weights(message.weights, message.last_weights_penalty, w, active.n)
     return Parameters(theta, w, shares, fitted)
 
 
 def local_update(config: GradientEMConfig, message: RoundMessage, active: Active, now: Parameters) -> LocalUpdate:
-    """E-step and gradient step; the paper makes one of each, on all rows (rate 1)."""
+    """E-step and gradient step; in the paper on all rows (rate 1)."""
     rows, theta, w, memory = rows_of_round(config, message, active), now.theta, now.w, active.memory
-    n, rate = rows.sizes, 1.0 if config.batch is None else config.batch_weight
-    capped = config.model == "regression" and config.cap_steps and message.curvature
-    for step in range(config.local_steps):
-        shares = now.shares if step == 0 else None
-        sums = e_step(rows, theta, w, second=capped and step == 0, clip=config.gradient_clip, shares=shares)
-        if sums.second is not None:
-            memory = {**memory, "cap": SAFE_CURVATURE / np.maximum(largest_curvature(sums.second, n), 1e-12)}
-        w = (1.0 - rate) * w + rate * sums.mass / n[:, None]
-        eta = memories.step_sizes(config, message.step_factor, w, active.n, memory)
-        theta = theta + eta[:, :, None] * (sums.gradient / n[:, None, None])
-        if step == 0:
-            first = sums
-    return LocalUpdate(theta, w, rows, first, memory)
+    n, rate = rows.sizes, 1.0 if config.batch is None else BATCH_WEIGHT
+    capped = config.model == "regression" and message.curvature
+    sums = e_step(rows, theta, w, second=capped, shares=now.shares)
+    if sums.second is not None:
+        memory = {**memory, "cap": SAFE_CURVATURE / np.maximum(largest_curvature(sums.second, n), 1e-12)}
+    w = (1.0 - rate) * w + rate * sums.mass / n[:, None]
+    eta = memories.step_sizes(config, message.step_factor, w, active.n, memory)
+    theta = theta + eta[:, :, None] * (sums.gradient / n[:, None, None])
+    return LocalUpdate(theta, w, rows, sums, memory)
 
 
 def remembered(
@@ -184,8 +178,8 @@ def sent(
 ) -> tuple[dict[str, Statistic], np.ndarray]:
     """What the clients send for the central update, and (C, R) bool, who is farther out than the penalty reaches.
 
-    The paper's clients send their estimates. Here they send the two sums of a reweighting step instead, unless the
-    server solves the update. counts: (C, R) of `effective_rows`.
+    The paper's clients send their estimates, and the server solves the update. Here they send the two sums of a
+    reweighting step instead. counts: (C, R) of `effective_rows`.
     """
     block, estimate = active.block, new.estimate
     if config.estimated:
@@ -194,8 +188,6 @@ def sent(
         return {"centre": FloatSum.at(block.leaf, sums.centre), **own}, sums.beyond
     penalty = NormPenalty.of(counts, message.penalty)
     beyond = penalty.beyond(estimate, active.v)
-    if config.central == "step":
-        return {"centre": FloatSum.at(block.leaf, penalty.sums(estimate, active.v))}, beyond
     parts = np.concatenate([estimate, counts[:, :, None]], axis=2)
     every = np.zeros((block.clients, *parts.shape[1:]))
     return {"sent": Stack({block.first: _with(every, active.among, parts)})}, beyond
@@ -274,9 +266,9 @@ def _penalised_em(
     """theta, w and the objective (C,) of each client after `SECOND_STEPS` EM steps with the centres v fixed."""
     rows, v, counts = active.rows, active.v, np.broadcast_to(active.n[:, None], w.shape)
     for _ in range(SECOND_STEPS):
-        sums = e_step(rows, theta, w, second=config.model == "regression", clip=config.gradient_clip)
+        sums = e_step(rows, theta, w, second=config.model == "regression")
         w = sums.mass / active.n[:, None]
-        penalty = EstimatedPenalty.of(counts, w, message.between, np.ones(w.shape), config.limit, v.shape[1])
+        penalty = EstimatedPenalty.of(counts, w, message.between, np.ones(w.shape), v.shape[1])
         theta = penalty.proximal_step(full_m_step(theta, sums), v)
     return theta, w, e_step(rows, theta, w).log_likelihood - penalty.value(theta, v)
 
@@ -309,21 +301,16 @@ def sums_of_m_steps(
     fraction = memories.m_step_fraction(config, message.step_factor, new.w, active.n, new.memory)
     counts = np.minimum(counts, new.rows.sizes[:, None])  # an estimate from a batch has the noise of a batch
     full = now.theta + (new.estimate - now.theta) / np.where(fraction > 0, fraction, 1.0)[:, :, None]
-    penalty = EstimatedPenalty.of(counts, new.w, message.between, fraction, config.limit, active.v.shape[1])
+    penalty = EstimatedPenalty.of(counts, new.w, message.between, fraction, active.v.shape[1])
     return penalty.sums(full, active.v)
 
 
-def common_sums(
-    config: GradientEMConfig, message: RoundMessage, active: Active, now: Parameters, new: LocalUpdate
-) -> dict[str, Statistic]:
-    """The sums of the common weights (Appendix D) and of the shared covariance, if there are any."""
-    found: dict[str, Statistic] = {}
-    if config.share_weights:
-        penalty = NormPenalty.of(active.n[:, None], message.weights_penalty)
-        found["weights"] = FloatSum.at(active.block.leaf, penalty.sums(new.w[:, None], message.weights[None])[0])
-    if config.shared_covariance:
-        found["scatter"] = FloatSum.at(active.block.leaf, scatter_sums(config, new.sums, active.v.shape[1], now.fitted))
-    return found
+def common_sums(config: GradientEMConfig, active: Active, now: Parameters, new: LocalUpdate) -> dict[str, Statistic]:
+    """The sums of the shared covariance, if there is one."""
+    if not config.shared_covariance:
+        return {}
+    sums = scatter_sums(config, new.sums, active.v.shape[1], now.fitted)
+    return {"scatter": FloatSum.at(active.block.leaf, sums)}
 
 
 def scatter_sums(config: GradientEMConfig, sums: Sums, p: int, fitted: float) -> np.ndarray:

@@ -3,7 +3,7 @@
 theta:    (C, R, p) its last estimate, as it was before the central update; standardised units
 w:        (C, R) its weights
 started:  (C,) 1 if it has a start of its own; until round 1
-step:     (C, R) its step sizes, if they are those of its start (`step = "paper"`)
+step:     (C, R) its step sizes, if they are those of its start (`Variant.step_of_start`)
 cap:      (C, R) the largest step of a regression
 halvings: (C, R) how often a step was halved because its end diverged
 out:      (C, R) positive for components of too few rows, which take the common centre; see `left_out`
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedcore.methods.gradient_em import central
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.messages import RoundMessage
 from fedcore.methods.gradient_em.penalty import Penalty, penalty_of
@@ -22,6 +21,7 @@ from fedcore.population.blocks import RowsBlock
 from fedcore.rounds.method import Memory
 
 MOST_TIMES = 100
+WEIGHT_FLOOR = 1e-3  # least weight that a step is divided by
 
 
 def at_first_round(config: GradientEMConfig, message: RoundMessage, block: RowsBlock, memory: Memory) -> Memory:
@@ -29,9 +29,9 @@ def at_first_round(config: GradientEMConfig, message: RoundMessage, block: RowsB
     memory = in_common_order(memory, message.orders, message.centres, block)
     memory["halvings"] = np.zeros(memory["w"].shape, np.int8)
     memory["out"] = np.zeros(memory["w"].shape, np.int8)
-    if config.step == "paper":
-        memory["step"] = config.step_size / np.maximum(memory["w"], config.weight_floor)
-    if config.model == "regression" and config.cap_steps:
+    if config.variant.step_of_start:
+        memory["step"] = config.variant.step_size / np.maximum(memory["w"], WEIGHT_FLOOR)
+    if config.model == "regression":
         memory["cap"] = np.full(memory["w"].shape, np.inf)
     return memory
 
@@ -43,7 +43,7 @@ def left_out(config: GradientEMConfig, n: np.ndarray, w: np.ndarray, before: np.
     for ever, because at the common centre it may gain rows and at its own lose them.
     """
     times = np.abs(before).astype(np.int64)
-    smallest = 0.0 if config.estimated else config.smallest_cluster
+    smallest = 0.0 if config.estimated else config.variant.smallest_cluster
     least = smallest * np.where(before > 0, 1.0 + times, 1.0)
     rows = n[:, None] * w
     few = (rows < least) | (rows <= 0)
@@ -51,10 +51,9 @@ def left_out(config: GradientEMConfig, n: np.ndarray, w: np.ndarray, before: np.
     return np.where(few, np.maximum(times, 1), -times).astype(np.int8)
 
 
-def effective_rows(config: GradientEMConfig, n: np.ndarray, w: np.ndarray, out: np.ndarray) -> np.ndarray:
+def effective_rows(n: np.ndarray, out: np.ndarray) -> np.ndarray:
     """(C, R) the rows by which a client counts in the central update of a component; 0 if it is left out."""
-    counts = n[:, None] * w * w.shape[1] if config.by_component else np.broadcast_to(n[:, None], w.shape)
-    return np.where(out > 0, 0.0, counts)
+    return np.where(out > 0, 0.0, np.broadcast_to(n[:, None], out.shape))
 
 
 def step_sizes(config: GradientEMConfig, factor: float, w: np.ndarray, n: np.ndarray, memory: Memory) -> np.ndarray:
@@ -62,8 +61,8 @@ def step_sizes(config: GradientEMConfig, factor: float, w: np.ndarray, n: np.nda
     if "step" in memory:
         eta = memory["step"]
     else:
-        floor = np.maximum(config.weight_floor, 1.0 / np.maximum(n, 1.0))[:, None]
-        eta = config.step_size / np.maximum(w, floor)
+        floor = np.maximum(WEIGHT_FLOOR, 1.0 / np.maximum(n, 1.0))[:, None]
+        eta = config.variant.step_size / np.maximum(w, floor)
     if "cap" in memory:
         eta = np.minimum(eta, memory["cap"])
     return factor * eta * 0.5 ** memory["halvings"]
@@ -72,9 +71,8 @@ def step_sizes(config: GradientEMConfig, factor: float, w: np.ndarray, n: np.nda
 def m_step_fraction(
     config: GradientEMConfig, factor: float, w: np.ndarray, n: np.ndarray, memory: Memory
 ) -> np.ndarray:
-    """(C, R) how far the gradient steps of a round went towards the full M-step."""
-    size = step_sizes(config, factor, w, n, memory) * w
-    return size if config.local_steps == 1 else 1.0 - (1.0 - size) ** config.local_steps
+    """(C, R) how far the gradient step of a round went towards the full M-step."""
+    return step_sizes(config, factor, w, n, memory) * w
 
 
 def last_penalty(
@@ -93,12 +91,6 @@ def last_penalty(
     that round.
     """
     w = memory["w"]
-    counts = effective_rows(config, n, w, memory["out"])
+    counts = effective_rows(n, memory["out"])
     fraction = m_step_fraction(config, step_factor, w, n, memory) if config.estimated else None
     return penalty_of(config, counts, w, p, strength=strength, between=between, fraction=fraction)
-
-
-def shared_weights(common: np.ndarray, strength: float, w: np.ndarray, n: np.ndarray) -> np.ndarray:
-    """(C, R) the proximal step of weights towards the common ones (R,); they stay on the simplex, between two points
-    of it. strength: lambda of the weights."""
-    return central.proximal_step(w[:, None], common[None], central.thresholds(strength, n[:, None]))[:, 0]

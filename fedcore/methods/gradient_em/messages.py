@@ -33,12 +33,10 @@ class RoundMessage:
     number:     t, from 1
     seed:       of the streams of simulation randomness
     centres:    (R, p) the common centres v, in standardised units
-    weights:    (R,) common weights, or (0,)
     penalty:    lambda[t], by which the clients weigh their estimates in the next centres
     last_penalty: lambda of the central update that made these centres; 0 in round 1, when clients are at their starts
     between:    (R,) variance between clients, per coordinate, model's units
     step_factor, last_step_factor: factor of the step sizes in this round and in the last; below 1 with batches
-    weights_penalty, last_weights_penalty: as the penalties, for common weights
     orders:     (K, R) int32 order of every client's components, in round 1 if all starts were compared; else (0, R)
     participation: a client takes part if its uniform number is at most this
     curvature:  whether the caps of step sizes are computed anew
@@ -48,14 +46,11 @@ class RoundMessage:
     seed: int
     coordinates: Coordinates
     centres: np.ndarray
-    weights: np.ndarray
     penalty: float
     last_penalty: float
     between: np.ndarray
     step_factor: float
     last_step_factor: float
-    weights_penalty: float
-    last_weights_penalty: float
     orders: np.ndarray
     participation: float
     curvature: bool

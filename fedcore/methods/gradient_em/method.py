@@ -16,6 +16,7 @@ from fedcore.methods.gradient_em import candidates, clients, personal, scores, s
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import coordinates_of, to_data
 from fedcore.methods.gradient_em.messages import CandidatesMessage, Message, MomentsMessage, StartMessage
+from fedcore.methods.gradient_em.moved import MOVED
 from fedcore.methods.gradient_em.result import result_of
 from fedcore.methods.gradient_em.round_metrics import METRICS
 from fedcore.methods.gradient_em.state import GradientEMState
@@ -25,7 +26,6 @@ from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
 
-OF_THE_PAPER = ("local-fit", "local-em", "local-grem", "fedem", "fedem-w", "tgmm", "fedgmm", "pooled-em", "pooled-grem")
 NOT_PRIVATE = "clients' centres, or exact sums of them, reach the server without noise"
 
 
@@ -45,22 +45,11 @@ class GradientEM(NonPrivateMethod[GradientEMConfig, GradientEMState]):
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
     setting_groups: ClassVar[Mapping[str, str]] = {
         "model": "model",
-        "shrinkage": "central update",
-        "step": "clients' steps",
-        "participation": "who takes part",
+        "participation": "clients",
         "start": "start",
         "rounds": "end",
     }
-    moved_settings: ClassVar[Mapping[str, str]] = {
-        "algorithm=mixed-effects": "is the method mixed_effects now",
-        "robust": "is a setting of the method mixed_effects",
-        "algorithm=fedgrem": "is what gradient_em always trains: leave it out",
-        **{f"algorithm={name}": "is an algorithm of the method paper_gradient_em" for name in OF_THE_PAPER},
-        "central=authors": "is the setting one_sweep of the method paper_gradient_em",
-        **dict.fromkeys(
-            ("gradient_step", "average", "tgmm_penalty", "covariates"), "is a setting of the method paper_gradient_em"
-        ),
-    }
+    moved_settings: ClassVar[Mapping[str, str]] = MOVED
     scores_use_memories: ClassVar[bool] = True
     accepts_warm_start: ClassVar[bool] = True
 
@@ -100,7 +89,7 @@ class GradientEM(NonPrivateMethod[GradientEMConfig, GradientEMState]):
 
     def clients_kept_apart(self, clients: int) -> int:
         """In the start, those whose components are compared; in the rounds all, if the server solves the update."""
-        return clients if self.config.central == "exact" else self.config.aligned_clients
+        return self.config.aligned_clients if self.config.estimated else clients
 
     # --- what a run shows -------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import numpy as np
 from fedcore.methods.gradient_em import central
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.shrinkage import EstimatedPenalty
-from fedcore.methods.mixture_models.spatial_median import distances, weighted_sums
+from fedcore.methods.mixture_models.spatial_median import distances
 
 
 class NormPenalty(NamedTuple):
@@ -48,10 +48,6 @@ class NormPenalty(NamedTuple):
         """(C, R) bool, who is farther out than tau."""
         return (self.counts > 0) & (distances(t, v) > self.tau)
 
-    def sums(self, t: np.ndarray, v: np.ndarray) -> np.ndarray:
-        """(R, p + 1) the two sums of one reweighting step of the central update."""
-        return weighted_sums(t, central.huber_weights(t, v, self.counts, self.tau))
-
 
 Penalty = NormPenalty | EstimatedPenalty
 
@@ -74,4 +70,4 @@ def penalty_of(
     if not config.estimated:
         return NormPenalty.of(counts, strength)
     fraction = np.ones(w.shape) if fraction is None else fraction
-    return EstimatedPenalty.of(counts, w, between, fraction, config.limit, p)
+    return EstimatedPenalty.of(counts, w, between, fraction, p)

@@ -104,13 +104,11 @@ def parameters(
         memory,
         n,
         v.shape[1],
-        strength=server.last_lambda(config, state),
+        strength=state.penalty,
         between=state.spread,
         step_factor=server.step_factor(config, state.round),
     )
     theta = penalty.proximal_step(t, v)
-    if config.share_weights:
-        w = memories.shared_weights(state.weights, server.weights_strength(config, state), w, n)
     return ClientParameters(theta, w, penalty.relative_distance(t, theta, v))
 
 
@@ -123,12 +121,11 @@ def adapted(
     w = np.full((len(n), len(v)), 1.0 / len(v))
     theta = np.broadcast_to(v, (*w.shape, p))
     counts = np.broadcast_to(n[:, None], w.shape)
-    strength = server.last_lambda(config, state)
     for _ in range(ADAPTED_STEPS):
-        sums = e_step(rows, theta, w, second=config.model == "regression", clip=config.gradient_clip)
+        sums = e_step(rows, theta, w, second=config.model == "regression")
         w = np.where(counts > 0, sums.mass / np.maximum(counts, 1.0), w)
         if not move:
             continue
-        penalty = penalty_of(config, counts, w, p, strength=strength, between=state.spread)
+        penalty = penalty_of(config, counts, w, p, strength=state.penalty, between=state.spread)
         theta = penalty.proximal_step(full_m_step(theta, sums), v)
     return theta, w

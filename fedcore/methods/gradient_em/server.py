@@ -29,7 +29,8 @@ from fedcore.methods.gradient_em.state import GradientEMState
 from fedcore.methods.mixture_models.spatial_median import moved_centre
 from fedcore.rounds.method import RoundInfo
 
-CURVATURE_EVERY = 20
+BATCH_DECAY = 20.0  # k0: steps with batches decrease as 1 / (1 + t / k0)
+CURVATURE_EVERY = 20  # rounds after which the caps of regression steps are computed anew
 FEWEST_ROUNDS = 5
 
 
@@ -51,20 +52,16 @@ def message(config: GradientEMConfig, state: GradientEMState) -> Message | None:
         case "candidates":
             return candidates.message(state)
     number = state.round + 1
-    weights = weights_strength(config, state)
     return RoundMessage(
         number=number,
         seed=state.seed,
         coordinates=coordinates_of(state),
         centres=state.centres,
-        weights=state.weights,
-        penalty=next_lambda(config, state) * penalty_factor(config, number),
-        last_penalty=0.0 if number == 1 else last_lambda(config, state),
+        penalty=next_lambda(config, state),
+        last_penalty=0.0 if number == 1 else state.penalty,
         between=state.spread,
         step_factor=step_factor(config, number),
         last_step_factor=step_factor(config, max(number - 1, 1)),
-        weights_penalty=weights,
-        last_weights_penalty=0.0 if number == 1 else weights,
         orders=state.orders,
         participation=config.participation,
         curvature=number % CURVATURE_EVERY == 1,
@@ -92,7 +89,7 @@ def gradient_round(
 ) -> tuple[GradientEMState, RoundInfo]:
     """The server's part of round t: lambda[t], and the robust common centres of what the clients sent.
 
-    solve: finds the centres of all clients' estimates, if the server has these (`central`). The other half of the
+    solve: finds the centres of all clients' estimates, if the server has these. The other half of the
     central update, theta^(k)[t] from the estimate and the centres, is the clients', at the beginning of their next
     round.
     """
@@ -102,7 +99,6 @@ def gradient_round(
     state = replace(state, centres=to_standardised(config, coordinates, v))
 
     state, between = variance_between_clients(config, state, result)
-    state = common_weights(config, state, result)
     state = shared_covariance(config, state, result)
 
     centre_step = float(np.abs(state.centres - before.centres).max(initial=0.0))
@@ -135,26 +131,21 @@ def robust_centres(
 ) -> tuple[np.ndarray, GradientEMState, dict[str, float]]:
     """(R, p) the next centres, model's units; the state with the sums they are made of; and how well it is solved.
 
-    One reweighting step from the centres before, v, or the whole solution, from all clients' estimates.
+    One reweighting step from the centres before, v; or, of the norm, the solution from all clients' estimates.
     """
-    if config.central == "step":
+    if config.estimated:
         sums = _over_rounds(config, state, np.asarray(result["centre"]), state.sums)
         return moved_centre(v, sums), replace(state, sums=sums), {}
     sent = np.asarray(result["sent"])
     estimates, rows = sent[:, :, :-1], sent[:, :, -1]
-    found = solve(estimates, rows, last_lambda(config, state), v)
+    found = solve(estimates, rows, state.penalty, v)
     return found.v, state, {"central_steps": float(found.steps), "central_gradient": found.gradient}
 
 
 def next_lambda(config: GradientEMConfig, state: GradientEMState) -> float:
     """lambda of the next round, from that of the last."""
     p = state.centres.shape[1]
-    return central.next_penalty(state.penalty, config.penalty_decay, config.penalty, p, state.clients)
-
-
-def last_lambda(config: GradientEMConfig, state: GradientEMState) -> float:
-    """lambda of the last round, as its central update used it."""
-    return state.penalty * penalty_factor(config, state.round) if state.round > 0 else state.penalty
+    return central.next_penalty(state.penalty, config.variant.penalty_decay, config.variant.penalty, p, state.clients)
 
 
 def ended(config: GradientEMConfig, number: int, change: float) -> bool:
@@ -174,17 +165,8 @@ def variance_between_clients(
         return state, 0.0
     sums = _over_rounds(config, state, np.asarray(result["spread"]), state.spread_sums)
     smallest = shrinkage.SMALLEST_VARIANCE * state.clients * config.components / state.rows
-    variance = shrinkage.next_variance(state.spread, sums, config.pooling, smallest)
+    variance = shrinkage.next_variance(state.spread, sums, smallest)
     return replace(state, spread=variance, spread_sums=sums), float(np.sqrt(variance.mean()))
-
-
-def common_weights(config: GradientEMConfig, state: GradientEMState, result: Mapping[str, Any]) -> GradientEMState:
-    """A reweighting step of the common weights, if weights are shared (Appendix D)."""
-    if not config.share_weights:
-        return state
-    sums = _over_rounds(config, state, np.asarray(result["weights"]), state.weight_sums)
-    weights = moved_centre(state.weights[None], sums[None])[0]
-    return replace(state, weights=weights, weight_sums=sums)
 
 
 def shared_covariance(config: GradientEMConfig, state: GradientEMState, result: Mapping[str, Any]) -> GradientEMState:
@@ -205,18 +187,6 @@ def _over_rounds(config: GradientEMConfig, state: GradientEMState, sums: np.ndar
     return sums
 
 
-def weights_strength(config: GradientEMConfig, state: GradientEMState) -> float:
-    """lambda of shared weights."""
-    return config.weights_penalty * float(np.sqrt(config.components + np.log(max(state.clients, 1.0))))
-
-
 def step_factor(config: GradientEMConfig, number: int) -> float:
     """Of the step sizes of a round: with batches they decrease."""
-    return 1.0 if config.batch is None else 1.0 / (1.0 + (number - 1) / config.batch_decay)
-
-
-def penalty_factor(config: GradientEMConfig, number: int) -> float:
-    """Of lambda in a round, so that the fixed point is that of one step of size C: (1 - (1 - C s)^E) / C for E steps of
-    size C s."""
-    size = config.step_size * step_factor(config, number)
-    return (1.0 - (1.0 - size) ** config.local_steps) / config.step_size
+    return 1.0 if config.batch is None else 1.0 / (1.0 + (number - 1) / BATCH_DECAY)

@@ -1,4 +1,4 @@
-"""Shrinkage by as much as clients are found to differ, and by no more than a limit (`shrinkage = "estimated"`).
+"""Shrinkage by as much as clients are found to differ, and by no more than a limit (the norm of the paper: `penalty`).
 
 The centres of a component are taken as theta_k ~ N(v, s I), in units in which the rows of a component have unit
 covariance, and a client's estimate as its own centre with a noise of variance 1 / (n_k w_k) per coordinate. With
@@ -6,7 +6,7 @@ covariance, and a client's estimate as its own centre with a noise of variance 1
     V_k = 1 / (n_k w_k) + s,      z_k = |m_k - v| / sqrt(p V_k)
 
 for a full M-step m_k, the best linear rule shrinks m_k towards v by the share (1 / (n_k w_k)) / V_k. It is bounded:
-beyond z_k = c (`limit`) a client is shrunk no further, so one that is rightly different loses little, and it moves v no
+beyond z_k = c (`LIMIT`) a client is shrunk no further, so one that is rightly different loses little, and it moves v no
 further either. That is the proximal step of a Huber function of |theta_k - v| with curvature 1 / s and slope
 c sqrt(p / V_k); the norm of Tian, Weng, Feng 2024 is its limit s = 0 with a slope chosen beforehand.
 
@@ -25,6 +25,8 @@ import numpy as np
 
 from fedcore.methods.mixture_models.spatial_median import SMALLEST_DISTANCE, distances, weighted_sums
 
+LIMIT = 1.3  # c, of prototypes; 1 to 2 do about as well
+POOLING = 10.0  # clients' worth of the sums of all components that each one gets
 SMALLEST_VARIANCE = 1e-5  # between clients, relative to the mean 1 / (n w)
 LARGEST_VARIANCE = 1e6
 START_NOISE = 1.2  # a start's error is larger than 1 / (n w), because it is not known whose component a row is
@@ -43,24 +45,22 @@ class ClientSums(NamedTuple):
 
 
 class EstimatedPenalty(NamedTuple):
-    """A Huber function of |theta_k - v|. All but the limit are (C, R).
+    """A Huber function of |theta_k - v|. All are (C, R).
 
     noise:   1 / (n w); infinite where a component does not count
     between: s
     slope:   of the penalty far out
     step:    of the proximal step: 1 / (n w) for a full M-step, and less for a shorter one
-    limit:   c
     """
 
     noise: np.ndarray
     between: np.ndarray
     slope: np.ndarray
     step: np.ndarray
-    limit: float
 
     @classmethod
     def of(
-        cls, counts: np.ndarray, w: np.ndarray, between: np.ndarray, fraction: np.ndarray, limit: float, p: int
+        cls, counts: np.ndarray, w: np.ndarray, between: np.ndarray, fraction: np.ndarray, p: int
     ) -> EstimatedPenalty:
         """counts: (C, R) rows of the client, 0 where it does not count; between: (R,) s; fraction: (C, R) of a full
         M-step that was made."""
@@ -68,8 +68,8 @@ class EstimatedPenalty(NamedTuple):
         with np.errstate(divide="ignore", over="ignore"):
             noise = 1.0 / mass
         between = np.broadcast_to(between, noise.shape)
-        slope = limit * np.sqrt(p / (noise + between))
-        return cls(noise, between, slope, np.where(mass > 0, fraction, 1.0) * noise, limit)
+        slope = LIMIT * np.sqrt(p / (noise + between))
+        return cls(noise, between, slope, np.where(mass > 0, fraction, 1.0) * noise)
 
     def proximal_step(self, t: np.ndarray, v: np.ndarray) -> np.ndarray:
         """(C, R, p) from estimates t (C, R, p); exactly v where a component does not count."""
@@ -97,12 +97,12 @@ class EstimatedPenalty(NamedTuple):
     def relative_distance(self, t: np.ndarray, theta: np.ndarray, v: np.ndarray) -> np.ndarray:
         """(C, R) distance from v in units of that beyond which clients are shrunk no further; NaN where a component
         does not count. theta: the proximal step from t."""
-        return self.deviations(theta, v) / self.limit
+        return self.deviations(theta, v) / LIMIT
 
     def covariance_shares(self, t: np.ndarray, theta: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, float]:
         """(C, R) what a client counts in the shared covariance, 0 far out; and how many free centres that fits."""
         z = np.nan_to_num(self.deviations(theta, v), nan=np.inf)
-        shares = np.clip(3.0 - z / self.limit, 0.0, 1.0)
+        shares = np.clip(3.0 - z / LIMIT, 0.0, 1.0)
         return shares, float((shares * self.between / (self.between + self.noise)).sum())
 
     def sums(self, m: np.ndarray, v: np.ndarray) -> ClientSums:
@@ -110,20 +110,19 @@ class EstimatedPenalty(NamedTuple):
         p, some = m.shape[2], np.isfinite(self.noise)
         variance = np.where(some, self.noise + self.between, 1.0)
         z = distances(m, v) / np.sqrt(p * variance)
-        u = np.minimum(1.0, self.limit / np.maximum(z, SMALLEST_DISTANCE))
-        h = np.where(some, np.clip(3.0 - z / self.limit, 0.0, 1.0), 0.0)
+        u = np.minimum(1.0, LIMIT / np.maximum(z, SMALLEST_DISTANCE))
+        h = np.where(some, np.clip(3.0 - z / LIMIT, 0.0, 1.0), 0.0)
         centre = weighted_sums(m, np.where(some, u / variance, 0.0))
         parts = [h * (u * z) ** 2 / variance, h * u / variance, h]
-        return ClientSums(centre, np.stack([part.sum(axis=0) for part in parts], axis=1), some & (z > self.limit))
+        return ClientSums(centre, np.stack([part.sum(axis=0) for part in parts], axis=1), some & (z > LIMIT))
 
 
-def next_variance(before: np.ndarray, sums: np.ndarray, pooling: float, smallest: float) -> np.ndarray:
-    """(R,) the next s. sums: (R, 3) of `ClientSums`; pooling: clients' worth of the sums of all components that each
-    one gets."""
+def next_variance(before: np.ndarray, sums: np.ndarray, smallest: float) -> np.ndarray:
+    """(R,) the next s. sums: (R, 3) of `ClientSums`."""
     square, scale, counted = sums.sum(axis=0)
     if counted <= 0:
         return before
-    square, scale = pooling * square / counted, pooling * scale / counted
+    square, scale = POOLING * square / counted, POOLING * scale / counted
     below = sums[:, 1] + scale
     ratio = np.where(below > 0, (sums[:, 0] + square) / np.where(below > 0, below, 1.0), 1.0)
     return np.clip(before * ratio, smallest, LARGEST_VARIANCE)

@@ -30,6 +30,7 @@ from fedcore.randomness import stream
 from fedcore.rounds.method import Memory, PublicFacts, RoundInfo
 from fedcore.rounds.statistics import ArgMax, FloatSum, Stack, Statistics
 
+SHUFFLES = 50  # random sequences in which clients are aligned, of which the best is taken
 WARM_START_VARIANCE = 1.0  # between clients, where nobody was heard yet
 
 
@@ -52,8 +53,8 @@ def fits_of(config: GradientEMConfig, message: StartMessage, block: RowsBlock) -
         message.seed,
         block.first,
         starts=config.starts,
-        ward=config.ward and rows.y is None,
-        steps=config.start_steps,
+        ward=config.variant.ward and rows.y is None,
+        steps=config.variant.start_steps,
     )
 
 
@@ -101,12 +102,11 @@ def first_state(config: GradientEMConfig, public: PublicFacts) -> GradientEMStat
     p = config.inputs(public.features)
     if p < 1:
         raise ConfigError("a regression needs an input or an intercept beside the response.")
-    covariance = np.zeros((0, 0))
     try:
-        if config.covariance == "known":
-            covariance = config.known_covariance(public.features)
+        known = config.known_covariance(public.features)
     except ValueError as error:
-        raise ConfigError(f"{error}.", "Correct the setting 'known'.") from None
+        raise ConfigError(f"{error}.") from None
+    covariance = np.zeros((0, 0)) if known is None else known
     if config.shared_covariance:
         covariance = np.eye(public.features if config.model == "gaussian" else 1)
     centres = np.zeros((0, p))
@@ -190,13 +190,10 @@ def begun(
         between = shrinkage.first_variance(own, v, rows / (clients * config.components))
     else:
         starts, between = state.centres[None], np.full(config.components, WARM_START_VARIANCE)
-    if config.share_weights:
-        uniform = np.full(config.components, 1.0 / config.components)
-        state = replace(state, weights=uniform, weight_sums=np.zeros(config.components + 1))
     state = replace(
         state,
         phase="rounds",
-        penalty=config.first_penalty,
+        penalty=config.variant.first_penalty,
         sums=np.zeros((config.components, state.centres.shape[1] + 1)),
         spread=between,
         spread_sums=np.zeros((config.components, 3)),
@@ -224,7 +221,7 @@ def _aligned_starts(
     centres = sent[:, 1:].reshape(len(sent), config.components, -1)
     found = to_model(config, before, centres)
     generator = stream(state.seed, "gradient_em/alignment")
-    orders = alignment.by_rule(config.alignment, config.shuffles, found, generator)
+    orders = alignment.by_rule("auto", SHUFFLES, found, generator)
     together = alignment.reordered(found, orders)
     common = spatial_median(together)
     distance = float(np.median(distances(together, common)))

@@ -7,10 +7,12 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from fedcore.methods.gradient_em import GradientEMConfig
+from fedcore.methods.gradient_em.variant import Variant
 
 LOCAL = ("local-fit", "local-em", "local-grem", "tgmm")  # every client keeps its own parameters
 SHARED = ("fedem", "fedem-w", "fedgmm")  # common centres, own weights
 POOLED = ("pooled-em", "pooled-grem")
+STEP_SIZES = {"estimated": 1.0, "paper": 0.95}
 
 
 class PaperGradientEMConfig(GradientEMConfig):
@@ -34,13 +36,28 @@ class PaperGradientEMConfig(GradientEMConfig):
         "on all rows, own weights; tgmm: others' starts as sources; fedgmm: joint mixture of inputs and regressions; "
         "pooled-em, pooled-grem: all rows as if of one client",
     )
+    preset: Literal["estimated", "paper"] = Field(
+        "estimated",
+        description="estimated: shrinkage of gradient_em; paper: that of Tian, Weng, Feng, by a norm, with unit "
+        "covariances, step sizes of the start, the central update solved in every round, and no second start",
+    )
+    step_size: float | None = Field(
+        None, gt=0, lt=2, description="C of the steps C / w; 1 is an EM step. None: 1, of the paper 0.95"
+    )
+    ward: bool = Field(True, description="Gaussians: Ward's hierarchy as one more first guess")
+    start_steps: int = Field(15, ge=1, le=10_000, description="EM steps of each; five times as many from the best")
     one_sweep: bool = Field(
-        False, description='central = "exact": one sweep of the published program in place of the solution'
+        False, description="preset paper: one sweep of the published program in place of the solution"
     )
     gradient_step: float = Field(0.1, gt=0, le=10, description="constant step of local-grem and pooled-grem")
     average: Literal["rows", "clients"] = Field("rows", description="fedem, fedgmm: what clients count in the mean")
     tgmm_penalty: float = Field(0.4, ge=0, description="weight of each source in tgmm")
     covariates: int = Field(3, ge=1, le=50, description="fedgmm: Gaussians of the inputs")
+
+    @property
+    def variant(self) -> Variant:
+        paper, size = self.preset == "paper", self.step_size or STEP_SIZES[self.preset]
+        return Variant(norm=paper, step_size=size, step_of_start=paper, ward=self.ward, start_steps=self.start_steps)
 
     @property
     def baseline(self) -> bool:
@@ -69,14 +86,17 @@ class PaperGradientEMConfig(GradientEMConfig):
         for wrong, text in (
             (gaussian and self.algorithm == "fedgmm", "fedgmm is for regressions"),
             (not gaussian and self.algorithm == "tgmm", "tgmm is for Gaussians"),
-            (self.baseline and self.covariance == "shared", 'covariance = "shared" is for fedgrem'),
+            (
+                self.baseline and self.covariance in ("shared", "components"),
+                "a covariance that is estimated in the rounds is for fedgrem",
+            ),
             (self.baseline and not self.exact_rounds, "participation and batch are for fedgrem"),
             (
                 self.start == "given" and self.algorithm in ("local-fit", "tgmm", "fedgmm"),
                 f"{self.algorithm} starts from the clients' own fits",
             ),
-            (self.baseline and self.share_weights, "share_weights is for fedgrem"),
-            (self.one_sweep and self.central != "exact", 'one_sweep is for central = "exact"'),
+            (not self.estimated and not self.exact_rounds, "the paper's central update is of all clients and rows"),
+            (self.one_sweep and self.preset != "paper", 'one_sweep is for preset = "paper"'),
         ):
             if wrong:
                 raise ValueError(text)

@@ -75,7 +75,7 @@ def test_one_sweep_moves_centres_in_another_way():
         {"algorithm": "fedem", "covariance": "components"},
         {"algorithm": "fedem", "participation": 0.5},
         {"algorithm": "local-fit", "start": "given"},
-        {"share_weights": True, "algorithm": "fedem"},
+        {"preset": "paper", "participation": 0.5},
         {"one_sweep": True},
         {"algorithm": "mixed-effects"},
     ],
