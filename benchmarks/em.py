@@ -80,7 +80,7 @@ def in_memory(population, repeats: int, per_row: dict | None = None) -> tuple[li
     given, clients, n = given_start(population), population.n_clients, population.n_rows
     theta = {name: given[name] for name in ("weights", "means", "covariances")}
     public = PublicFacts("rows", COLUMNS, population.clients_per_leaf, clients, None, 1.0, 0, warm_start=given)
-    em = FederatedEM(FederatedEMConfig(algorithm="em", start="given", standardise=False, **SETTINGS))
+    em = FederatedEM(FederatedEMConfig(algorithm="em", start="given", **SETTINGS))
     private = FederatedEM(FederatedEMConfig(algorithm="private", components=COMPONENTS, covariance="diag"))
     state = private.init(public)
     model, scale, released = GaussianMixture(COMPONENTS, COLUMNS, "diag"), state.scaling(), private.message(state)

@@ -45,7 +45,7 @@ UNIT = 100_000  # clients that per-client costs of larger populations are compar
 HISTOGRAMS = {"overseed": 10}
 MIXTURES = {
     **{"components": COMPONENTS, "covariance": "diag", "monitor_every": 1_000_000},
-    **{"start": "random", "cluster_rounds": 1, "restarts": 1, "pseudo_rows": 1.0},  # the start is not what is measured
+    **{"start": "random", "restarts": 1, "pseudo_rows": 1.0},  # the start is not what is measured
 }
 
 

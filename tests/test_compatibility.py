@@ -34,14 +34,7 @@ from tests.conftest import seal_anew, small_counts
 from tests.faults.place import to_end
 
 PRIVATE = {"clusters": 2, "rounds": 2, "epsilon": 2.0}
-REMEMBERING = {
-    "components": 2,
-    "covariance": "diag",
-    "cluster_rounds": 1,
-    "levels": 2,
-    "participation": 0.75,
-    "rounds": 2,
-}
+REMEMBERING = {"components": 2, "covariance": "diag", "levels": 2, "participation": 0.75, "rounds": 2}
 RUNS = {"finished": "counts", "interrupted": "counts", "remembering": "rows"}  # name -> population
 
 
@@ -61,7 +54,7 @@ def make(folder: Path) -> None:
     to_end(session)
     promote(session.run, "nightly", "the first", "s")
     rows = {"method": "federated_em", "population": str(folder / "rows"), "settings": REMEMBERING, "test_noise": None}
-    for name, rounds, more in (("interrupted", 1, {}), ("remembering", 6, rows)):
+    for name, rounds, more in (("interrupted", 1, {}), ("remembering", 8, rows)):
         session = start_run(request_of(folder, run_id=name, **more), InProcessBackend(), stamp="s")
         while session.run.round < rounds:
             session.training.step()
@@ -222,7 +215,7 @@ def test_newer_memories(golden, tmp_path):
     with pytest.raises(RunError, match="block 1 .* unknown schema 2"):
         session.training.step()
     session.close()
-    assert Run.open(path).round == 6
+    assert Run.open(path).round == 8
 
 
 def test_a_newer_pointer(golden):

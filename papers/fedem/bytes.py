@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from fedcore.papers.experiment import Cell, Options, Place, ResultTable
 from fedcore.papers.fedem import runs
+from fedcore.papers.fedem.paper_federated_em import PaperFederatedEM
 from fedcore.papers.simulation import simulate
 
 from fedcore.methods.federated_em import FederatedEM, FederatedEMState
@@ -79,10 +80,19 @@ class FedEMBytes:
         }
 
         def trace(line: str, target: float | None = None, **settings: Any) -> Curve:
-            curve, key = Curve(FederatedEM(FederatedEM.Config(**common, **settings)), held_out, target), cell.key
+            curve, key = (
+                Curve(PaperFederatedEM(PaperFederatedEM.Config(**common, **settings)), held_out, target),
+                cell.key,
+            )
             with suppress(Reached):
                 simulate(
-                    place, f"{key}-{line}", "federated_em", common | settings, population, seed=seed, on_round=curve
+                    place,
+                    f"{key}-{line}",
+                    "paper_federated_em",
+                    common | settings,
+                    population,
+                    seed=seed,
+                    on_round=curve,
                 )
             return curve
 

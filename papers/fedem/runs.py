@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from fedcore.papers.experiment import Options, Place
+from fedcore.papers.fedem.paper_federated_em import PaperFederatedEM
 from fedcore.papers.simulation import simulate
 
 from fedcore.errors import ConfigError
@@ -176,9 +177,16 @@ class Ran:
 
 
 def as_in_the_paper(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with the paper's codec and steps and the tables' penalty, where they do not name others."""
-    codec = "identity" if settings.get("algorithm") == "em" else "dithering"
-    return {"codec": codec, "safeguards": False, "regularisation": SHARE, "restarts": 1, **settings}
+    """The settings with the paper's codec and steps and the tables' penalty, where they do not name others. The
+    algorithm "naive" is FedEM without memories.
+    """
+    common, own = {"safeguards": False, "regularisation": SHARE, "restarts": 1}, dict(settings)
+    if own.get("algorithm") == "em":
+        own.pop("levels", None)
+        return {**common, **own}
+    if own.get("algorithm") == "naive":
+        own |= {"algorithm": "fedem", "memories": False}
+    return {"codec": "dithering", **common, **own}
 
 
 def traced(
@@ -190,10 +198,12 @@ def traced(
     start: dict[str, np.ndarray] | None = None,
     every: int = 1,
 ) -> Ran:
-    """Train with these settings of the method federated_em, `as_in_the_paper`; see `simulate` and `Trace`."""
+    """Train with these settings of the method paper_federated_em, `as_in_the_paper`; see `simulate` and `Trace`."""
     settings = {"monitor_every": NEVER_LOOKED_AT, **as_in_the_paper(settings)}
-    trace = Trace(FederatedEM(FederatedEM.Config(**settings)), population, every)
-    _, state = simulate(place, key, "federated_em", settings, population, seed=seed, warm_start=start, on_round=trace)
+    trace = Trace(PaperFederatedEM(PaperFederatedEM.Config(**settings)), population, every)
+    _, state = simulate(
+        place, key, "paper_federated_em", settings, population, seed=seed, warm_start=start, on_round=trace
+    )
     return Ran(trace.method, state, trace)
 
 

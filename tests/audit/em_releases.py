@@ -12,7 +12,7 @@ from unittest import mock
 
 import numpy as np
 
-from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, private
+from fedcore.methods.federated_em import FederatedEM, private
 from fedcore.methods.federated_em.leaf_rows import rows_of
 from fedcore.methods.federated_em.messages import plain_scaling
 from fedcore.methods.federated_em.models import model_of
@@ -22,6 +22,7 @@ from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import PublicFacts
 from fedcore.rounds.statistics import IntegerSum
 from tests.federated_em.run_in_memory import block_of
+from tests.federated_em.varied import Varied
 
 COLUMNS = 2
 ABSURD = {2**24 + 1: 1e200, 2**40: 1e9, 2**50: np.nan}
@@ -56,7 +57,7 @@ class Rows:
     of any sign.
     """
 
-    config: FederatedEMConfig
+    config: Varied
     relation: str = "add_or_remove_one"
     start: str = "gaussian"
     replaced: int = 4
@@ -87,8 +88,8 @@ class Rows:
         return self.replaced * planned.sensitivity**2
 
 
-def _em(**settings) -> FederatedEMConfig:
-    return FederatedEMConfig(**{"algorithm": "private", "components": 2, "rounds": 2, "standardise": False, **settings})
+def _em(**settings) -> Varied:
+    return Varied(**{"algorithm": "private", "components": 2, "rounds": 2, "standardise": False, **settings})
 
 
 ONE = {"components": 1, "covariance": "known", "gamma": 0.1}

@@ -26,7 +26,7 @@ FAST = [
     "federated_em/fedem-sampled",
     "federated_em/fedem-random-restarts",
     "federated_em/vr-batches",
-    "federated_em/naive",
+    "paper_federated_em/naive",
     "federated_em/em",
     "federated_em/private-diag",
     "gradient_em/fedgrem",

@@ -98,17 +98,21 @@ paper_histograms("published-eigenvectors", reduction="eigenvectors", keep=3)
 # --- federated EM -----------------------------------------------------------------------------------------------------
 
 
-def federated_em(name: str, population: str = "gaussians", given: str | None = None, relation: str = "", **settings):
-    settings = {"algorithm": "fedem", "rounds": 4, "monitor_every": 2, "cluster_rounds": 1, **settings}
+def federated_em(
+    name: str,
+    population: str = "gaussians",
+    given: str | None = None,
+    relation: str = "",
+    method: str = "federated_em",
+    **settings,
+):
+    settings = {"algorithm": "fedem", "rounds": 4, "monitor_every": 2, **settings}
     if settings["algorithm"] == "private":
         del settings["monitor_every"]
-        settings = {"nominal_clients": 22, "record_bound": 20.0, **settings}
-    CASES[f"federated_em/{name}"] = Case(
-        "federated_em", population, settings, given, relation=relation or "add_or_remove_one"
-    )
+        settings = {"nominal_clients": 22, **settings}
+    CASES[f"{method}/{name}"] = Case(method, population, settings, given, relation=relation or "add_or_remove_one")
 
 
-THEOREM = {"v_min": 0.5, "field_lipschitz": 1.0, "objective_lipschitz": 2.0}
 TABLES = {"table_rows": 5, "nuclear_penalty": 0.3}
 COUNTS = {"kind": "counts", "components": 2}
 
@@ -116,23 +120,18 @@ for covariance in ("full", "tied", "diag", "spherical", "known"):
     federated_em(f"fedem-{covariance}", covariance=covariance)
     federated_em(f"private-{covariance}", algorithm="private", covariance=covariance, given=f"gaussian {covariance}")
 federated_em("fedem-float64", "gaussians_float64", start="kmeans++")
-federated_em("fedem-plain-units", standardise=False, regularisation=0.01, pseudo_counts=1.0)
 federated_em("fedem-identity", codec="identity", weights="rows")
-federated_em("fedem-dithering-1", codec="dithering", norm="1", levels=2)
-federated_em("fedem-dithering-inf", codec="dithering", norm="inf", norms_by_part=False)
-federated_em("fedem-block", codec="block", covariance="diag", memory_start="full")
-federated_em("fedem-rand-k", codec="rand-k", kept=7)
+federated_em("fedem-dithering", codec="dithering", levels=2)
+federated_em("fedem-dithering-diag", codec="dithering", covariance="diag")
 federated_em("fedem-sampled", codec="natural", participation=0.5, rounds=6)
-federated_em("fedem-sampled-fixed", participation=0.5, sampling="fixed", rounds=6)
 federated_em("fedem-batches", batch=5, covariance="diag")
 federated_em("fedem-batches-imputer", "incomplete", model="gaussian_imputer", batch=4)
 federated_em("fedem-clients", weights="clients")
-federated_em("fedem-dithering-clients", codec="dithering", weights="clients", memory_start="zero", alpha=0.3)
-federated_em("fedem-dithering-sampled", codec="dithering", participation=0.5, safeguards=False, rounds=6)
-federated_em("fedem-decreasing", gamma=0.8, gamma_decay=2.0, margin=1e-3)
-federated_em("fedem-theorem", **THEOREM, participation=0.7)
+federated_em("fedem-dithering-clients", codec="dithering", weights="clients")
+federated_em("fedem-dithering-sampled", codec="dithering", participation=0.5, rounds=6)
+federated_em("fedem-half-steps", gamma=0.5)
 federated_em("fedem-to-tolerance", codec="identity", tolerance=0.5, rounds=12)
-federated_em("fedem-random-restarts", start="random", restarts=2, trial_rounds=2)
+federated_em("fedem-random-restarts", start="random", restarts=2)
 federated_em("fedem-given", given="gaussian full scaled", start="given")
 federated_em("fedem-after-fedem", given="federated_em/fedem-full", start="given")
 federated_em(
@@ -149,20 +148,17 @@ federated_em("fedem-poisson", "rows_of_counts", model="poisson")
 federated_em("fedem-multinomial-counts", "counts", model="multinomial", **COUNTS)
 federated_em("fedem-gaussian-tables", "tables_gaussian", model="gaussian_tables", **TABLES)
 for covariance in ("full", "diag"):
-    federated_em(f"vr-{covariance}", algorithm="vr-fedem", covariance=covariance, inner_rounds=2)
-federated_em("vr-batches", algorithm="vr-fedem", batch=3, inner_rounds=3, codec="rand-k", rounds=6)
+    federated_em(f"vr-{covariance}", algorithm="vr-fedem", covariance=covariance, rounds=10)
+federated_em("vr-batches", algorithm="vr-fedem", batch=3, codec="dithering", rounds=10)
 federated_em("vr-dithering", algorithm="vr-fedem", codec="dithering", covariance="tied")
-federated_em("vr-theorem", algorithm="vr-fedem", **THEOREM, v_max=2.0)
 federated_em("vr-regression", "regressions", algorithm="vr-fedem", model="regression", components=2)
 federated_em("vr-poisson-counts", "counts", algorithm="vr-fedem", model="poisson", **COUNTS)
 federated_em("vr-bernoulli-tables", "tables_bernoulli", algorithm="vr-fedem", model="bernoulli_tables", **TABLES)
-federated_em("naive", algorithm="naive")
-federated_em("naive-bernoulli-counts", "counts_binary", algorithm="naive", model="bernoulli", **COUNTS)
 federated_em("em", algorithm="em")
-federated_em("em-auto", algorithm="em", pseudo_rows="auto", restarts=2, trial_rounds=3, validation=0.2)
-federated_em("em-defaults", algorithm="em", trial_rounds=2)
+federated_em("em-auto", algorithm="em", pseudo_rows="auto", restarts=2, validation=0.2)
+federated_em("em-defaults", algorithm="em")
 federated_em("fedem-gaps", "gaussians_with_gaps")
-federated_em("vr-gaps", "gaussians_with_gaps", algorithm="vr-fedem", covariance="tied", inner_rounds=2, validation=0.3)
+federated_em("vr-gaps", "gaussians_with_gaps", algorithm="vr-fedem", covariance="tied", validation=0.3, rounds=10)
 federated_em("em-regression", "regressions", algorithm="em", model="regression", components=2)
 federated_em("em-poisson", "rows_of_counts", algorithm="em", model="poisson")
 federated_em("em-poisson-counts", "counts", algorithm="em", model="poisson", **COUNTS)
@@ -173,7 +169,7 @@ federated_em("em-imputer-factors", "incomplete", algorithm="em", model="gaussian
 federated_em("em-gaussian-tables", "tables_gaussian", algorithm="em", model="gaussian_tables", **TABLES)
 federated_em("em-poisson-tables", "tables_poisson", algorithm="em", model="poisson_tables", **TABLES, rank=2)
 federated_em("em-bernoulli-tables", "tables_bernoulli", algorithm="em", model="bernoulli_tables", **TABLES)
-federated_em("private-scaled", algorithm="private", given="gaussian full scaled", gamma_decay=3.0)
+federated_em("private-scaled", algorithm="private", given="gaussian full scaled")
 federated_em("private-replace-one", algorithm="private", given="gaussian full", relation="replace_one")
 federated_em("private-after-private", algorithm="private", given="federated_em/private-full")
 federated_em(
@@ -188,6 +184,22 @@ federated_em(
 federated_em("private-regression", "regressions", "regression", algorithm="private", model="regression", components=2)
 federated_em("private-poisson", "rows_of_counts", "poisson", algorithm="private", model="poisson")
 federated_em("private-imputer", "incomplete", "imputer", algorithm="private", model="gaussian_imputer")
+
+
+# --- federated EM, of the paper ---------------------------------------------------------------------------------------
+
+
+def paper_federated_em(name: str, population: str = "gaussians", **settings) -> None:
+    federated_em(name, population, method="paper_federated_em", **settings)
+
+
+paper_federated_em("fedem")
+paper_federated_em("naive", memories=False)
+paper_federated_em("naive-bernoulli-counts", "counts_binary", memories=False, model="bernoulli", **COUNTS)
+paper_federated_em("fedem-one-norm", codec="dithering", norms_by_part=False)
+paper_federated_em("fedem-plain-units", standardise=False, regularisation=0.01, cluster_rounds=1)
+paper_federated_em("fedem-decreasing", gamma=0.8, gamma_decay=2.0, safeguards=False)
+paper_federated_em("vr-inner-rounds", algorithm="vr-fedem", codec="dithering", inner_rounds=3, rounds=6)
 
 
 # --- gradient EM ------------------------------------------------------------------------------------------------------

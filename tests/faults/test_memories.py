@@ -49,7 +49,7 @@ class Remembering(Place):
 
     def request(self) -> dict:
         return {
-            "method": "federated_em",
+            "method": "paper_federated_em",
             "population": str(self.folder / "population"),
             "run_id": "run",
             "seed": 5,

@@ -23,6 +23,7 @@ from fedcore.methods.federated_em.start import public_model
 from fedcore.methods.mixture_models.initialisation import cluster_sums, lloyd_step, parameters_from_clusters
 from fedcore.population.blocks import RowsBlock
 from tests.federated_em.run_in_memory import block_of, facts, no_noise, rounded_normal, run
+from tests.federated_em.varied import Varied
 
 RUNS, SEEDS, CHANGE_AFTER = 10, 3, 5
 
@@ -178,8 +179,8 @@ def table_of_change(config: FederatedEMConfig, rho: float, seeds: int) -> None:
 
 
 def main(which: str, rho: float, seeds: int = SEEDS) -> None:
-    full = FederatedEMConfig(algorithm="private", components=4)
-    diagonal = FederatedEMConfig(algorithm="private", components=8, covariance="diag")
+    full = Varied(algorithm="private", components=4)
+    diagonal = Varied(algorithm="private", components=8, covariance="diag")
     data = os.environ.get("FEDCORE_DATA", "")
     if which == "changed":
         return table_of_change(full, rho, seeds)

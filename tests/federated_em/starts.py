@@ -31,6 +31,7 @@ from fedcore.population.blocks import RowsBlock
 from fedcore.privacy.gdp import mu_max
 from tests.federated_em.run_in_memory import facts, no_noise, rounded_normal, run
 from tests.federated_em.series import start_from
+from tests.federated_em.varied import Varied
 from tests.private_mixture import worlds
 from tests.private_mixture.worlds import DELTA, adjusted_rand
 
@@ -80,7 +81,7 @@ def people(cell: str, clients: int, seed: int) -> People:
 
 
 def config_of(components: int, clip: float = 3.0, **settings) -> FederatedEMConfig:
-    return FederatedEMConfig(algorithm="private", components=components, clip=clip, **settings)
+    return Varied(algorithm="private", components=components, clip=clip, **settings)
 
 
 def em(one: People, start: Start, rho: float | None, config: FederatedEMConfig, seed: int) -> tuple[float, float]:
@@ -131,7 +132,7 @@ def table(
             print(f"  seed {seed}, {name}: {scores[0]:.3f}, {scores[1]:.2f}", flush=True)
 
         public = start_from(one.few, config_of(one.components), seed)
-        exact = FederatedEMConfig(algorithm="em", components=one.components, start="given", rounds=30)
+        exact = Varied(algorithm="em", components=one.components, start="given", rounds=30)
         if not brief:
             say("no noise", em(one, public, None, exact, seed))
         for clip in clips:

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, models
+from fedcore.methods.federated_em import FederatedEM, models
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.methods.mixture_models.validation import Split, training_part, validation_part
 from tests.federated_em.run_in_memory import block_of, facts, run
+from tests.federated_em.varied import Varied
 
 AUTO = dict(algorithm="em", components=2, cluster_rounds=1, rounds=2, pseudo_rows="auto", trial_rounds=3, restarts=1)
 
@@ -19,7 +20,7 @@ def population(rows=200, d=6, seed=0):
 @pytest.mark.parametrize("weights", ["rows", "clients"])
 def test_the_penalty_is_the_best_for_rows_held_back(weights):
     """EM by hand from the same start: on four fifths of the rows, with each penalty."""
-    block, config = population(60), FederatedEMConfig(**AUTO, weights=weights)
+    block, config = population(60), Varied(**AUTO, weights=weights)
     ran = run(config, block, facts(block, seed=3), clients_per_leaf=2)
     began = next(state for state in ran.states if state.phase == "penalties")
     assert began.waiting_rows == 0.2 and began.rows == 60
@@ -39,12 +40,12 @@ def test_the_penalty_is_the_best_for_rows_held_back(weights):
 
 def test_then_all_rows_take_part_and_the_start_is_the_same():
     block = population()
-    ran = run(FederatedEMConfig(**AUTO), block, facts(block))
+    ran = run(Varied(**AUTO), block, facts(block))
     after = next(state for state in ran.states if state.phase == "rounds")
     chosen = ran.column("pseudo_rows")[0]
     assert chosen == 1.0 and after.penalty_share == chosen / 200 and after.split() is None
     began = next(state for state in ran.states if state.phase == "penalties")
-    started = models.model_of(FederatedEMConfig(**AUTO), began.scaling()).maximise(began.waiting[0])
+    started = models.model_of(Varied(**AUTO), began.scaling()).maximise(began.waiting[0])
     for name, array in after.parameters().items():
         np.testing.assert_allclose(array, started[name], rtol=1e-10, atol=1e-12)
     weights = after.statistic[:2].sum()
@@ -54,7 +55,7 @@ def test_then_all_rows_take_part_and_the_start_is_the_same():
 def test_what_it_costs_is_counted():
     """Three penalties, three passes, q = 2 + 12 + 42, 20 clients; then two rounds, without penalties."""
     block = population()
-    ran = run(FederatedEMConfig(**AUTO), block, facts(block))
+    ran = run(Varied(**AUTO), block, facts(block))
     q, parameters = 2 * (1 + 6 + 21), 2 * (1 + 6 + 36)
     assert ran.state.bits_up == 20 * 64 * q * (3 * 3 + 2)
     assert ran.state.bits_down == 20 * (64 + 64 * parameters) * 9 + 20 * (64 + 64 * (q + parameters)) * 2
@@ -63,16 +64,16 @@ def test_what_it_costs_is_counted():
 
 def test_a_run_whose_penalty_was_chosen_is_the_run_with_that_penalty():
     block = population()
-    ran = run(FederatedEMConfig(**AUTO | {"restarts": 3}), block, facts(block))
+    ran = run(Varied(**AUTO | {"restarts": 3}), block, facts(block))
     chosen = ran.column("pseudo_rows")[0]
-    other = run(FederatedEMConfig(**AUTO | {"restarts": 3, "pseudo_rows": chosen}), block, facts(block))
+    other = run(Varied(**AUTO | {"restarts": 3, "pseudo_rows": chosen}), block, facts(block))
     np.testing.assert_allclose(ran.state.theta, other.state.theta, rtol=1e-8, atol=1e-10)
 
 
 def test_clients_of_one_row_hold_nothing_back_and_the_default_is_taken():
     generator = np.random.default_rng(0)
     block = block_of([generator.normal(size=(1, 2)) for _ in range(40)])
-    ran = run(FederatedEMConfig(**AUTO), block, facts(block))
+    ran = run(Varied(**AUTO), block, facts(block))
     assert ran.column("pseudo_rows").tolist() == [0.001]
 
 
@@ -81,14 +82,14 @@ def test_clients_of_one_row_hold_nothing_back_and_the_default_is_taken():
 def test_other_models_and_algorithms_may_ask_for_it(model, algorithm):
     block = population()
     settings = AUTO | {"model": model, "algorithm": algorithm, "restarts": 2}
-    ran = run(FederatedEMConfig(**settings), block, facts(block), clients_per_leaf=3)
+    ran = run(Varied(**settings), block, facts(block), clients_per_leaf=3)
     assert ran.column("pseudo_rows")[0] in (0.001, 0.1, 1.0) and ran.state.phase == "done"
 
 
 def test_rows_of_the_validation_do_not_choose():
     """A run with validation is that of the other rows; the rows that choose are a fifth of these."""
     block = population()
-    ran = run(FederatedEMConfig(**AUTO, validation=0.3), block, facts(block))
+    ran = run(Varied(**AUTO, validation=0.3), block, facts(block))
     rest = training_part(block, Split(0, 0.3))
     began = next(state for state in ran.states if state.phase == "penalties")
     choosing = validation_part(block, began.split())
@@ -99,29 +100,29 @@ def test_rows_of_the_validation_do_not_choose():
 
 def test_a_run_that_goes_on_keeps_what_was_chosen():
     block = population()
-    method = FederatedEM(FederatedEMConfig(**AUTO))
+    method = FederatedEM(Varied(**AUTO))
     arrays = method.warm_start_of(run(method.config, block, facts(block)).state)
     assert arrays["pseudo_rows"] == [1.0]
-    given = FederatedEMConfig(algorithm="em", components=2, rounds=2, start="given")
+    given = Varied(algorithm="em", components=2, rounds=2, start="given")
     assert run(given, block, facts(block, start=arrays)).state.penalty_share == 1 / 200
     other = given.model_copy(update={"pseudo_rows": 0.5})
     assert run(other, block, facts(block, start=arrays)).state.penalty_share == 0.5 / 200
 
 
 def test_defaults():
-    exact = FederatedEMConfig(algorithm="em")
+    exact = Varied(algorithm="em")
     assert exact.tries_penalties and exact.starts_tried == 4
-    assert not FederatedEMConfig().tries_penalties and FederatedEMConfig().starts_tried == 1
-    given = FederatedEMConfig(algorithm="em", start="given")
+    assert not Varied().tries_penalties and Varied().starts_tried == 1
+    given = Varied(algorithm="em", start="given")
     assert not given.tries_penalties and given.starts_tried == 1
-    assert not FederatedEMConfig(algorithm="em", regularisation=0.1).tries_penalties
-    assert FederatedEMConfig(algorithm="em", model="gaussian_imputer").starts_tried == 1
+    assert not Varied(algorithm="em", regularisation=0.1).tries_penalties
+    assert Varied(algorithm="em", model="gaussian_imputer").starts_tried == 1
 
 
 def test_a_start_that_leaves_the_domain_stays_where_it_was():
     """More components than distinct places: a weight goes to 0 in some start, which the trials must survive."""
     generator = np.random.default_rng(1)
     block = block_of([generator.integers(0, 2, (10, 2)).astype(float) + 1e-3 * generator.normal(size=(10, 2))])
-    config = FederatedEMConfig(algorithm="em", components=7, rounds=2, trial_rounds=25)
+    config = Varied(algorithm="em", components=7, rounds=2, trial_rounds=25)
     ran = run(config, block, facts(block))
     assert np.isfinite(ran.state.objective)

@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 
 from fedcore.errors import ConfigError, PopulationError, WrongKind
-from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
+from fedcore.methods.federated_em import FederatedEM
 from fedcore.methods.registry import make_method
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
@@ -17,18 +17,20 @@ from fedcore.training.session import start_run
 from tests.conftest import write_counts
 from tests.federated_em.direct_em import three_components, two_components
 from tests.federated_em.run_in_memory import answer, block_of, facts, run
+from tests.federated_em.varied import Varied
 
 GENERATOR = np.random.default_rng(7)
 ROWS = [GENERATOR.normal(size=(size, 3)) for size in (5, 0, 1, 30, 12, 8)]
 SHORT = {"components": 2, "rounds": 6, "cluster_rounds": 1}
-FEDEM, EM, VR, NAIVE = (SHORT | {"algorithm": name} for name in ("fedem", "em", "vr-fedem", "naive"))
+FEDEM, EM, VR = (SHORT | {"algorithm": name} for name in ("fedem", "em", "vr-fedem"))
+NAIVE = SHORT | {"memories": False}
 ALGORITHMS = {"fedem": FEDEM, "em": EM, "vr-fedem": VR, "naive": NAIVE}
 
 
 def train(settings: dict, rows: list[np.ndarray], start=None, leaf: int = 2):
     """A whole run; every number that it tells, and its state, is finite."""
     block = block_of(rows)
-    ran = run(FederatedEMConfig(**settings), block, facts(block, start=start), clients_per_leaf=leaf)
+    ran = run(Varied(**settings), block, facts(block, start=start), clients_per_leaf=leaf)
     assert ran.state.phase == "done" and np.isfinite(ran.state.theta).all() and np.isfinite(ran.state.statistic).all()
     return ran
 
@@ -119,7 +121,7 @@ def test_starts_that_are_refused(given, private):
     block = block_of(ROWS)
     public = facts(block, start=given, rho=1.0 if private else None, nominal=6)
     with pytest.raises(ConfigError):
-        FederatedEM(FederatedEMConfig(**settings)).init(public)
+        FederatedEM(Varied(**settings)).init(public)
 
 
 def test_a_start_on_the_edge_of_the_domain_is_refused():
@@ -128,8 +130,8 @@ def test_a_start_on_the_edge_of_the_domain_is_refused():
     block = block_of(ROWS)
     settings = SHORT | {"covariance": "diag", "start": "given", "regularisation": 0.0}
     with pytest.raises(ConfigError, match="outside the domain"):
-        run(FederatedEMConfig(**settings), block, facts(block, start=given))
-    private = FederatedEM(FederatedEMConfig(**settings | {"algorithm": "private"}))
+        run(Varied(**settings), block, facts(block, start=given))
+    private = FederatedEM(Varied(**settings | {"algorithm": "private"}))
     with pytest.raises(ConfigError, match="outside the domain"):
         private.init(facts(block, start=given, rho=1.0, nominal=6))
 
@@ -223,7 +225,7 @@ def test_a_constant_column_is_left_at_its_scale(covariance):
     rows = [np.column_stack([own, np.full(len(own), 4.5)]) for own in ROWS]
     ran = train(FEDEM | {"covariance": covariance}, rows)
     assert covariance in ("known", "spherical") or ran.state.scale[3] == 1.0
-    theta = FederatedEM(FederatedEMConfig(**FEDEM | {"covariance": covariance})).parameters(ran.state)
+    theta = FederatedEM(Varied(**FEDEM | {"covariance": covariance})).parameters(ran.state)
     np.testing.assert_allclose(theta["means"][:, 3], 4.5, atol=0.5)
 
 
@@ -246,7 +248,7 @@ def test_steps_that_leave_the_domain_are_cut_back():
     """Naive compression of clients that differ throws a component's weight below 0: halved steps, finite numbers."""
     y, given = two_components(2000)
     settings = {
-        "algorithm": "naive",
+        "memories": False,
         "components": 2,
         "covariance": "known",
         "start": "given",
@@ -301,7 +303,7 @@ GIVEN = {"weights": np.ones(2) / 2, "means": np.array([[-1.0, 0, 0], [1.0, 0, 0]
 
 
 def private_sum(rows, given=GIVEN, **settings):
-    method = FederatedEM(FederatedEMConfig(algorithm="private", components=2, covariance="diag", **settings))
+    method = FederatedEM(Varied(algorithm="private", components=2, covariance="diag", **settings))
     block = block_of(rows)
     message = method.message(method.init(facts(block, start=given, rho=1.0, nominal=5)))
     return answer(method, message, block, 2, None)[0][message.release].value()
@@ -329,7 +331,7 @@ def test_no_row_makes_a_private_run_fail_or_warn(value):
 @pytest.mark.filterwarnings("error")
 def test_a_private_client_whose_own_columns_have_a_singular_covariance_contributes_nothing(monkeypatch):
     """Cholesky factors of the columns that a client has may fail by rounding: it is left out, and nobody learns it."""
-    method = FederatedEM(FederatedEMConfig(algorithm="private", model="gaussian_imputer"))
+    method = FederatedEM(Varied(algorithm="private", model="gaussian_imputer"))
     given = {"mean": np.zeros(3), "covariance": np.eye(3)}
     whole, partly = ROWS[3], np.where(np.arange(3) == 1, np.nan, ROWS[4])
     block = block_of([whole, partly])
@@ -352,7 +354,7 @@ def test_a_private_client_whose_own_columns_have_a_singular_covariance_contribut
 def test_parameters_that_nobody_can_use_fail_for_all_alike(monkeypatch):
     """Whether they can is a matter of published values; a leaf of empty clients meets the same error."""
     bad = {**GIVEN, "covariances": np.stack([np.eye(3), -np.eye(3)])}
-    method = FederatedEM(FederatedEMConfig(algorithm="private", components=2))
+    method = FederatedEM(Varied(algorithm="private", components=2))
     block = block_of(ROWS)
     state = method.init(facts(block, start={**bad, "covariances": np.stack([np.eye(3)] * 2)}, rho=1.0, nominal=5))
     message = replace(method.message(state), theta=bad)
@@ -364,7 +366,7 @@ def test_parameters_that_nobody_can_use_fail_for_all_alike(monkeypatch):
 def test_private_populations_of_nobody():
     assert not private_sum([np.zeros((0, 3))] * 4).any()
     y, given = three_components(30)
-    config = FederatedEMConfig(algorithm="private", rounds=3)
+    config = Varied(algorithm="private", rounds=3)
     block = block_of([y[:0]] * 3)
     ran = run(config, block, facts(block, start=given, rho=1.0, nominal=10))
     assert np.array_equal(ran.state.statistic, ran.states[0].statistic), "nobody, no noise: nothing moves"

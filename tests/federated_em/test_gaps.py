@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
+from fedcore.methods.federated_em import FederatedEM
 from fedcore.methods.federated_em.scores import evaluate_block
 from fedcore.rounds.results import Features
 from tests.federated_em.run_in_memory import block_of, facts, run
+from tests.federated_em.varied import Varied
 
 MEANS = np.array([[-3.0, 0.0, 2.0, 1.0], [3.0, 1.0, -2.0, 5.0]])
 SHORT = dict(components=2, cluster_rounds=2, monitor_every=5, rounds=12, restarts=1, pseudo_rows=0.01)
@@ -30,7 +31,7 @@ def population(share=0.2, seed=0, sizes=(40, 0, 1, 25, 60, 34, 100, 40)):
 )
 def test_components_are_found(covariance, changes):
     block, labels = population()
-    method = FederatedEM(FederatedEMConfig(**SHORT, **changes, covariance=covariance))
+    method = FederatedEM(Varied(**SHORT, **changes, covariance=covariance))
     ran = run(method.config, block, facts(block), clients_per_leaf=3)
     means = method.parameters(ran.state)["means"]
     order = np.argsort(means[:, 0])
@@ -44,13 +45,13 @@ def test_components_are_found(covariance, changes):
 @pytest.mark.parametrize("changes", [{"algorithm": "vr-fedem"}, {"batch": 5}, {"weights": "clients"}])
 def test_other_variants_run(changes):
     block, _ = population()
-    ran = run(FederatedEMConfig(**SHORT, **changes), block, facts(block), clients_per_leaf=3)
+    ran = run(Varied(**SHORT, **changes), block, facts(block), clients_per_leaf=3)
     assert ran.state.phase == "done" and np.isfinite(ran.state.objective)
 
 
 def test_scores_are_those_of_what_was_seen():
     block, _ = population()
-    config = FederatedEMConfig(**SHORT, algorithm="em", validation=0.2)
+    config = Varied(**SHORT, algorithm="em", validation=0.2)
     ran = run(config, block, facts(block), clients_per_leaf=3)
     assert (np.diff(ran.column("objective")) < 1e-6).all()
     assert np.isfinite(ran.column("held_out_loss")).all()
@@ -63,6 +64,6 @@ def test_seeds_with_gaps_are_filled():
     block, _ = population()
     block.x[np.arange(len(block.x)), np.arange(len(block.x)) % 4] = np.nan
     block.x[np.isnan(block.x).all(axis=1), 0] = 0.0
-    ran = run(FederatedEMConfig(**SHORT, algorithm="em"), block, facts(block), clients_per_leaf=3)
+    ran = run(Varied(**SHORT, algorithm="em"), block, facts(block), clients_per_leaf=3)
     assert all(np.isfinite(state.picked).all() for state in ran.states)
     assert np.isfinite(ran.state.theta).all()

@@ -28,11 +28,12 @@ from tests.federated_em.run_in_memory import block_of, facts
 from tests.federated_em.run_in_memory import run as run_em
 from tests.federated_em.series import start_from
 from tests.federated_em.starts import config_of, em, first_run, people, without_series
+from tests.federated_em.varied import Varied
 from tests.private_gmm.test_run import begin, population, to_end
 from tests.private_mixture.worlds import DELTA, mixture, records, run
 
 UNITS = np.array([1e-6, 1.0, 1e6])
-FULL = FederatedEMConfig(algorithm="private", components=2)
+FULL = Varied(algorithm="private", components=2)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,7 @@ def test_it_is_the_mixture_without_its_background(found):
 def test_a_run_that_is_not_private_starts_there_too(found):
     generator = np.random.default_rng(5)
     rows = (mixture(3, 2, 6.0, np.random.default_rng(4)).sample(500, generator)[0] + 30.0) * UNITS
-    config = FederatedEMConfig(algorithm="em", components=2, start="given", rounds=2)
+    config = Varied(algorithm="em", components=2, start="given", rounds=2)
     block = block_of([rows[:300], rows[300:]])
     state = run_em(config, block, facts(block, start=given(found, config))).state
     assert np.abs(FederatedEM(config).parameters(state)["means"] / UNITS - 30.0).max() < 20.0
@@ -177,7 +178,7 @@ def test_starts_that_are_refused(found):
             FederatedEM(FULL).checked_warm_start(left, "run 'm'", 3)
     with pytest.raises(ConfigError, match="the parameters lack"):
         settings = {"algorithm": "private", "model": "regression", "components": 2}
-        state_of(arrays, FederatedEMConfig(**settings))
+        state_of(arrays, Varied(**settings))
 
 
 def test_methods_share_only_what_means_the_same_in_both():

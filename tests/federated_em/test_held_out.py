@@ -5,9 +5,10 @@ import pytest
 from pydantic import ValidationError
 
 from fedcore.errors import PopulationError
-from fedcore.methods.federated_em import FederatedEMConfig, models
+from fedcore.methods.federated_em import models
 from fedcore.methods.mixture_models.validation import Split, training_part, validation_part
 from tests.federated_em.run_in_memory import block_of, facts, run
+from tests.federated_em.varied import Varied
 
 SHORT = dict(components=2, rounds=4, cluster_rounds=1, monitor_every=2)
 
@@ -26,7 +27,7 @@ def population(seed=0):
     "changes", [{"algorithm": "em", "pseudo_rows": 0.01}, {"participation": 0.6}, {"batch": 4}, {"model": "regression"}]
 )
 def test_a_run_is_that_of_the_other_rows_alone(changes):
-    block, config = population(), FederatedEMConfig(**SHORT, **changes, validation=0.2)
+    block, config = population(), Varied(**SHORT, **changes, validation=0.2)
     ran = run(config, block, facts(block, seed=5), clients_per_leaf=2)
     rest = training_part(block, Split(5, 0.2))
     alone = run(config.model_copy(update={"validation": 0.0}), rest, facts(rest, seed=5), clients_per_leaf=2)
@@ -38,7 +39,7 @@ def test_a_run_is_that_of_the_other_rows_alone(changes):
 
 @pytest.mark.parametrize("covariance", ["full", "spherical"])
 def test_the_loss_of_rows_held_out(covariance):
-    block, config = population(), FederatedEMConfig(**SHORT, covariance=covariance, validation=0.2)
+    block, config = population(), Varied(**SHORT, covariance=covariance, validation=0.2)
     ran = run(config, block, facts(block, seed=5), clients_per_leaf=2)
     state, held = ran.state, validation_part(block, Split(5, 0.2)).x
     assert len(ran.column("held_out_loss")) == len(ran.column("objective")) == 3
@@ -52,13 +53,13 @@ def test_the_loss_of_rows_held_out(covariance):
 def test_a_population_of_small_clients_has_nothing_to_hold_back():
     block = block_of([np.ones((2, 2)), np.zeros((1, 2))])
     with pytest.raises(PopulationError, match="no row is held back"):
-        run(FederatedEMConfig(**SHORT, validation=0.2), block, facts(block))
+        run(Varied(**SHORT, validation=0.2), block, facts(block))
 
 
 @pytest.mark.parametrize(
     "settings, words",
-    [({"algorithm": "private"}, "may not look"), ({"model": "poisson", "kind": "counts"}, "not of counts")],
+    [({"algorithm": "private"}, "not private"), ({"model": "poisson", "kind": "counts"}, "not counts")],
 )
 def test_where_there_are_no_such_rows(settings, words):
     with pytest.raises(ValidationError, match=words):
-        FederatedEMConfig(**settings, validation=0.2)
+        Varied(**settings, validation=0.2)

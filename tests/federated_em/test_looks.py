@@ -5,13 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 
-from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, looks
+from fedcore.methods.federated_em import FederatedEM, looks
 from fedcore.methods.federated_em.server import LEAST_RATIO, guarded_step
 from fedcore.methods.federated_em.state import empty, pack
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.rounds.statistics import values
 from tests.federated_em.direct_em import three_components
 from tests.federated_em.run_in_memory import answer, block_of, facts, run
+from tests.federated_em.varied import Varied
 
 
 def ended(first, last, best=None, shortened=0, slope=0.0):
@@ -43,7 +44,7 @@ def test_each_status_by_hand():
 def test_a_run_says_how_it_ended(algorithm, rounds, said):
     y, _ = three_components(900)
     block = block_of(np.array_split(y, 9))
-    config = FederatedEMConfig(algorithm=algorithm, rounds=rounds, trial_rounds=10)
+    config = Varied(algorithm=algorithm, rounds=rounds, trial_rounds=10)
     assert FederatedEM(config).outcome(run(config, block, facts(block)).state).startswith(said)
 
 
@@ -51,8 +52,8 @@ def test_a_run_that_compares_and_ends_elsewhere_looks_once_more():
     """The largest number of rounds counts that look too."""
     y, start = three_components(2000, seed=2)
     block = block_of(np.array_split(y, 40))
-    settings = dict(components=3, start="given", regularisation=0.0, algorithm="naive", levels=1, gamma=1.0)
-    config = FederatedEMConfig(**settings, norms_by_part=False, rounds=20, monitor_every=1, validation=0.2)
+    settings = dict(components=3, start="given", regularisation=0.0, memories=False, levels=1, gamma=1.0)
+    config = Varied(**settings, norms_by_part=False, rounds=20, monitor_every=1, validation=0.2)
     method, known = FederatedEM(config), facts(block, start=start)
     ran = run(config, block, known)
     assert "The parameters are those of round" in method.outcome(ran.state)
@@ -64,11 +65,11 @@ def test_the_best_statistic_is_what_a_run_ends_with():
     """Dithering with one level and without memories ruins the model; the start was better."""
     y, start = three_components(2000, seed=2)
     block = block_of(np.array_split(y, 40))
-    settings = dict(components=3, start="given", regularisation=0.0, algorithm="naive", levels=1, gamma=1.0)
+    settings = dict(components=3, start="given", regularisation=0.0, memories=False, levels=1, gamma=1.0)
     settings |= dict(norms_by_part=False, rounds=20, monitor_every=1)
-    wild = run(FederatedEMConfig(**settings, safeguards=False), block, facts(block, start=start))
+    wild = run(Varied(**settings, safeguards=False), block, facts(block, start=start))
     assert wild.state.objective > wild.column("objective").min() + 0.01
-    config = FederatedEMConfig(**settings)
+    config = Varied(**settings)
     ran = run(config, block, facts(block, start=start))
     state, lowest = ran.state, ran.column("objective").min()
     assert state.objective == state.best_objective == lowest
@@ -80,7 +81,7 @@ def test_vr_fedem_goes_back_to_its_best_anchor():
     """The state is made worse between two full passes; the next one is at the best anchor, with half the step."""
     y, _ = three_components(1200)
     block = block_of(np.array_split(y, 12))
-    config = FederatedEMConfig(algorithm="vr-fedem", rounds=60, inner_rounds=3, regularisation=0.01)
+    config = Varied(algorithm="vr-fedem", rounds=60, inner_rounds=3, regularisation=0.01)
     method, memory = FederatedEM(config), None
     state, spoilt, objectives = method.init(facts(block)), False, []
     while (message := method.message(state)) is not None:
@@ -115,10 +116,10 @@ def test_no_step_takes_a_weight_or_a_variance_far_down(covariance):
     s = model.statistic_of(theta)
     for change in ({"weights": np.array([0.01, 0.99])}, {"covariances": theta["covariances"] * 0.01}):
         field = model.statistic_of(theta | change) - s
-        moved, after, gamma, halvings = guarded_step(model, theta, s, field, 1.0, 0.0)
+        moved, after, gamma, halvings = guarded_step(model, theta, s, field, 1.0)
         assert halvings > 0 and gamma == 0.5**halvings and model.least_ratio(theta, after) >= LEAST_RATIO
         assert model.least_ratio(theta, model.maximise(s + 2 * gamma * field)) < LEAST_RATIO
         np.testing.assert_array_equal(moved, s + gamma * field)
-        assert guarded_step(model, theta, s, field, 1.0, 0.0, guarded=False)[2:] == (1.0, 0)
+        assert guarded_step(model, theta, s, field, 1.0, guarded=False)[2:] == (1.0, 0)
     calm = model.statistic_of(theta | {"weights": np.array([0.3, 0.7])}) - s
-    assert guarded_step(model, theta, s, calm, 1.0, 0.0)[2:] == (1.0, 0)
+    assert guarded_step(model, theta, s, calm, 1.0)[2:] == (1.0, 0)

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
+from fedcore.methods.federated_em import FederatedEM
 from fedcore.methods.federated_em.models import model_of
 from tests.federated_em.run_in_memory import block_of, facts, run
+from tests.federated_em.varied import Varied
 
 OBSERVERS, SITES, STAMPS = 30, 20, 15
 
@@ -38,7 +39,7 @@ def test_gaussian_tables_are_soft_imputed():
     """One step after the other: the mean of the completed tables, its singular values less lambda."""
     full, _, _ = tables("gaussian")
     block = block_of_tables(full)
-    config = FederatedEMConfig(model="gaussian_tables", algorithm="em", rounds=40, **COMMON)
+    config = Varied(model="gaussian_tables", algorithm="em", rounds=40, **COMMON)
     ran = run(config, block, facts(block), clients_per_leaf=4)
     theta = next(state for state in ran.states if state.theta.size).parameters()["natural"]
     for state in [state for state in ran.states if state.phase in ("rounds", "last") and state.round]:
@@ -52,7 +53,7 @@ def test_the_last_parameters_of_counts_are_exact():
     """On the way rough M-steps do."""
     full, _, _ = tables("poisson")
     block = block_of_tables(full)
-    config = FederatedEMConfig(model="poisson_tables", algorithm="em", rounds=3, **COMMON)
+    config = Varied(model="poisson_tables", algorithm="em", rounds=3, **COMMON)
     ran = run(config, block, facts(block))
     model, off = model_of(config, ran.state.scaling()), []
     for state in ran.states[-3:-1]:
@@ -67,8 +68,8 @@ def test_compressed_tables(algorithm):
     """The specification's thresholds: with memories the field is below 1e-6 and theta within 1e-4 of EM's."""
     full, truth, never = tables("gaussian")
     block = block_of_tables(full)
-    exact = run(FederatedEMConfig(model="gaussian_tables", algorithm="em", rounds=300, **COMMON), block, facts(block))
-    config = FederatedEMConfig(
+    exact = run(Varied(model="gaussian_tables", algorithm="em", rounds=300, **COMMON), block, facts(block))
+    config = Varied(
         model="gaussian_tables",
         algorithm=algorithm,
         codec="dithering",
@@ -93,7 +94,7 @@ def test_compressed_tables(algorithm):
 def test_poisson_tables_reach_the_optimum_of_the_observed_objective():
     full, _, _ = tables("poisson")
     block = block_of_tables(full)
-    config = FederatedEMConfig(
+    config = Varied(
         model="poisson_tables",
         codec="dithering",
         participation=0.75,
@@ -112,7 +113,7 @@ def test_poisson_tables_reach_the_optimum_of_the_observed_objective():
 def test_completed_tables_are_given_to_their_clients():
     full, _, _ = tables("gaussian")
     block = block_of_tables(full)
-    config = FederatedEMConfig(model="gaussian_tables", algorithm="em", rounds=20, **COMMON)
+    config = Varied(model="gaussian_tables", algorithm="em", rounds=20, **COMMON)
     ran = run(config, block, facts(block))
     out = FederatedEM(config).personalise(ran.state, block, None)
     theta = ran.state.parameters()["natural"]
@@ -123,7 +124,7 @@ def test_completed_tables_are_given_to_their_clients():
 def test_batches_of_tables_are_whole_tables():
     full, _, _ = tables("gaussian")
     block = block_of_tables(full)
-    config = FederatedEMConfig(
+    config = Varied(
         model="gaussian_tables",
         algorithm="vr-fedem",
         codec="identity",
@@ -145,7 +146,7 @@ def test_rows_with_gaps():
     full = generator.normal(size=(6000, 3)) @ factor.T + [1.0, -2.0, 100.0]
     y = np.where(generator.random(full.shape) < 0.33, np.nan, full)
     block = block_of([np.zeros((0, 3)), *np.array_split(y, 80)])
-    config = FederatedEMConfig(model="gaussian_imputer", participation=0.5, gamma=0.5, regularisation=0.0, rounds=120)
+    config = Varied(model="gaussian_imputer", participation=0.5, gamma=0.5, regularisation=0.0, rounds=120)
     ran = run(config, block, facts(block))
     theta, truth = FederatedEM(config).parameters(ran.state), factor @ factor.T
     spread = np.sqrt(np.diag(truth))

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 from fedcore.errors import RunError
-from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, models
+from fedcore.methods.federated_em import FederatedEM, models
 from fedcore.methods.federated_em.differences import CODEC
 from fedcore.methods.federated_em.resolution import first_resolution, next_resolution
 from fedcore.randomness import client_dither, client_uniforms
 from fedcore.rounds.statistics import values
 from tests.federated_em.direct_em import three_components
 from tests.federated_em.run_in_memory import answer, block_of, facts, run
+from tests.federated_em.varied import Varied
 
 GIVEN = dict(components=3, start="given", standardise=False, monitor_every=1)
 
@@ -37,7 +38,7 @@ def passes(config, block, start, seed=3):
 def test_the_server_knows_of_each_client_what_it_sent_last(sorted_clients, weights):
     """Absent clients keep their memory; H is the mean over those who were heard; who has no rows is never heard."""
     block, start = sorted_clients
-    config = FederatedEMConfig(**GIVEN, participation=0.3, weights=weights, rounds=12, gamma=0.5)
+    config = Varied(**GIVEN, participation=0.3, weights=weights, rounds=12, gamma=0.5)
     sizes, before = np.diff(block.ptr), None
     w = sizes / sizes.sum() if weights == "rows" else (sizes > 0) / np.count_nonzero(sizes)
     for state, message, result, memory, after in passes(config, block, start):
@@ -65,7 +66,7 @@ def test_the_server_knows_of_each_client_what_it_sent_last(sorted_clients, weigh
 
 def test_first_messages_say_how_a_client_differs_from_the_model(sorted_clients):
     block, start = sorted_clients
-    config = FederatedEMConfig(**GIVEN, rounds=1)
+    config = Varied(**GIVEN, rounds=1)
     state, message, _, memory, _ = next(step for step in passes(config, block, start) if step[0].phase == "rounds")
     model, sizes = models.model_of(config, state.scaling()), np.diff(block.ptr)
     own = model.e_mean(message.theta, block.x, block.ptr)
@@ -76,7 +77,7 @@ def test_first_messages_say_how_a_client_differs_from_the_model(sorted_clients):
 def test_bits_are_those_of_the_messages(sorted_clients):
     """Every client's message is written and read again; the server's are counted by hand."""
     block, start = sorted_clients
-    config = FederatedEMConfig(**GIVEN, rounds=3)
+    config = Varied(**GIVEN, rounds=3)
     known = None
     for state, message, result, memory, after in passes(config, block, start):
         if state.phase != "rounds":
@@ -101,7 +102,7 @@ def test_bits_are_those_of_the_messages(sorted_clients):
 @pytest.mark.slow
 def test_lost_memories_are_noticed(sorted_clients):
     block, start = sorted_clients
-    config = FederatedEMConfig(**GIVEN, rounds=60, participation=0.5)
+    config = Varied(**GIVEN, rounds=60, participation=0.5)
     method, memory = FederatedEM(config), None
     state = method.init(facts(block, start=start))
     while state.round < 49:
@@ -123,8 +124,8 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("known", "diag",
 def test_it_ends_where_em_does(covariance, sorted_clients):
     block, _ = sorted_clients
     common = dict(components=3, covariance=covariance, rounds=60, monitor_every=20, regularisation=0.01)
-    exact = run(FederatedEMConfig(**common, algorithm="em", restarts=1), block, facts(block, seed=1))
-    config = FederatedEMConfig(**common)
+    exact = run(Varied(**common, algorithm="em", restarts=1), block, facts(block, seed=1))
+    config = Varied(**common)
     ran = run(config, block, facts(block, seed=1))
     assert config.codec_name == "natural"
     assert ran.state.objective < exact.state.objective + 0.005
@@ -135,7 +136,7 @@ def test_it_ends_where_em_does(covariance, sorted_clients):
 @pytest.mark.parametrize("settings", [dict(batch=5), dict(algorithm="vr-fedem"), dict(participation=0.1)])
 def test_with_batches_and_few_clients_it_falls(settings, sorted_clients):
     block, _ = sorted_clients
-    ran = run(FederatedEMConfig(rounds=40, monitor_every=5, regularisation=0.01, **settings), block, facts(block))
+    ran = run(Varied(rounds=40, monitor_every=5, regularisation=0.01, **settings), block, facts(block))
     objective = ran.column("objective")
     assert objective[-1] < objective[0] - 0.1 and np.isfinite(ran.state.theta).all()
 
@@ -145,7 +146,7 @@ def test_one_client_or_a_few(clients, covariance):
     """A first step of D = 1 would cost nats."""
     y, _ = three_components(600)
     block = block_of(np.array_split(y, clients))
-    ran = run(FederatedEMConfig(covariance=covariance, rounds=30, monitor_every=1), block, facts(block))
+    ran = run(Varied(covariance=covariance, rounds=30, monitor_every=1), block, facts(block))
     objective = ran.column("objective")
     assert objective[-1] <= objective[0] + 0.01 and np.diff(objective[1:]).max() < 0.05
 
@@ -156,7 +157,7 @@ def test_components_without_rows_and_rows_without_spread():
     y += 1e-9 * np.random.default_rng(0).normal(size=y.shape)
     block = block_of(np.array_split(y, 10))
     for covariance in ("full", "tied", "diag", "spherical"):
-        config = FederatedEMConfig(components=4, covariance=covariance, regularisation=1e-9, rounds=15)
+        config = Varied(components=4, covariance=covariance, regularisation=1e-9, rounds=15)
         ran = run(config, block, facts(block))
         assert np.isfinite(ran.state.theta).all() and np.isfinite(ran.state.objective)
 
@@ -164,7 +165,7 @@ def test_components_without_rows_and_rows_without_spread():
 def test_nobody_answers_at_first(sorted_clients):
     """Rounds without any client change nothing, and the first who come send everything."""
     block, start = sorted_clients
-    config = FederatedEMConfig(**GIVEN, participation=0.002, rounds=30)
+    config = Varied(**GIVEN, participation=0.002, rounds=30)
     silent = 0
     for state, message, _, _, after in passes(config, block, start, seed=0):
         if state.phase == "rounds" and not after.heard:
@@ -178,29 +179,27 @@ def test_steps_of_the_codec_by_hand(sorted_clients):
     """n messages of q numbers cost q D^2 / (24 n) nats: a quarter of a nat at most in a first round."""
     assert first_resolution(420, 100.0) == 1.0
     assert first_resolution(2310, 100.0) == pytest.approx(np.sqrt(6 * 100 / 2310))
-    model = models.model_of(FederatedEMConfig(), models.Scaling(*(np.ones(1),) * 5))
+    model = models.model_of(Varied(), models.Scaling(*(np.ones(1),) * 5))
     theta = {"weights": np.ones(3) / 3, "means": np.zeros((3, 1)), "covariances": np.ones((3, 1, 1))}
     units = models.units_of(model, theta, np.zeros(0))
     field = units.backward(np.eye(1, model.q) * 0.5)[0]
-    usual, absent = (next_resolution(FederatedEMConfig(participation=p), units, field, 9.0) for p in (1.0, 0.5))
+    usual, absent = (next_resolution(Varied(participation=p), units, field, 9.0) for p in (1.0, 0.5))
     assert usual == pytest.approx(0.25 * np.sqrt(12 * 9 / model.q) * 0.5)
     assert absent == pytest.approx(0.25 * np.sqrt(12 * 4.5 / model.q) * 0.5)
-    assert next_resolution(FederatedEMConfig(), units, 0 * field, 9.0) == 0.01
+    assert next_resolution(Varied(), units, 0 * field, 9.0) == 0.01
 
 
 @pytest.mark.parametrize(
     "settings, why",
     [
-        (dict(model="gaussian_imputer", codec="natural"), "for mixtures"),
-        (dict(algorithm="naive", codec="natural"), "needs memories"),
-        (dict(levels=8, codec="natural"), "for other codecs"),
-        (dict(alpha=0.5, codec="natural"), "for other codecs"),
-        (dict(memory_start="full", codec="natural"), "for other codecs"),
+        (dict(model="gaussian_imputer", codec="natural"), "of mixtures"),
+        (dict(memories=False, codec="natural"), "need memories"),
+        (dict(levels=8, codec="natural"), "levels is for codec dithering, not natural"),
     ],
 )
 def test_settings_that_contradict_it(settings, why):
     with pytest.raises(ValueError, match=why):
-        FederatedEMConfig(**settings)
+        Varied(**settings)
 
 
 def rare_words(model: str, seed: int = 0) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
@@ -228,8 +227,8 @@ def test_with_rare_words_it_ends_where_em_ends(model):
     block = block_of(rows)
     common = dict(model=model, components=3, start="given", rounds=30, monitor_every=30)
     public = facts(block, start=start)
-    exact = run(FederatedEMConfig(**common, algorithm="em", restarts=1), block, public)
-    ours = run(FederatedEMConfig(**common), block, public)
+    exact = run(Varied(**common, algorithm="em", restarts=1), block, public)
+    ours = run(Varied(**common), block, public)
     assert abs(ours.state.objective - exact.state.objective) < 0.02
     assert ours.state.shortened == 0 and ours.column("halvings").sum() == 0
     assert ours.column("bits_up").sum() < exact.column("bits_up").sum() / 10
@@ -253,8 +252,8 @@ def test_regressions_end_where_em_ends_and_the_server_sends_s():
     }
     block = block_of(np.array_split(y, 40))
     common = dict(model="regression", components=3, start="given", standardise=False, rounds=40, monitor_every=40)
-    exact = run(FederatedEMConfig(**common, algorithm="em", restarts=1), block, facts(block, start=start))
-    config = FederatedEMConfig(**common)
+    exact = run(Varied(**common, algorithm="em", restarts=1), block, facts(block, start=start))
+    config = Varied(**common)
     steps = list(passes(config, block, start))
     messages = [message for state, message, *_ in steps if state.phase == "rounds"]
     q, last = 3 * (1 + 15 + 5 + 1), steps[-1][-1]
@@ -265,13 +264,10 @@ def test_regressions_end_where_em_ends_and_the_server_sends_s():
 
 
 def test_what_it_is_the_default_of():
-    names = {
-        algorithm: FederatedEMConfig(algorithm=algorithm).codec_name
-        for algorithm in ("fedem", "vr-fedem", "naive", "em")
-    }
-    assert names == {"fedem": "natural", "vr-fedem": "natural", "naive": "dithering", "em": "identity"}
+    names = {algorithm: Varied(algorithm=algorithm).codec_name for algorithm in ("fedem", "vr-fedem", "em", "private")}
+    assert names == {"fedem": "natural", "vr-fedem": "natural", "em": "identity", "private": "identity"}
     for mixture in ("regression", "poisson", "multinomial", "bernoulli"):
-        assert FederatedEMConfig(model=mixture).codec_name == "natural", mixture
+        assert Varied(model=mixture).codec_name == "natural", mixture
     imputer = dict(model="gaussian_imputer")
-    for other in (imputer, dict(levels=8), dict(norm="inf"), dict(alpha=0.3), dict(memory_start="zero")):
-        assert FederatedEMConfig(**other).codec_name == "dithering", other
+    for other in (imputer, dict(levels=8), dict(memories=False)):
+        assert Varied(**other).codec_name == "dithering", other

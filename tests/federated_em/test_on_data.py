@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from sklearn.mixture import GaussianMixture
 
-from fedcore.methods.federated_em import FederatedEMConfig, models
+from fedcore.methods.federated_em import models
 from tests.federated_em.run_in_memory import block_of, facts, run
+from tests.federated_em.varied import Varied
 
 FOLDER = os.environ.get("FEDCORE_DATA")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not FOLDER, reason="FEDCORE_DATA names no folder of data sets")]
@@ -28,7 +29,7 @@ def trained(rows, test, components, start=None, **settings):
     """The last state, mean loss of the test rows in the units of the rows given, and parameters before round 1."""
     settings = {"start": "given", **settings} if start else settings
     block = block_of(np.array_split(rows, len(rows) // 50))
-    config = FederatedEMConfig(**{**EXACT, "components": components, **settings})
+    config = Varied(**{**EXACT, "components": components, **settings})
     ran = run(config, block, facts(block, start=start))
     state, model = ran.state, models.model_of(config, ran.state.scaling())
     loss = -model.log_likelihood(state.parameters(), (test - state.centre) / state.scale).mean()

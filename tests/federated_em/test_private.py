@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedcore.errors import ConfigError
-from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
+from fedcore.methods.federated_em import FederatedEM
 from fedcore.methods.federated_em.leaf_rows import rows_of
 from fedcore.methods.federated_em.private import _clip, bounded_rows
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
@@ -19,8 +19,9 @@ from fedcore.privacy.grid import GRID_NORM, grid_step
 from fedcore.rounds.statistics import IntegerSum
 from tests.federated_em.direct_em import loss, three_components, two_components
 from tests.federated_em.run_in_memory import answer, block_of, facts, rounded_normal, run
+from tests.federated_em.varied import Varied
 
-PRIVATE = FederatedEMConfig(algorithm="private", covariance="known", components=2, rounds=20, record_bound=8.0)
+PRIVATE = Varied(algorithm="private", covariance="known", components=2, rounds=20, record_bound=8.0)
 
 
 def two_component_facts(block, **changes):
@@ -85,8 +86,6 @@ def test_what_a_private_run_needs(changes, match):
         dict(participation=0.5),
         dict(codec="dithering"),
         dict(batch=5),
-        dict(memory_start="full"),
-        dict(alpha=0.5),
         dict(monitor_every=5),
         dict(tolerance=1e-3),
         dict(restarts=2),
@@ -98,7 +97,7 @@ def test_what_a_private_run_needs(changes, match):
 )
 def test_settings_that_have_no_argument_are_refused(wrong):
     with pytest.raises(ValueError, match="private|one component|counts"):
-        FederatedEMConfig(algorithm="private", **wrong)
+        Varied(algorithm="private", **wrong)
 
 
 # --- sensitivity ----------------------------------------------------------------------------------------------------
@@ -156,7 +155,7 @@ def test_neighbours_change_no_bit_of_a_client(covariance):
     d, g = 10, 8
     variances = {"diag": np.ones((g, d)), "full": np.tile(np.eye(d), (g, 1, 1)), "tied": np.eye(d)}
     start = {"weights": np.full(g, 1 / g), "means": generator.normal(size=(g, d)), "covariances": variances[covariance]}
-    method = FederatedEM(FederatedEMConfig(algorithm="private", components=g, covariance=covariance, record_bound=50.0))
+    method = FederatedEM(Varied(algorithm="private", components=g, covariance=covariance, record_bound=50.0))
     parts = [generator.normal(size=(size, d)) for size in generator.integers(0, 40, 120)]
     public = facts(block_of(parts), start=start, rho=1.0, nominal=100)
     message = method.message(method.init(public))
@@ -242,7 +241,7 @@ def test_without_noise_it_follows_damped_em():
     block = block_of(np.array_split(y, 100))
     config = PRIVATE.model_copy(update={"clip": 50.0, "record_bound": 1e6, "gamma": 0.5})
     ran = run(config, block, two_component_facts(block, start=start))
-    damped = FederatedEMConfig(algorithm="em", covariance="known", components=2, start="given", gamma=0.5, rounds=20)
+    damped = Varied(algorithm="em", covariance="known", components=2, start="given", gamma=0.5, rounds=20)
     exact = run(damped, block, facts(block, start=start))
     assert np.abs(ran.state.statistic - exact.state.statistic).max() < 20 * grid_step(50.0)
     assert loss(ran.state.parameters(), y) < loss(start, y) - 0.1
@@ -254,7 +253,7 @@ def test_noise_of_a_usual_budget_leaves_the_mixture_in_sight():
     y, start = two_components(10_000)
     block = block_of(np.array_split(y, 1000))
     exact = run(
-        FederatedEMConfig(algorithm="em", covariance="known", components=2, start="given", rounds=150),
+        Varied(algorithm="em", covariance="known", components=2, start="given", rounds=150),
         block,
         facts(block, start=start),
     ).state.objective
@@ -272,7 +271,7 @@ def test_public_scaling_and_part_scales():
     y, _ = three_components(1500)
     shift, scale = np.array([9.0, -4.0, 0.0, 1.0]), np.array([10.0, 1.0, 0.1, 5.0])
     start = {"weights": np.full(3, 1 / 3), "means": np.eye(3, 4), "covariances": np.tile(np.eye(4), (3, 1, 1))}
-    config = FederatedEMConfig(algorithm="private", rounds=5, clip=100.0, record_bound=1e6)
+    config = Varied(algorithm="private", rounds=5, clip=100.0, record_bound=1e6)
     plain = run(config, block_of(np.array_split(y, 50)), facts(block_of([y]), start=start, rho=1.0, nominal=50))
     moved = block_of(np.array_split(y * scale + shift, 50))
     q = len(plain.state.statistic)

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, models
+from fedcore.methods.federated_em import FederatedEM, models
 from fedcore.rounds.results import Features
 from tests.federated_em.run_in_memory import block_of, facts, run
+from tests.federated_em.varied import Varied
 
 EXACT = dict(algorithm="em", components=2, rounds=4, cluster_rounds=1, restarts=1)
 
@@ -21,7 +22,7 @@ def test_pseudo_rows_are_a_share_of_the_rows(covariance):
     """nu0 rows of the pooled variances among N are the share nu0 / N."""
     block = block_of(rows_of_two_groups())
     ends = [
-        run(FederatedEMConfig(**EXACT, covariance=covariance, **penalty), block, facts(block)).state
+        run(Varied(**EXACT, covariance=covariance, **penalty), block, facts(block)).state
         for penalty in ({"pseudo_rows": 2.0}, {"regularisation": 0.02})
     ]
     assert np.array_equal(ends[0].theta, ends[1].theta)
@@ -31,7 +32,7 @@ def test_pseudo_rows_are_a_share_of_the_rows(covariance):
 def test_one_component_by_hand():
     """Rows 0, 2 and 4 have the variance 8/3; half a row of it more makes the variance 8/3 + 8/3 (1/2) / 3 = 28/9."""
     block = block_of([np.array([[0.0], [2.0]]), np.array([[4.0]])])
-    config = FederatedEMConfig(algorithm="em", components=1, rounds=1, pseudo_rows=0.5, restarts=1)
+    config = Varied(algorithm="em", components=1, rounds=1, pseudo_rows=0.5, restarts=1)
     state = run(config, block, facts(block)).state
     assert FederatedEM(config).parameters(state)["covariances"].item() == pytest.approx(28 / 9, rel=1e-12)
 
@@ -39,38 +40,37 @@ def test_one_component_by_hand():
 @pytest.mark.parametrize("model", ["gaussian", "regression", "gaussian_imputer"])
 def test_the_default_is_a_thousandth_of_a_row(model):
     block = block_of(rows_of_two_groups())
-    state = run(FederatedEMConfig(algorithm="fedem", model=model, components=2, rounds=1), block, facts(block)).state
+    state = run(Varied(algorithm="fedem", model=model, components=2, rounds=1), block, facts(block)).state
     assert state.penalty_share == 1e-3 / 100
 
 
 def test_of_very_many_rows_the_share_stays_above_rounding():
-    config = FederatedEMConfig()
-    assert config.penalty_share(1e9) == 1e-8 and FederatedEMConfig(pseudo_rows=0).penalty_share(1e9) == 0.0
+    config = Varied()
+    assert config.penalty_share(1e9) == 1e-8 and Varied(pseudo_rows=0).penalty_share(1e9) == 0.0
 
 
 @pytest.mark.parametrize("settings", [{"model": "poisson"}, {"algorithm": "private"}, {"regularisation": 0.01}])
 def test_elsewhere_the_penalty_is_a_share_as_before(settings):
-    config = FederatedEMConfig(**settings)
+    config = Varied(**settings)
     assert config.penalty_share(100.0) is None and config.fixed_share == settings.get("regularisation", 1e-3)
 
 
 @pytest.mark.parametrize(
     "settings, words",
     [
-        ({"pseudo_rows": 1, "regularisation": 0.1}, "give one of them"),
-        ({"pseudo_rows": 1, "model": "poisson"}, "poisson takes regularisation"),
-        ({"pseudo_rows": 1, "algorithm": "private"}, "write regularisation, a share, for pseudo_rows"),
+        ({"pseudo_rows": 1, "model": "poisson"}, "pseudo_rows is for model gaussian, .* not poisson"),
+        ({"pseudo_rows": 1, "algorithm": "private"}, "pseudo_rows is for algorithm em, .* not private"),
         ({"pseudo_rows": -1.0}, "greater than or equal to 0"),
     ],
 )
 def test_contradictions_say_what_to_write(settings, words):
     with pytest.raises(ValidationError, match=words):
-        FederatedEMConfig(**settings)
+        Varied(**settings)
 
 
 def test_a_state_of_an_earlier_version_keeps_its_penalty():
     """It has no field for the share, and its settings name the regularisation."""
-    block, config = block_of(rows_of_two_groups()), FederatedEMConfig(**EXACT, regularisation=0.25)
+    block, config = block_of(rows_of_two_groups()), Varied(**EXACT, regularisation=0.25)
     state = run(config, block, facts(block)).state
     fields = {name: getattr(state, name) for name in FederatedEM.State.__dataclass_fields__ if name != "penalty_share"}
     assert models.penalty_share(config, FederatedEM.State(**fields).scaling()) == 0.25
@@ -81,7 +81,7 @@ def test_a_state_of_an_earlier_version_keeps_its_penalty():
 
 def finished(rows, **settings):
     block = block_of(rows)
-    method = FederatedEM(FederatedEMConfig(**{**EXACT, "rounds": 30, **settings}))
+    method = FederatedEM(Varied(**{**EXACT, "rounds": 30, **settings}))
     return method, run(method.config, block, facts(block)).state
 
 

@@ -10,9 +10,10 @@ from fedcore.papers.fedem import reference
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedcore.methods.federated_em import FederatedEMConfig
+from fedcore.methods.federated_em.codecs import dithering_omega
 from fedcore.randomness import client_dither, client_uniforms
 from tests.federated_em.run_in_memory import block_of, facts, run
+from tests.federated_em.varied import Varied
 
 TOLERANCE = 1e-8
 
@@ -76,8 +77,7 @@ def populations(draw):
 
 COMMON = {
     "gamma": st.sampled_from([0.1, 0.5, 1.0]),
-    "alpha": st.sampled_from([0.0, 0.3, 1.0]),
-    "memory_start": st.sampled_from(["zero", "full"]),
+    "memories": st.booleans(),
     "weights": st.sampled_from(["rows", "clients"]),
     "regularisation": st.sampled_from([0.01, 0.5]),
 }
@@ -88,15 +88,9 @@ CODECS = st.one_of(
         st.integers(1, 5),
         st.booleans(),
     ),
-    st.builds(lambda kept: {"codec": "rand-k", "kept": kept}, st.integers(1, 3)),
 )
 FEDEM = st.fixed_dictionaries(
-    {
-        **COMMON,
-        "participation": st.sampled_from([1.0, 0.7, 0.3]),
-        "sampling": st.sampled_from(["bernoulli", "fixed"]),
-        "batch": st.sampled_from([None, 1, 4]),
-    }
+    {**COMMON, "participation": st.sampled_from([1.0, 0.7, 0.3]), "batch": st.sampled_from([None, 1, 4])}
 )
 VR_FEDEM = st.fixed_dictionaries(
     {**COMMON, "batch": st.integers(1, 4), "inner_rounds": st.integers(2, 4), "algorithm": st.just("vr-fedem")}
@@ -117,7 +111,7 @@ class Both:
             "monitor_every": 2,
             "safeguards": False,
         }
-        self.config = FederatedEMConfig(**settings)
+        self.config = Varied(**settings)
         public = facts(self.block, start=theta, seed=seed)
         self.ran = run(self.config, self.block, public, clients_per_leaf=3)
         self.first = next(state for state in self.ran.states if state.phase in ("memory", "rounds"))
@@ -126,13 +120,13 @@ class Both:
         self.w = sizes / sizes.sum() if self.config.by_rows else (sizes > 0) / len(self.filled)
         self.model = Gaussians(self.config.components, every.shape[1], self.config.regularisation * every.var(axis=0))
         self.V = np.zeros((len(sizes), len(self.first.statistic)))
-        if self.config.memory_start == "full":
+        if self.config.memories:
             for i in self.filled:
                 own = self.model.s_bar(self.model.T(self.first.statistic), self.y[i])
                 self.V[i] = own - self.first.statistic
 
     def uniforms(self, what, k, draws=1):
-        draw = client_dither if what == "codec" and self.config.codec != "rand-k" else client_uniforms
+        draw = client_dither if what == "codec" else client_uniforms
         return draw(self.seed, f"federated_em/{what}", k + 1, 0, len(self.y), draws)
 
     def batch(self, k, i):
@@ -140,27 +134,23 @@ class Both:
             return slice(None)
         return (self.uniforms("batch", k, self.config.batch)[i] * len(self.y[i])).astype(int)
 
-    def share(self):
-        p, n = self.config.participation, len(self.y)
-        return max(1, round(p * n)) / n if self.config.sampling == "fixed" and p < 1 else p
-
     def active(self, k):
-        u, p = self.uniforms("participation", k)[:, 0], self.config.participation
-        if self.config.sampling == "fixed" and p < 1:
-            chosen = np.argsort(u)[: round(self.share() * len(u))]
-        else:
-            chosen = np.flatnonzero(u <= p)
+        chosen = np.flatnonzero(self.uniforms("participation", k)[:, 0] <= self.config.participation)
         return np.intersect1d(chosen, self.filled)
+
+    def alpha(self):
+        """1 / (1 + omega), omega the largest of the codec's parts; 0 without memories."""
+        if not self.config.memories:
+            return 0.0
+        if self.config.codec == "identity":
+            return 1.0
+        lengths = self.model.parts if self.config.norms_by_part else [len(self.first.statistic)]
+        return 1 / (1 + max(dithering_omega(length, self.config.levels) for length in lengths))
 
     def quant(self, k, i, x):
         if self.config.codec == "identity":
             return x
-        u, q = self.uniforms("codec", k, len(x))[i], len(x)
-        if self.config.codec == "rand-k":
-            kept = np.argsort(u)[: self.config.kept]
-            sent = np.zeros(q)
-            sent[kept] = x[kept].astype(np.float32).astype(np.float64) * q / self.config.kept
-            return sent
+        u = self.uniforms("codec", k, len(x))[i]
         stops = np.cumsum(self.model.parts)[:-1] if self.config.norms_by_part else []
         parts = zip(np.split(x, stops), np.split(1.0 - u, stops), strict=True)  # a level is raised where u is small
         return np.concatenate([reference.dithering(own, xi, self.config.levels) for own, xi in parts])
@@ -178,7 +168,7 @@ class Both:
 
     def keeps_memories(self):
         """Without a codec and with everybody they change nothing, and the method leaves them out."""
-        return self.config.codec != "identity" or self.config.participation < 1
+        return self.config.memories and (self.config.codec != "identity" or self.config.participation < 1)
 
 
 @pytest.mark.slow
@@ -198,8 +188,8 @@ def test_fedem(population, codec, changes, seed):
         both.quant,
         config.rounds,
         config.gamma,
-        config.alpha,
-        both.share(),
+        both.alpha(),
+        config.participation,
     )
     both.check(rounds)
 
@@ -221,6 +211,6 @@ def test_vr_fedem(population, codec, changes, seed):
         2,
         config.inner_rounds,
         config.gamma,
-        config.alpha,
+        both.alpha(),
     )
     both.check(rounds)

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
+from fedcore.methods.federated_em import FederatedEM
 from fedcore.population.blocks import counts_block
 from fedcore.rounds.results import Features, Result
 from tests.federated_em.direct_em import three_components
 from tests.federated_em.run_in_memory import block_of, facts, no_noise, run
+from tests.federated_em.varied import Varied
 
 NAMES = ("a", "b", "c", "d")
 SHIFT, SCALE = np.array([100.0, -5.0, 0.0, 3.0]), np.array([1e3, 1.0, 1e-3, 10.0])
@@ -33,7 +34,7 @@ def scaled_rows():
 
 @pytest.mark.parametrize("covariance", ["full", "tied", "diag", "spherical", "known"])
 def test_gaussians(covariance):
-    config = FederatedEMConfig(algorithm="em", covariance=covariance, rounds=3)
+    config = Varied(algorithm="em", covariance=covariance, rounds=3)
     tables, theta, _ = tables_of(config, scaled_rows())
     assert tables["components"]["component"] == [0, 1, 2]
     assert tables["components"]["share"] == theta["weights"].tolist()
@@ -52,7 +53,7 @@ def test_gaussians(covariance):
 
 
 def test_correlations_are_the_strongest_first():
-    tables, theta, _ = tables_of(FederatedEMConfig(algorithm="em", rounds=3), scaled_rows())
+    tables, theta, _ = tables_of(Varied(algorithm="em", rounds=3), scaled_rows())
     rows = list(zip(*tables["correlations"].values(), strict=True))
     assert list(tables["correlations"]) == ["column", "other column", "component 0", "component 1", "component 2"]
     assert len(rows) == 6
@@ -66,7 +67,7 @@ def test_regressions():
     generator = np.random.default_rng(0)
     u = generator.normal(50.0, 10.0, (400, 1))
     y = np.hstack([u, 3.0 - 2.0 * u + generator.normal(size=(400, 1))])
-    config = FederatedEMConfig(model="regression", algorithm="em", components=1, rounds=2, regularisation=0.0)
+    config = Varied(model="regression", algorithm="em", components=1, rounds=2, regularisation=0.0)
     tables, theta, result = tables_of(config, block_of(np.array_split(y, 10)), names=("age", "height"))
     assert result.tables[1].title == "Coefficients of the regression of height"
     assert tables["coefficients"]["input"] == ["age", "intercept"]
@@ -78,12 +79,12 @@ def test_regressions():
 def test_counts(model, name):
     counts = np.repeat([[9.0, 1, 0, 0], [0, 0, 1, 9]], 20, axis=0)
     settings = dict(model=model, algorithm="em", components=2, rounds=3)
-    tables, theta, result = tables_of(FederatedEMConfig(**settings), block_of(np.array_split(counts, 8)))
+    tables, theta, result = tables_of(Varied(**settings), block_of(np.array_split(counts, 8)))
     profiles = tables["components"]["columns that distinguish it"]
     assert sorted(profile[0] for profile in profiles) == ["a", "d"]
     assert tables[name]["component 0"] == theta[name][0].tolist()
     assert result.figures[0].centres.shape == (2, 4)
-    block, config = counts_block(0, 0, sp.csr_matrix(counts)), FederatedEMConfig(kind="counts", **settings)
+    block, config = counts_block(0, 0, sp.csr_matrix(counts)), Varied(kind="counts", **settings)
     tables, _, _ = tables_of(config, block, names=None)
     assert set(tables) == {"components"}
     assert sorted(profile[0] for profile in tables["components"]["tokens that distinguish it"]) == [
@@ -97,11 +98,11 @@ def test_incomplete_rows_and_tables():
     y = generator.normal(size=(60, 4)) * SCALE + SHIFT
     y[generator.random(y.shape) < 0.2] = np.nan
     block = block_of(np.array_split(y, 10))
-    tables, theta, _ = tables_of(FederatedEMConfig(model="gaussian_imputer", algorithm="em", rounds=3), block)
+    tables, theta, _ = tables_of(Varied(model="gaussian_imputer", algorithm="em", rounds=3), block)
     assert tables["columns"]["mean"] == theta["mean"].tolist() and tables["columns"]["column"] == list(NAMES)
     assert "component" not in tables["correlations"]
     x = block_of(np.array_split(generator.poisson(2.0, (60, 4)).astype(float), 10))
-    config = FederatedEMConfig(model="poisson_tables", table_rows=6, algorithm="em", rounds=3)
+    config = Varied(model="poisson_tables", table_rows=6, algorithm="em", rounds=3)
     tables, theta, _ = tables_of(config, x)
     assert tables["expected_entries"]["row"] == [0, 1, 2, 3, 4, 5]
     assert tables["expected_entries"]["b"] == np.exp(theta["natural"][:, 1]).tolist()
@@ -110,6 +111,6 @@ def test_incomplete_rows_and_tables():
 def test_private_runs_show_what_was_published():
     y, start = three_components(300)
     block = block_of(np.array_split(y, 30))
-    config = FederatedEMConfig(algorithm="private", rounds=2)
+    config = Varied(algorithm="private", rounds=2)
     tables, theta, _ = tables_of(config, block, facts(block, start=start, rho=50.0, nominal=30))
     assert tables["means"]["component 0"] == theta["means"][0].tolist()

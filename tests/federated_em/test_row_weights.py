@@ -11,7 +11,7 @@ from sklearn.mixture import GaussianMixture
 from fedcore.errors import ConfigError, PopulationError
 from fedcore.evaluation.anomalies import unusual_rows
 from fedcore.evaluation.evaluate import evaluate_run
-from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, leaf_rows, models
+from fedcore.methods.federated_em import FederatedEM, leaf_rows, models
 from fedcore.methods.federated_em.leaf_rows import rows_of
 from fedcore.methods.federated_em.messages import plain_scaling
 from fedcore.methods.federated_em.row_weights import rows_that_count
@@ -31,12 +31,13 @@ from tests.federated_em.run_in_memory import block_of, facts, run
 from tests.federated_em.test_run import begin, to_end
 from tests.federated_em.test_streaming import assert_same
 from tests.federated_em.test_streaming import trained as in_one_place_or_streamed
+from tests.federated_em.varied import Varied
 from tests.operations.test_select import go_on, train
 
 AT = 1  # the column of the weights
 SIZES = (3, 40, 0, 25, 1, 12, 70)
-EM = {"algorithm": "em", "rounds": 5, "pseudo_rows": 0.01, "trial_rounds": 2}
-SHORT = {"rounds": 6, "cluster_rounds": 2, "monitor_every": 2, "pseudo_rows": 0.01}
+EM = {"algorithm": "em", "rounds": 5, "pseudo_rows": 0.01}
+SHORT = {"rounds": 6, "monitor_every": 2, "pseudo_rows": 0.01}
 RUNS = {
     "em": EM,
     "em, votes": EM | {"weights": "clients"},
@@ -46,12 +47,12 @@ RUNS = {
     "natural, spherical": SHORT | {"covariance": "spherical"},
     "natural, tied": SHORT | {"covariance": "tied"},
     "dithering": SHORT | {"codec": "dithering", "participation": 0.6},
-    "naive": SHORT | {"algorithm": "naive", "codec": "rand-k"},
+    "naive": SHORT | {"memories": False},
     "known": SHORT | {"covariance": "known", "pseudo_rows": None},
     "regression": SHORT | {"model": "regression"},
     "imputer": {"model": "gaussian_imputer", "rounds": 4, "rank": 2},
     "poisson": {"model": "poisson", "rounds": 4},
-    "multinomial, block": {"model": "multinomial", "rounds": 4, "codec": "block"},
+    "multinomial, dithering": {"model": "multinomial", "rounds": 4, "codec": "dithering"},
     "bernoulli": {"model": "bernoulli", "rounds": 4, "algorithm": "em", "trial_rounds": 2},
 }
 each_run = pytest.mark.parametrize("name", RUNS)
@@ -82,7 +83,7 @@ def some_weights(low: int, high: int, seed: int = 6) -> list[np.ndarray]:
 
 
 def trained(name: str, block: RowsBlock, **settings):
-    config = FederatedEMConfig(**{"components": 2, **RUNS[name], **settings})
+    config = Varied(**{"components": 2, **RUNS[name], **settings})
     return run(config, block, facts(block, seed=3), clients_per_leaf=3)
 
 
@@ -163,7 +164,7 @@ def test_rows_that_are_held_back(settings):
 
 def test_losses_that_choose_the_penalty():
     rows, weights = clients("em"), some_weights(0, 3)
-    model, theta = models.model_of(FederatedEMConfig(components=1), plain_scaling(4)), {"weights": np.ones(1)}
+    model, theta = models.model_of(Varied(components=1), plain_scaling(4)), {"weights": np.ones(1)}
     theta |= {"means": np.zeros((1, 4)), "covariances": np.eye(4)[None]}
     weighted = rows_of(with_weights(rows, weights), plain_scaling(4), weight_column=AT)
     expected = np.concatenate(weights) @ -model.log_likelihood(theta, np.concatenate(rows))
@@ -185,7 +186,7 @@ def test_weights_in_other_units(name):
     start = {"weights": np.array([0.4, 0.6]), "means": np.array([[0.0] * 4, [4.0, -4, 2, 4]])}
     start["covariances"] = np.tile(np.eye(4), (2, 1, 1))
     settings = {"components": 2, **RUNS[name], "start": "given", "pseudo_rows": None, "regularisation": 1e-3}
-    config = FederatedEMConfig(**settings, weight_column=AT)
+    config = Varied(**settings, weight_column=AT)
     ran = []
     for factor in (1.0, 0.37 / 100, 1000.0):
         block = with_weights(rows, [factor * w for w in weights])
@@ -210,7 +211,7 @@ def test_scikit_learn_on_repeated_rows(covariance):
     shape = {"full": np.eye(4)[None].repeat(3, 0), "tied": np.eye(4), "diag": np.ones((3, 4)), "spherical": np.ones(3)}
     start = start | {"covariances": shape[covariance]}
     settings = {"components": 3, "algorithm": "em", "rounds": 12, "start": "given", "regularisation": 0}
-    config = FederatedEMConfig(**settings, covariance=covariance, weight_column=AT)
+    config = Varied(**settings, covariance=covariance, weight_column=AT)
     ran = run(config, block, facts(block, start=start), clients_per_leaf=3)
     peer = GaussianMixture(
         3,
@@ -266,22 +267,22 @@ def test_weights_that_add_up_to_nothing_or_to_too_much(factor, words):
 def test_a_column_that_is_not_there(columns, column):
     block = block_of([np.ones((3, columns))])
     with pytest.raises(ConfigError, match=f"weight_column = {column}, but the population has"):
-        FederatedEM(FederatedEMConfig(weight_column=column)).init(facts(block))
+        FederatedEM(Varied(weight_column=column)).init(facts(block))
 
 
 @pytest.mark.parametrize(
     "settings, words",
     [
-        ({"algorithm": "private"}, "not covered by the bound"),
-        ({"algorithm": "vr-fedem"}, "no vr-fedem"),
-        ({"batch": 5}, "no batch"),
-        ({"model": "poisson", "kind": "counts"}, "counts have no column"),
-        ({"model": "gaussian_tables", "table_rows": 3}, "a table is many rows"),
+        ({"algorithm": "private"}, "not private"),
+        ({"algorithm": "vr-fedem"}, "not vr-fedem"),
+        ({"batch": 5}, "rows without weights"),
+        ({"model": "poisson", "kind": "counts"}, "not counts"),
+        ({"model": "gaussian_tables", "table_rows": 3}, "not gaussian_tables"),
     ],
 )
 def test_where_rows_have_no_weights(settings, words):
     with pytest.raises(ValidationError, match=words):
-        FederatedEMConfig(weight_column=0, **settings)
+        Varied(weight_column=0, **settings)
     with pytest.raises(ConfigError, match=words):
         make_method("federated_em", {"weight_column": 0, **settings})
 
@@ -303,8 +304,8 @@ def population(tmp_path_factory):
 
 def test_what_is_made_of_a_run(population, tmp_path):
     ran = to_end(begin(population, tmp_path, {"components": 2, **SHORT, "weight_column": AT}))
-    state = FederatedEM(FederatedEMConfig(components=2, **SHORT, weight_column=AT)).State(**ran.read_state())
-    method = FederatedEM(FederatedEMConfig(components=2, **SHORT, weight_column=AT))
+    state = FederatedEM(Varied(components=2, **SHORT, weight_column=AT)).State(**ran.read_state())
+    method = FederatedEM(Varied(components=2, **SHORT, weight_column=AT))
     named = method.result(state, Features(5, ["a", "w", "b", "c", "d"]))
     plain = method.result(state, Features(5))
     for result, names in ((named, ["a", "b", "c", "d"]), (plain, ["column 0", "column 2", "column 3", "column 4"])):
@@ -340,7 +341,7 @@ def test_rows_are_completed_beside_their_weights(tmp_path):
     rows, weights = clients("imputer"), some_weights(0, 3)
     block = with_weights(rows, weights)
     ran = trained("imputer", block, weight_column=AT)
-    method = FederatedEM(FederatedEMConfig(components=2, **RUNS["imputer"], weight_column=AT))
+    method = FederatedEM(Varied(components=2, **RUNS["imputer"], weight_column=AT))
     imputed = method.personalise(ran.state, block, None)["rows_imputed"]
     assert imputed.shape == block.x.shape and np.isfinite(imputed).all()
     assert np.array_equal(imputed[:, AT], np.concatenate(weights))
@@ -382,10 +383,10 @@ def test_streamed_rows_give_the_same_bits(population, tmp_path, monkeypatch):
 def test_a_run_goes_on_from_another(population, tmp_path):
     settings = {"components": 2, **SHORT, "weight_column": AT}
     first = to_end(begin(population, tmp_path, settings))
-    method = FederatedEM(FederatedEMConfig(**settings))
+    method = FederatedEM(Varied(**settings))
     start = method.warm_start_of(method.State(**first.read_state()))
     block = population.read(0)
-    again = run(FederatedEMConfig(**settings | {"start": "given"}), block, facts(block, start=start))
+    again = run(Varied(**settings | {"start": "given"}), block, facts(block, start=start))
     assert np.isfinite(again.state.objective)
 
 

@@ -9,7 +9,7 @@ from scipy.stats import multivariate_normal
 from fedcore.errors import ConfigError, PrivacyError, RunError, WrongKind
 from fedcore.evaluation.anomalies import unusual_rows
 from fedcore.evaluation.run_summary import run_summary
-from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, FederatedEMState, server
+from fedcore.methods.federated_em import FederatedEM, FederatedEMState, server
 from fedcore.methods.federated_em.series import SERIES_NAMES
 from fedcore.methods.registry import make_method
 from fedcore.population.blocks import counts_block
@@ -26,6 +26,7 @@ from fedcore.training.session import concluding, start_run
 from tests.conftest import write_counts
 from tests.federated_em.direct_em import three_components
 from tests.federated_em.run_in_memory import block_of, facts, run
+from tests.federated_em.varied import Varied
 
 FEDEM = {"codec": "dithering", "participation": 0.5, "rounds": 8, "monitor_every": 3}
 
@@ -84,7 +85,8 @@ def test_memories_of_another_round_stop_the_run(tmp_path, monkeypatch):
 
 
 def test_the_summary_of_a_run_says_how_it_ended(tmp_path):
-    ran = to_end(begin(rows_population(tmp_path / "p"), tmp_path, {"algorithm": "em", "rounds": 2, "trial_rounds": 10}))
+    settings = {"algorithm": "em", "rounds": 2, "restarts": 1, "pseudo_rows": 0.01}
+    ran = to_end(begin(rows_population(tmp_path / "p"), tmp_path, settings))
     assert run_summary(Run.open(ran.path))["outcome"].startswith("not converged: the objective still falls by")
 
 
@@ -125,9 +127,7 @@ def test_every_row_has_its_density_and_the_least_likely_are_listed(tmp_path):
     densities, ptr = out["rows_log_density"][...], out["ptr"][...]
     blocks = [population.read(index) for index in range(len(population.blocks))]
     rows = np.concatenate([block.x for block in blocks])
-    theta = FederatedEM(FederatedEMConfig(**ran.info["config"])).parameters(
-        FederatedEMState(**load_run(ran.path).state)
-    )
+    theta = FederatedEM(Varied(**ran.info["config"])).parameters(FederatedEMState(**load_run(ran.path).state))
     by_hand = logsumexp(
         [
             np.log(weight) + multivariate_normal(mean, covariance).logpdf(rows)
@@ -185,7 +185,7 @@ def test_a_private_run_starts_from_public_parameters_and_is_charged(tmp_path, mo
 def test_a_run_without_parameters_gives_nothing():
     y, _ = three_components(300)
     block = block_of(np.array_split(y, 20))
-    method = FederatedEM(FederatedEMConfig())
+    method = FederatedEM(Varied())
     with pytest.raises(RunError, match="before it had parameters"):
         method.personalise(method.init(facts(block)), block, None)
 
@@ -193,7 +193,7 @@ def test_a_run_without_parameters_gives_nothing():
 def test_a_run_goes_on_from_another():
     y, _ = three_components(1500)
     block = block_of(np.array_split(y, 30))
-    config = FederatedEMConfig(algorithm="em", rounds=10)
+    config = Varied(algorithm="em", rounds=10)
     one = run(config, block, facts(block))
     arrays = FederatedEM(config).warm_start_of(one.state)
     two = run(config.model_copy(update={"start": "given"}), block, facts(block, start=arrays))
@@ -211,7 +211,7 @@ def test_regressions():
     which = generator.integers(0, 2, 3000)
     v = np.sum(np.column_stack([u, np.ones(3000)]) * truth[which], axis=1) + 0.2 * generator.normal(size=3000)
     block = block_of(np.array_split(np.column_stack([u, v]), 60))
-    config = FederatedEMConfig(model="regression", components=2, restarts=8, regularisation=1e-6, rounds=80)
+    config = Varied(model="regression", components=2, restarts=8, regularisation=1e-6, rounds=80)
     ran = run(config, block, facts(block))
     theta = FederatedEM(config).parameters(ran.state)
     order = np.argsort(-theta["coefficients"][:, 0])
@@ -235,7 +235,7 @@ def test_counts(model):
     """Clients' counts as sparse rows and the same numbers as dense rows of 30 clients: one fixed point."""
     counts = counts_of(model)
     sparse, dense = counts_block(0, 0, sp.csr_matrix(counts)), block_of(np.array_split(counts.astype(float), 30))
-    config = FederatedEMConfig(model=model, kind="counts", components=2, rounds=60)
+    config = Varied(model=model, kind="counts", components=2, rounds=60)
     ran = run(config, sparse, facts(sparse))
     other = run(config.model_copy(update={"kind": "rows", "algorithm": "em", "codec": None}), dense, facts(dense))
     assert ran.state.clients == 600 and other.state.clients == 30
@@ -262,11 +262,10 @@ def test_a_population_of_another_kind_is_refused(tmp_path):
     [
         {"algorithm": "em", "codec": "dithering"},
         {"algorithm": "em", "participation": 0.5},
-        {"kept": 3},
+        {"levels": 8, "codec": "natural"},
         {"algorithm": "em", "batch": 3},
         {"algorithm": "vr-fedem", "participation": 0.5},
         {"inner_rounds": 5},
-        {"algorithm": "naive", "alpha": 0.5},
         {"epsilon": 1.0},
         {"kind": "counts"},
         {"participation": 0.0},

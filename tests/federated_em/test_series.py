@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore.errors import ConfigError
-from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, FederatedEMState
+from fedcore.methods.federated_em import FederatedEM, FederatedEMState
 from fedcore.methods.federated_em.private import accumulated_budget, noise_of
 from fedcore.methods.federated_em.series import FORGETTING, SERIES_NAMES, Precision, of_first_run
 from fedcore.methods.federated_em.server import damped_step
@@ -18,8 +18,9 @@ from tests.federated_em.direct_em import loss, two_components
 from tests.federated_em.run_in_memory import answer, block_of, facts, rounded_normal, run
 from tests.federated_em.series import People
 from tests.federated_em.series import series as whole_series
+from tests.federated_em.varied import Varied
 
-PRIVATE = FederatedEMConfig(algorithm="private", covariance="known", components=2, rounds=8, record_bound=8.0)
+PRIVATE = Varied(algorithm="private", covariance="known", components=2, rounds=8, record_bound=8.0)
 
 
 def small_block(rows=600, clients=40):
@@ -94,7 +95,7 @@ def test_a_run_without_a_series_makes_the_steps_that_it_made():
         message = method.message(before)
         exact = method.release_values(message, answer(method, message, block, 1024, None)[0])[planned.name]
         field = draw(planned, exact) * (PRIVATE.clip / 2**16) * before.part_scales / before.clients
-        s = damped_step(model, s, field, 0.5, PRIVATE.margin)[0]
+        s = damped_step(model, s, field, 0.5)[0]
         assert np.array_equal(s, after.statistic)
     assert set(SERIES_NAMES) <= set(method.warm_start_of(ran.state))
     assert not method.outcome(ran.state).startswith("Pooled")
@@ -204,7 +205,7 @@ def test_what_a_plan_expects_of_a_series_is_what_its_runs_leave(changes):
 @pytest.mark.parametrize("model", ["gaussian", "regression", "poisson", "multinomial", "bernoulli", "gaussian_imputer"])
 def test_a_run_can_be_planned_before_there_is_a_start(model):
     """With stand-ins, as `budget plan` has them; the run itself is refused without a start."""
-    config = FederatedEMConfig(algorithm="private", model=model, components=2, rounds=3)
+    config = Varied(algorithm="private", model=model, components=2, rounds=3)
     method, public = FederatedEM(config), public_facts(small_block(), start=None)
     plan = method.plan(public)
     start = method.likely_warm_start(public)
@@ -213,7 +214,7 @@ def test_a_run_can_be_planned_before_there_is_a_start(model):
     method.init(with_start)
     with pytest.raises(ConfigError, match="needs parameters"):
         method.init(public)
-    assert FederatedEM(FederatedEMConfig()).likely_warm_start(public) is None
+    assert FederatedEM(Varied()).likely_warm_start(public) is None
 
 
 # --- what it brings ---------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, private
+from fedcore.methods.federated_em import FederatedEM, private
 from fedcore.methods.federated_em import leaf_rows as rows
 from fedcore.methods.federated_em.leaf_rows import rows_of
 from fedcore.methods.federated_em.messages import plain_scaling
@@ -22,14 +22,15 @@ from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, start_run
 from tests.federated_em.run_in_memory import block_of, facts
 from tests.federated_em.test_private import PRIVATE, two_component_facts
+from tests.federated_em.varied import Varied
 
-SHORT = {"rounds": 3, "components": 2, "cluster_rounds": 1, "monitor_every": 2}
+SHORT = {"rounds": 3, "components": 2, "monitor_every": 2}
 SETTINGS = {
     "em": SHORT | {"algorithm": "em", "weights": "clients"},
-    "fedem": SHORT | {"codec": "dithering", "participation": 0.5, "memory_start": "full"},
+    "fedem": SHORT | {"codec": "dithering", "participation": 0.5},
     "natural": SHORT | {"participation": 0.5},
     "batches": SHORT | {"algorithm": "fedem", "batch": 3},
-    "vr": SHORT | {"algorithm": "vr-fedem", "batch": 3, "inner_rounds": 2},
+    "vr": SHORT | {"algorithm": "vr-fedem", "batch": 3, "rounds": 6},
     "tied": SHORT | {"covariance": "tied", "algorithm": "fedem"},
     "validation": SHORT | {"algorithm": "fedem", "validation": 0.3},
     "regression": SHORT | {"model": "regression", "algorithm": "fedem"},
@@ -117,7 +118,7 @@ def test_private_rounds_stream(population, monkeypatch):
         "centre": np.full(4, 0.5),
         "scale": np.full(4, 2.0),
     }
-    method = FederatedEM(FederatedEMConfig(algorithm="private", components=2, covariance="diag"))
+    method = FederatedEM(Varied(algorithm="private", components=2, covariance="diag"))
     public = facts(population.read(0), start=given, rho=1.0, nominal=12, leaf=4)
     message = method.message(method.init(public))
     source = Source(str(population.path), 1, cache_bytes=0)
@@ -137,7 +138,7 @@ def test_methods_that_do_not_stream_get_blocks_whole(population, monkeypatch):
             return super().client_update(message, block, memory)
 
     for cls in (Whole, FederatedEM):
-        method = cls(FederatedEMConfig(algorithm="em"))
+        method = cls(Varied(algorithm="em"))
         message = method.message(method.init(facts(population.read(0))))
         answer_block(method, Source(str(population.path), 1, cache_bytes=0, stream_above=0), message, 0)
     assert set(kinds) == {np.ndarray}
@@ -190,7 +191,6 @@ from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, start_run
 
 settings = {"algorithm": "em", "covariance": "diag", "components": 2, "rounds": 2}
-settings |= {"cluster_rounds": 1, "trial_rounds": 1}
 request = TrainRequest(method="federated_em", population=sys.argv[1], settings=settings, runs=sys.argv[2], run_id="r")
 session = start_run(request, InProcessBackend(), stamp="then")
 session.training.source = replace(session.training.source, stream_above=64 * 2**20)

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
-from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
+from fedcore.methods.federated_em import FederatedEM
 from fedcore.methods.federated_em.start import batch_sizes
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.randomness import client_uniforms
 from fedcore.rounds.statistics import values
 from tests.federated_em.direct_em import two_components
 from tests.federated_em.run_in_memory import answer, block_of, facts, run
+from tests.federated_em.varied import Varied
 
 KNOWN = dict(model="gaussian", covariance="known", components=2, start="given", norms_by_part=False, monitor_every=1)
 
@@ -19,9 +20,7 @@ def test_one_client_without_a_codec_is_spider_em():
     """S <- S + gamma (estimate - S), the estimate corrected by one batch at S_k and S_{k-1}, renewed every k_in."""
     y, start = two_components(3000)
     block, b, k_in, gamma = block_of([y]), 40, 15, 0.3
-    config = FederatedEMConfig(
-        **KNOWN, algorithm="vr-fedem", codec="identity", batch=b, inner_rounds=k_in, gamma=gamma, rounds=70
-    )
+    config = Varied(**KNOWN, algorithm="vr-fedem", codec="identity", batch=b, inner_rounds=k_in, gamma=gamma, rounds=70)
     ran = run(config, block, facts(block, start=start, seed=8))
     assert set(ran.memory) == {"S"}, "without a codec V plays no part"
     model = GaussianMixture(2, 2, "known")
@@ -51,7 +50,7 @@ def clients():
     y, start = two_components()
     block = block_of(np.array_split(y, 20))
     return lambda **settings: run(
-        FederatedEMConfig(**{**KNOWN, "codec": "dithering", "levels": 2, **settings}), block, facts(block, start=start)
+        Varied(**{**KNOWN, "codec": "dithering", "levels": 2, **settings}), block, facts(block, start=start)
     )
 
 
@@ -85,7 +84,7 @@ def test_costs_of_an_outer_round(clients):
 def test_the_estimate_starts_anew_and_the_memories_go_on(clients):
     y, start = two_components(2000)
     block = block_of(np.array_split(y, 20))
-    config = FederatedEMConfig(**KNOWN, algorithm="vr-fedem", codec="dithering", batch=9, inner_rounds=5, rounds=12)
+    config = Varied(**KNOWN, algorithm="vr-fedem", codec="dithering", batch=9, inner_rounds=5, rounds=12)
     method, memory = FederatedEM(config), None
     state = method.init(facts(block, start=start))
     model = GaussianMixture(2, 2, "known")
@@ -107,11 +106,11 @@ def test_the_estimate_starts_anew_and_the_memories_go_on(clients):
 def test_sizes_of_batches():
     """A twentieth of the rows, at least 32, no more than there are; as many rounds as batches in a pass, 2 to 8."""
     settings = dict(algorithm="vr-fedem")
-    assert batch_sizes(FederatedEMConfig(**settings), 5000) == (250, 8)
-    assert batch_sizes(FederatedEMConfig(**settings), 200) == (32, 7)
-    assert batch_sizes(FederatedEMConfig(**settings), 20.5) == (21, 2)
-    assert batch_sizes(FederatedEMConfig(**settings, inner_rounds=30), 5000) == (250, 30)
-    assert batch_sizes(FederatedEMConfig(**settings, batch=7), 30) == (7, 5)
-    assert batch_sizes(FederatedEMConfig(**settings, batch=7, inner_rounds=3), 5000) == (7, 3)
-    assert batch_sizes(FederatedEMConfig(**settings), 1.0) == (1, 2)
-    assert batch_sizes(FederatedEMConfig(batch=7), 5000) == (7, 0)
+    assert batch_sizes(Varied(**settings), 5000) == (250, 8)
+    assert batch_sizes(Varied(**settings), 200) == (32, 7)
+    assert batch_sizes(Varied(**settings), 20.5) == (21, 2)
+    assert batch_sizes(Varied(**settings, inner_rounds=30), 5000) == (250, 30)
+    assert batch_sizes(Varied(**settings, batch=7), 30) == (7, 5)
+    assert batch_sizes(Varied(**settings, batch=7, inner_rounds=3), 5000) == (7, 3)
+    assert batch_sizes(Varied(**settings), 1.0) == (1, 2)
+    assert batch_sizes(Varied(batch=7), 5000) == (7, 0)

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
+from fedcore.methods.federated_em import FederatedEM
 from fedcore.methods.mixture_models.hidden_cells import HiddenCells, hidden_only, without_hidden
 from fedcore.population.blocks import RowsBlock, leaves
 from fedcore.population.streaming import StoredRows
 from tests.federated_em.run_in_memory import block_of, facts, run
+from tests.federated_em.varied import Varied
 
 CELLS = HiddenCells(3, 0.3)
 
@@ -48,9 +49,9 @@ def test_no_cut_into_leaves_or_pieces_changes_it():
 def test_a_run_is_that_of_the_other_cells_alone(model):
     block = block_of(tables())
     settings = {"model": model, "table_rows": 4, "algorithm": "em", "rounds": 3}
-    ran = run(FederatedEMConfig(**settings, validation=0.2), block, facts(block, seed=5), clients_per_leaf=4)
+    ran = run(Varied(**settings, validation=0.2), block, facts(block, seed=5), clients_per_leaf=4)
     rest = without_hidden(block, HiddenCells(5, 0.2))
-    config = FederatedEMConfig(**settings)
+    config = Varied(**settings)
     alone = run(config, rest, facts(rest, seed=5), clients_per_leaf=4)
     assert np.array_equal(ran.state.theta, alone.state.theta)
     held = hidden_only(block, HiddenCells(5, 0.2)).x.reshape(30, 4, 6)

@@ -39,7 +39,8 @@ def request(population, folder, **settings) -> TrainRequest:
     return TrainRequest(
         method="federated_em",
         population=str(population),
-        settings={"algorithm": "em", "rounds": 15, "restarts": 4, "trial_rounds": 10, **settings},
+        settings={"algorithm": "em", "rounds": 15, "restarts": 4, **settings},
+        seed=1,
         runs=str(folder),
     )
 

@@ -44,14 +44,7 @@ pytest.importorskip("upath", reason="universal-pathlib is not installed")
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
 
 OPEN = {"algorithm": "algorithm2", "clusters": 2, "rounds": 2}
-REMEMBERING = {
-    "components": 2,
-    "covariance": "diag",
-    "cluster_rounds": 1,
-    "levels": 2,
-    "participation": 0.75,
-    "rounds": 2,
-}
+REMEMBERING = {"components": 2, "covariance": "diag", "levels": 2, "participation": 0.75, "rounds": 2}
 AWS = (
     "AWS_ENDPOINT_URL",
     "AWS_ACCESS_KEY_ID",

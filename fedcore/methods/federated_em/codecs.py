@@ -7,9 +7,8 @@ one number, and both promises are about sums over the numbers of what is expecte
 may share their last bits (`fedcore.randomness.client_dither`).
 
     Identity     float64 as it is; omega = 0
-    Dithering    a norm for each block, and integer levels of the entries relative to it (random dithering; with one
-                 level the block-p-quantisation of DIANA: Mishchenko, Gorbunov, Takac, Richtarik 2019)
-    RandK        k entries on a uniformly drawn set, scaled by q / k
+    Dithering    a 2-norm for each block, and integer levels of the entries relative to it (random dithering; with one
+                 level the block quantisation of DIANA: Mishchenko, Gorbunov, Takac, Richtarik 2019)
 
 `transmit` answers for a whole leaf: what the server decodes, and how many bits each client sends. `to_bits` and
 `from_bits` are the wire format of one message; a test holds them against `transmit`, bit by bit.
@@ -65,7 +64,7 @@ class Codec(Protocol):
         """The message of one client, x (q,) with uniforms (draws,): bytes, of which the first so many bits count."""
 
     def from_bits(self, message: bytes, uniforms: np.ndarray) -> np.ndarray:
-        """What the server decodes, (q,) float64. uniforms: the same, where both sides know them (RandK's set)."""
+        """What the server decodes, (q,) float64. uniforms: the same, where both sides know them."""
 
 
 def check_finite(x: np.ndarray, clients: np.ndarray | None = None, largest: float = math.inf) -> None:
@@ -108,25 +107,20 @@ class Identity:
 # --- random dithering -----------------------------------------------------------------------------------------------
 
 
-def dithering_omega(length: int, norm: Literal["1", "2", "inf"], levels: int) -> float:
-    """Smallest known omega of random dithering of a block of so many entries.
-
-    Any level count s: min(d / (4 s^2), sqrt(d) / s) for the 2-norm and the maximum norm; with the 1-norm N <= sqrt(d)
-    ||x||_2 gives min(d^2 / (4 s^2), d / s). s = 1 also has the exact value max ||x||_1 ||x||_r / ||x||_2^2 - 1 of
-    block-p-quantisation: d - 1, sqrt(d) - 1 and (sqrt(d) - 1) / 2.
+def dithering_omega(length: int, levels: int) -> float:
+    """Smallest known omega of random dithering of a block of so many entries: min(d / (4 s^2), sqrt(d) / s) for s
+    levels. s = 1 also has the exact value max ||x||_1 / ||x||_2 - 1 = sqrt(d) - 1 of block quantisation.
     """
     d, s = length, levels
-    general = min(d * d / (4 * s * s), d / s) if norm == "1" else min(d / (4 * s * s), math.sqrt(d) / s)
-    if s > 1:
-        return general
-    return min(general, {"1": d - 1.0, "2": math.sqrt(d) - 1, "inf": (math.sqrt(d) - 1) / 2}[norm])
+    general = min(d / (4 * s * s), math.sqrt(d) / s)
+    return general if s > 1 else min(general, math.sqrt(d) - 1)
 
 
 @dataclass(frozen=True)
 class Dithering:
-    """Per block l: ||x_l||_r / s * sign(x) * floor(s |x| / ||x_l||_r + xi), xi uniform.
+    """Per block l: ||x_l|| / s * sign(x) * floor(s |x| / ||x_l|| + xi), xi uniform.
 
-    blocks: stops of the consecutive blocks; the last one is q. norm: r. levels: s.
+    blocks: stops of the consecutive blocks; the last one is q. levels: s.
 
     The norm travels as float32, rounded up before the levels are computed from it, so that no level exceeds s and the
     levels stay unbiased. Wire format: for each block a bit that says whether it is zero, else its norm; then, unless
@@ -134,7 +128,6 @@ class Dithering:
     """
 
     blocks: tuple[int, ...]
-    norm: Literal["1", "2", "inf"] = "2"
     levels: int = 1
 
     dithers = True
@@ -154,7 +147,7 @@ class Dithering:
     @property
     def omega(self) -> float:
         """The largest of the blocks' (product structure)."""
-        return max(dithering_omega(int(d), self.norm, self.levels) for d in set(self._lengths.tolist()))
+        return max(dithering_omega(int(d), self.levels) for d in set(self._lengths.tolist()))
 
     @property
     def draws(self) -> int:
@@ -251,70 +244,14 @@ class Dithering:
         A root of squares may be below the entry by a rounding, and a float32 only if it is just below, so that the
         entry's level exceeds s with a probability of 1e-15: it is cut.
         """
-        if self.norm == "2":
-            with np.errstate(over="ignore"):
-                sums = np.add.reduceat(size * size, self._starts, axis=1)
-            norms, exact = np.sqrt(sums), sums > SMALLEST_SQUARES
-            if not exact.all():  # the norm is far below the smallest float32, to which it is rounded up
-                norms = np.where(exact, norms, np.maximum.reduceat(size, self._starts, axis=1))
-        else:
-            of = np.maximum if self.norm == "inf" else np.add
-            norms = of.reduceat(size, self._starts, axis=1)
+        with np.errstate(over="ignore"):
+            sums = np.add.reduceat(size * size, self._starts, axis=1)
+        norms, exact = np.sqrt(sums), sums > SMALLEST_SQUARES
+        if not exact.all():  # the norm is far below the smallest float32, to which it is rounded up
+            norms = np.where(exact, norms, np.maximum.reduceat(size, self._starts, axis=1))
         check_finite(norms, clients, LARGEST_FLOAT32)
         with np.errstate(over="ignore"):
             single = norms.astype(np.float32)
             up = np.where(single < norms, np.nextafter(single, np.float32(np.inf)), single)
         check_finite(up, clients)
         return up
-
-
-# --- random entries -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class RandK:
-    """(q / k) x on the k entries with the smallest uniforms, 0 elsewhere; omega = q / k - 1.
-
-    The entries travel as float32, 32 bits each; the set costs nothing, because both sides know the uniforms. Rounding
-    to float32 leaves a relative bias of at most 2**-24 in an entry.
-    """
-
-    q: int
-    k: int
-
-    dithers = False  # the order of all of them matters
-    order: ClassVar[Literal["C", "F"]] = "C"
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.k <= self.q:
-            raise ConfigError(f"rand-k keeps {self.k} of {self.q} entries.", f"Choose kept from 1 to {self.q}.")
-
-    @property
-    def omega(self) -> float:
-        return self.q / self.k - 1
-
-    @property
-    def draws(self) -> int:
-        return self.q
-
-    def transmit(
-        self, x: np.ndarray, uniforms: np.ndarray, clients: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        check_finite(x, clients, LARGEST_FLOAT32)
-        decoded, chosen = np.zeros_like(x), self._chosen(uniforms)
-        sent = np.take_along_axis(x, chosen, axis=1).astype(np.float32)
-        np.put_along_axis(decoded, chosen, sent.astype(np.float64) * (self.q / self.k), axis=1)
-        return decoded, np.full(len(x), 32 * self.k, np.int64)
-
-    def to_bits(self, x: np.ndarray, uniforms: np.ndarray) -> tuple[bytes, int]:
-        check_finite(x[None], None, LARGEST_FLOAT32)
-        return x[self._chosen(uniforms[None])[0]].astype(">f4").tobytes(), 32 * self.k
-
-    def from_bits(self, message: bytes, uniforms: np.ndarray) -> np.ndarray:
-        decoded = np.zeros(self.q)
-        decoded[self._chosen(uniforms[None])[0]] = np.frombuffer(message, ">f4").astype(np.float64) * (self.q / self.k)
-        return decoded
-
-    def _chosen(self, uniforms: np.ndarray) -> np.ndarray:
-        """(C, k) increasing."""
-        return np.sort(np.argsort(uniforms, axis=1, kind="stable")[:, : self.k], axis=1)

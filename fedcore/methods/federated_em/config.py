@@ -7,33 +7,50 @@ from typing import Self
 
 from pydantic import model_validator
 
-from fedcore.methods.federated_em.contradictions import contradictions
-from fedcore.methods.federated_em.settings import BATCH_GAMMA, NATURAL_GAMMA, PRIVATE_GAMMA, REDUCED_GAMMA, Settings
+from fedcore.methods.federated_em.belonging import Only, misplaced
+from fedcore.methods.federated_em.settings import (
+    BATCH_GAMMA,
+    NATURAL_GAMMA,
+    PRIVATE_GAMMA,
+    REDUCED_GAMMA,
+    TABLES,
+    Settings,
+)
 
 
 class FederatedEMConfig(Settings):
-    """FedEM and VR-FedEM (Dieuleveut, Fort, Moulines, Robin 2021), their special cases, and a private variant.
+    """FedEM and VR-FedEM (Dieuleveut, Fort, Moulines, Robin 2021), EM, and a private variant.
 
     None means "by the algorithm"; each description says what that is.
     """
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:
-        for wrong, text in contradictions(self):
+        chosen = Only((self.algorithm,), (self.model,), (self.kind,), (self.codec_name,))
+        if told := misplaced(self, chosen):
+            raise ValueError(told)
+        for wrong, text in (
+            ((self.model in TABLES) != (self.table_rows is not None), f"{self.model} needs the rows of one table"),
+            (self.natural and not self.mixture, f"natural units are of mixtures, not of {self.model}"),
+            (self.natural and not self.variant.memories, "natural units need memories"),
+            (self.weight_column is not None and self.batch is not None, "batches are drawn of rows without weights"),
+            (not self.private and self.epsilon is not None, f"{self.algorithm} spends no budget: it is not private"),
+            (self.private and self.start_name != "given", "a private run starts from public parameters: given"),
+            (self.private and self.weights == "rows", "a private run counts each client once, not by its rows"),
+        ):
             if wrong:
                 raise ValueError(text)
         return self
 
     def step(self, omega: float, effective_clients: float) -> float:
-        """gamma_0: as given, by the theorems, or the practical rule with omega_p = omega + (1 + omega)(1 - p) / p."""
+        """gamma_0: as given, or the practical rule with omega_p = omega + (1 + omega)(1 - p) / p. The steps of the
+        theorems need constants that nobody knows, and that for mixtures are not even finite."""
         if self.gamma is not None:
             return self.gamma
         if self.private:
             return PRIVATE_GAMMA
         p = self.participation
         omega_p = omega + (1 + omega) * (1 - p) / p
-        if self.v_min is not None:
-            return self._step_of_theorem(omega, omega_p, effective_clients)
         rule = 1.0
         if self.natural:  # absent clients are known by what they sent last: nothing is divided by p
             rule = NATURAL_GAMMA
@@ -42,20 +59,3 @@ class FederatedEMConfig(Settings):
         if self.variance_reduced:
             return min(rule, REDUCED_GAMMA)
         return min(rule, BATCH_GAMMA) if self.batch is not None else rule
-
-    def _step_of_theorem(self, omega: float, omega_p: float, clients: float) -> float:
-        """gamma_max of Theorem 1, with omega_p for absent clients; or the step of Theorem 3."""
-        v, field, objective = self.v_min, self.field_lipschitz, self.objective_lipschitz
-        if v is None or field is None or objective is None:
-            raise ValueError("the constants of the theorems are not known")
-        if self.variance_reduced:
-            if self.v_max is None:
-                raise ValueError("v_max is not known")
-            noise = (1 + omega) * math.sqrt(omega + (1 + 10 * omega) / 8)
-            ratio = self.v_max * field / (objective * math.sqrt(clients))
-            return v / objective / (1 + 4 * math.sqrt(2) * ratio * noise)
-        largest = v / (2 * objective)
-        if omega_p == 0:
-            return largest
-        scale = 2 * math.sqrt(2) * field * (1 + omega) * math.sqrt(omega_p)
-        return min(largest, self.participation * math.sqrt(clients) / scale)

@@ -27,15 +27,15 @@ TILE_NUMBERS = 54_000  # of the messages that are answered together
 
 def treats_clients_singly(config: FederatedEMConfig, codec: Codec) -> bool:
     """Whether a round needs each client's s_i. Without a codec, with all clients and all rows it does not: then
-    H = sum w_i s_i - S_k, whatever the memories and alpha are.
+    H = sum w_i s_i - S_k, whatever the memories are.
     """
     everything = isinstance(codec, Identity) and config.participation == 1
     return not everything or config.batch is not None or config.variance_reduced
 
 
 def remembers(config: FederatedEMConfig, codec: Codec) -> bool:
-    """Whether clients keep V_i: not in the naive variant, and not where H does not depend on it."""
-    return config.algorithm != "naive" and not (isinstance(codec, Identity) and config.participation == 1)
+    """Whether clients keep V_i: not where H does not depend on it."""
+    return config.variant.memories and not (isinstance(codec, Identity) and config.participation == 1)
 
 
 def compressed_differences(

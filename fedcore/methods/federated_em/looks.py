@@ -23,14 +23,14 @@ def looked(config: FederatedEMConfig, state: FederatedEMState, objective: float)
         state = replace(state, slope=(state.objective - objective) / (state.round - state.looked))
     if state.first_objective is None:
         state = replace(state, first_objective=objective)
-    if config.safeguards and (state.best_objective is None or objective < state.best_objective):
+    if config.variant.safeguards and (state.best_objective is None or objective < state.best_objective):
         state = replace(state, best=state.statistic, best_objective=objective, best_round=state.round)
     return replace(state, objective=objective, looked=state.round)
 
 
 def must_go_back(config: FederatedEMConfig, state: FederatedEMState) -> bool:
     """Whether the statistic is an anchor of VR-FedEM, was looked at, and is worse than the best one."""
-    anchor = config.variance_reduced and config.safeguards and state.since_full == 0
+    anchor = config.variance_reduced and config.variant.safeguards and state.since_full == 0
     if not anchor or state.objective is None or state.best_objective is None:
         return False
     return state.looked == state.round and state.objective > state.best_objective + RISES

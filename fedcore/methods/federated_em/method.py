@@ -1,4 +1,4 @@
-"""The method `federated_em`: FedEM, VR-FedEM, exact and naive EM, and a private variant."""
+"""The method `federated_em`: FedEM, VR-FedEM, exact EM, and a private variant."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from fedcore.methods.federated_em.messages import (
     TrialMessage,
     plain_scaling,
 )
+from fedcore.methods.federated_em.moved import MOVED
 from fedcore.methods.federated_em.personal import personalise
 from fedcore.methods.federated_em.result import result_of
 from fedcore.methods.federated_em.round_metrics import METRICS
@@ -40,7 +41,6 @@ NOT_PRIVATE = {
     "em": "exact sums of the clients' statistics reach the server",
     "fedem": "messages are compressed, not noised",
     "vr-fedem": "messages are compressed, not noised",
-    "naive": "messages are compressed, not noised",
 }
 
 
@@ -48,8 +48,8 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
     """Expectation maximisation over clients who send compressed statistics and remember what they sent.
 
     Source: Dieuleveut, Fort, Moulines, Robin, "Federated Expectation Maximization with heterogeneity mitigation and
-    variance reduction" (2021). One driver, configured by oracle, codec, alpha, gamma and participation, is FedEM,
-    VR-FedEM, naive compressed EM, online EM, SPIDER-EM (one client, no codec) and EM. `algorithm = "private"` is
+    variance reduction" (2021). One driver, configured by oracle, codec, gamma and participation, is FedEM,
+    VR-FedEM, online EM, SPIDER-EM (one client, no codec) and EM. `algorithm = "private"` is
     `fedcore.methods.federated_em.private`. `fedcore.papers.fedem.reference` has the paper's algorithms on one
     page.
     """
@@ -70,6 +70,7 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
         "start": "start and end",
         "clip": "private: bounds",
     }
+    moved_settings: ClassVar[Mapping[str, str]] = MOVED
     accepts_warm_start: ClassVar[bool] = True
     series_arrays: ClassVar[tuple[str, ...]] = given.KNOWN_OF_SERIES
     streams_rows: ClassVar[bool] = True

@@ -10,7 +10,7 @@ from typing import cast
 
 import numpy as np
 
-from fedcore.methods.federated_em.codecs import Codec, Dithering, Identity, RandK
+from fedcore.methods.federated_em.codecs import Codec, Dithering, Identity
 from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.messages import Scaling
 from fedcore.methods.federated_em.natural_codec import Natural
@@ -63,7 +63,7 @@ def model_of(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
 
 def standardises(config: FederatedEMConfig) -> bool:
     """Whether the columns' own moments standardise rows; a warm start brings its own centre and scale."""
-    wanted = config.standardise and factory_of(config).standardised and config.start_name != "given"
+    wanted = config.variant.standardise and factory_of(config).standardised and config.start_name != "given"
     return wanted and config.covariance != "known"
 
 
@@ -117,7 +117,6 @@ def _gaussian(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
         len(scaling.variance),
         config.covariance,
         lam=penalty_share(config, scaling) * scaling.variance,
-        a=config.pseudo_counts,
         missing=not config.private,  # a private run leaves rows out that are not finite
     )
 
@@ -143,12 +142,7 @@ def _gaussian_unscaled(config: FederatedEMConfig, theta: Theta, scaling: Scaling
 def _regression(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
     share, variance = penalty_share(config, scaling), float(scaling.variance[-1])
     return RegressionMixture(
-        config.components,
-        len(scaling.variance),
-        intercept=True,
-        a=config.pseudo_counts,
-        ridge=share,
-        lam=share * variance,
+        config.components, len(scaling.variance), intercept=True, ridge=share, lam=share * variance
     )
 
 
@@ -266,9 +260,5 @@ def codec_of(
             return _natural(units_of(model, theta, s), resolution, everything)
         case "identity":
             return Identity(q)
-        case "dithering":
-            return Dithering(parts if config.norms_by_part else (q,), config.norm, config.levels)
-        case "block":
-            return Dithering(parts, config.norm, 1)
         case _:
-            return RandK(q, config.kept or -(-q // 8))
+            return Dithering(parts if config.variant.norms_by_part else (q,), config.levels)

@@ -29,7 +29,7 @@ from fedcore.methods.federated_em.leaf_rows import LeafRows, rows_of
 from fedcore.methods.federated_em.messages import ReleaseMessage, plain_scaling
 from fedcore.methods.federated_em.series import UNKNOWN, Precision
 from fedcore.methods.federated_em.server import damped_step, decreased_step, guarded_step, planned_step
-from fedcore.methods.federated_em.start import Step
+from fedcore.methods.federated_em.start import MARGIN, Step
 from fedcore.methods.federated_em.state import FederatedEMState, empty, pack
 from fedcore.methods.mixture_models.contract import CurvedEM
 from fedcore.methods.mixture_models.initialisation import random_parameters
@@ -152,7 +152,7 @@ def init(config: FederatedEMConfig, public: PublicFacts) -> FederatedEMState:
     """Raises ConfigError without a public start, or with one outside the model's domain."""
     model = start.public_model(config, public)
     s = model.statistic_of(start.public_parameters(public, model))
-    if not model.admissible(s, config.margin):
+    if not model.admissible(s, MARGIN):
         raise ConfigError("the public start is outside the domain of the model.", "Start from other parameters.")
     flat, layout = pack(model.maximise(s))
     scaling = start.public_scaling(config, public)
@@ -302,10 +302,10 @@ def server_update(config: FederatedEMConfig, state: FederatedEMState, published:
     if past.known:
         wanted = past.step(wanted, noise)
         s, _, gamma, halvings = guarded_step(
-            model, state.parameters(), state.statistic, field, wanted, config.margin, config.safeguards
+            model, state.parameters(), state.statistic, field, wanted, config.variant.safeguards
         )
     else:
-        s, gamma, halvings = damped_step(model, state.statistic, field, wanted, config.margin)
+        s, gamma, halvings = damped_step(model, state.statistic, field, wanted)
     theta, _ = pack(model.maximise(s, start=state.parameters()))
     precision, last = past, number == len(state.multipliers)
     if past.known:

@@ -27,7 +27,7 @@ from fedcore.errors import RunError
 from fedcore.methods.federated_em import criteria, looks, models, start
 from fedcore.methods.federated_em.codecs import Codec
 from fedcore.methods.federated_em.config import FederatedEMConfig
-from fedcore.methods.federated_em.differences import PARTICIPATION, remembers, treats_clients_singly
+from fedcore.methods.federated_em.differences import remembers, treats_clients_singly
 from fedcore.methods.federated_em.messages import (
     BITS_PER_NUMBER,
     InitialMemoryMessage,
@@ -39,10 +39,9 @@ from fedcore.methods.federated_em.messages import (
 )
 from fedcore.methods.federated_em.resolution import next_resolution
 from fedcore.methods.federated_em.row_weights import check_column
-from fedcore.methods.federated_em.start import Step
+from fedcore.methods.federated_em.start import MARGIN, Step
 from fedcore.methods.federated_em.state import FederatedEMState, empty, pack, unpack
 from fedcore.methods.mixture_models.contract import CurvedEM, Theta
-from fedcore.randomness import client_uniforms
 from fedcore.rounds.method import PublicFacts, RoundInfo
 
 HALVINGS = 12  # of a step, at most
@@ -73,9 +72,9 @@ def total_rounds(config: FederatedEMConfig, state: FederatedEMState) -> int:
     parameters than its last ones.
     """
     passes = 1 + config.all_rounds + 1 + models.seeding_passes(config)
-    passes += config.cluster_rounds if models.seeding_passes(config) else 0
-    passes += config.trial_rounds * ((config.starts_tried > 1) + config.tries_penalties)
-    passes += config.validation > 0 and config.safeguards  # the look at the best statistic (`_after_objective`)
+    passes += config.variant.cluster_rounds if models.seeding_passes(config) else 0
+    passes += config.variant.trial_rounds * ((config.starts_tried > 1) + config.tries_penalties)
+    passes += config.validation > 0 and config.variant.safeguards  # the look at the best statistic (`_after_objective`)
     return passes + (1 if config.fills_memories else 0)
 
 
@@ -121,7 +120,7 @@ def _round_message(config: FederatedEMConfig, state: FederatedEMState) -> RoundM
         oracle=oracle,
         s=state.statistic if config.sends_statistic else np.zeros(0),
         scaling=state.scaling(),
-        threshold=_threshold(config, state, number),
+        threshold=config.participation,
         batch=0 if oracle == "full" else state.batch,
         clients=state.clients,
         rows=state.rows,
@@ -134,7 +133,7 @@ def _round_message(config: FederatedEMConfig, state: FederatedEMState) -> RoundM
 
 def _looks(config: FederatedEMConfig, state: FederatedEMState) -> bool:
     """Whether the objective is asked for: every so many rounds, and before VR-FedEM goes on from an anchor."""
-    anchor = config.variance_reduced and config.safeguards and state.since_full == 0
+    anchor = config.variance_reduced and config.variant.safeguards and state.since_full == 0
     return anchor or state.round % config.monitoring_interval == 0
 
 
@@ -142,28 +141,6 @@ def _oracle(state: FederatedEMState) -> Oracle:
     if state.inner_rounds:
         return "recursive" if state.since_full else "full"
     return "batch" if state.batch else "full"
-
-
-def _threshold(config: FederatedEMConfig, state: FederatedEMState, number: int) -> float:
-    """A client takes part if its uniform is at most this: p, or the k-th smallest uniform of all clients."""
-    if config.participation == 1:
-        return 1.0
-    if config.sampling == "bernoulli":
-        return config.participation
-    uniforms = client_uniforms(state.seed, PARTICIPATION, number, 0, state.population)[:, 0]
-    taken = _sample_size(config, state)
-    return float(np.partition(uniforms, taken - 1)[taken - 1])
-
-
-def _sample_size(config: FederatedEMConfig, state: FederatedEMState) -> int:
-    return max(1, round(config.participation * state.population))
-
-
-def participation(config: FederatedEMConfig, state: FederatedEMState) -> float:
-    """p, the known expected share of clients in a round, by which sums are divided; never the share that came."""
-    if config.participation == 1 or config.sampling == "bernoulli":
-        return config.participation
-    return _sample_size(config, state) / state.population
 
 
 def _after_round(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
@@ -181,8 +158,7 @@ def _after_round(config: FederatedEMConfig, state: FederatedEMState, result: Map
         state.statistic,
         field,
         planned,
-        config.margin,
-        config.safeguards and not exact,
+        config.variant.safeguards and not exact,
         models.units_of(model, before, state.statistic).possible if config.natural else as_it_is,
     )
     active, expectations, bits = result["costs"]
@@ -241,7 +217,7 @@ def _field(
     total = np.asarray(result["sum"])
     v = state.memory + config.memory_rate(codec.omega) * total if remembers(config, codec) else state.memory
     if not config.natural:
-        return state.memory + total / participation(config, state), replace(state, memory=v)
+        return state.memory + total / config.participation, replace(state, memory=v)
     heard = state.heard + float(result["heard"])
     if not heard:
         return np.zeros(model.q), state
@@ -261,7 +237,8 @@ def planned_step(config: FederatedEMConfig, state: FederatedEMState) -> float:
 
 def decreased_step(config: FederatedEMConfig, gamma: float, finished: int) -> float:
     """gamma after so many rounds, before it is cut back."""
-    return gamma / (1 + finished / config.gamma_decay) if config.gamma_decay else gamma
+    decay = config.variant.gamma_decay
+    return gamma / (1 + finished / decay) if decay else gamma
 
 
 def as_it_is(s: np.ndarray) -> np.ndarray:
@@ -273,7 +250,6 @@ def damped_step(
     s: np.ndarray,
     field: np.ndarray,
     gamma: float,
-    margin: float,
     possible: Callable[[np.ndarray], np.ndarray] = as_it_is,
 ) -> tuple[np.ndarray, float, int]:
     """S + gamma H with gamma halved until it is in the domain of T: (S', gamma used, halvings); S itself if 12 halvings
@@ -282,7 +258,7 @@ def damped_step(
     """
     for halvings in range(HALVINGS + 1):
         moved = possible(s + gamma * field)
-        if np.isfinite(moved).all() and model.admissible(moved, margin):
+        if np.isfinite(moved).all() and model.admissible(moved, MARGIN):
             return moved, gamma, halvings
         gamma /= 2
     return s, 0.0, HALVINGS
@@ -294,13 +270,12 @@ def guarded_step(
     s: np.ndarray,
     field: np.ndarray,
     gamma: float,
-    margin: float,
     guarded: bool = True,
     possible: Callable[[np.ndarray], np.ndarray] = as_it_is,
 ) -> tuple[np.ndarray, Theta, float, int]:
     """`damped_step` that is, if guarded, halved further until no weight and no variance in any direction falls below
     LEAST_RATIO of what it is in theta = T(S): (S', T(S'), gamma used, halvings)."""
-    moved, gamma, halvings = damped_step(model, s, field, gamma, margin, possible)
+    moved, gamma, halvings = damped_step(model, s, field, gamma, possible)
     after = model.maximise(moved, start=theta, rough=True)
     while guarded and halvings < HALVINGS and model.least_ratio(theta, after) < LEAST_RATIO:
         gamma, halvings = gamma / 2, halvings + 1

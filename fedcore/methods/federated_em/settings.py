@@ -6,13 +6,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from fedcore.methods.federated_em.belonging import Only
+from fedcore.methods.federated_em.variant import Variant
 from fedcore.methods.mixture_models.validation import LARGEST_SHARE
 from fedcore.rounds.private_settings import PrivateRunSettings
 
 COUNT_MODELS = ("poisson", "multinomial", "bernoulli")
 TABLES = ("gaussian_tables", "poisson_tables", "bernoulli_tables")
 PENALISED_BY_ROWS = ("gaussian", "regression", "gaussian_imputer")
+WITH_RANK = ("gaussian_imputer", *TABLES)
 MIXTURES = ("gaussian", "regression", *COUNT_MODELS)
+COMPRESSED = ("fedem", "vr-fedem")
+NOT_PRIVATE = ("em", *COMPRESSED)
 ROUNDS, REDUCED_ROUNDS, PRIVATE_ROUNDS = 100, 300, 30
 PRIVATE_GAMMA = 0.5
 PSEUDO_ROWS = 1e-3
@@ -24,16 +29,17 @@ SMALLEST_SHARE = 1e-8  # of a penalty that is not 0: below it columns that deter
 BATCH_GAMMA = 0.3  # an upper bound: the noise of a batch does not die with the compression's
 NATURAL_GAMMA = 1.5  # over-relaxed: the table in docs/federated-em.md says what that saves
 REDUCED_GAMMA = 0.5  # an upper bound for VR-FedEM, whose estimates drift between two full passes
+LEVELS = 4
+OWN = Variant()
 
 
 class Settings(PrivateRunSettings):
     """The fields, each in its range. `fedcore.methods.federated_em.config.FederatedEMConfig` holds them together."""
 
-    algorithm: Literal["fedem", "vr-fedem", "em", "naive", "private"] = Field(
+    algorithm: Literal["fedem", "vr-fedem", "em", "private"] = Field(
         "fedem",
         description="fedem: compressed differences to client memories (Algorithm 1); vr-fedem: with variance reduction "
-        "(Algorithm 2); em: exact, uncompressed; naive: compressed without memories, a baseline; private: clipped "
-        "statistics with noise, without memories",
+        "(Algorithm 2); em: exact, uncompressed; private: clipped statistics with noise, without memories",
     )
 
     # the model
@@ -52,89 +58,70 @@ class Settings(PrivateRunSettings):
         description="mixture of Gaussians, of linear regressions (the response is the last column), or of Poisson, "
         "multinomial or Bernoulli counts; one Gaussian with missing entries; one low-rank table behind incomplete ones",
     )
-    kind: Literal["rows", "counts"] = Field(
+    kind: Annotated[Literal["rows", "counts"], Only(models=COUNT_MODELS, algorithms=NOT_PRIVATE)] = Field(
         "rows",
         description="population that is read; counts (a client's token counts are its only row) is for "
         "poisson, multinomial and bernoulli",
     )
     components: int = Field(3, ge=1, le=1000, description="components G of a mixture")
-    covariance: Literal["full", "tied", "diag", "spherical", "known"] = Field(
+    covariance: Annotated[Literal["full", "tied", "diag", "spherical", "known"], Only(models=("gaussian",))] = Field(
         "full",
         description="covariances of the model gaussian: one each, one for all, only variances, one variance; "
         "known: the identity, for rows that are whitened already",
     )
-    pseudo_rows: Annotated[float, Field(ge=0, le=1e6)] | Literal["auto"] | None = Field(
+    pseudo_rows: Annotated[
+        Annotated[float, Field(ge=0, le=1e6)] | Literal["auto"] | None,
+        Only(models=PENALISED_BY_ROWS, algorithms=NOT_PRIVATE),
+    ] = Field(
         None,
         description="penalty of gaussian, regression and gaussian_imputer, in rows: as if so many rows of the pooled "
         "variances were added to each scatter, and to the inputs of regressions; auto: the best of "
-        f"{', '.join(f'{nu:g}' for nu in CANDIDATES)} for {AUTO_SHARE:.0%} of each client's rows, after trial_rounds "
+        f"{', '.join(f'{nu:g}' for nu in CANDIDATES)} for {AUTO_SHARE:.0%} of each client's rows, after 20 "
         f"uncompressed EM steps with each on the other rows; None: auto for Gaussians by em, else {PSEUDO_ROWS}",
     )
-    regularisation: float | None = Field(
-        None,
-        ge=0,
-        le=10,
-        description="the same penalty as a share of the data, whatever their number, instead of pseudo_rows; of count "
-        "models the share of rows with the mean counts that is added, there and in private runs "
-        f"{REGULARISATION} by default",
-    )
-    pseudo_counts: float = Field(
-        0.0, ge=0, le=1e6, description="a of the penalty -a log of the weights of Gaussians and regressions"
-    )
-    rank: int | None = Field(
+    rank: Annotated[int | None, Only(models=WITH_RANK)] = Field(
         None,
         ge=1,
         le=10_000,
         description="largest rank of the table behind tables, or factors of gaussian_imputer; None: no limit",
     )
-    table_rows: int | None = Field(
+    table_rows: Annotated[int | None, Only(models=TABLES, algorithms=NOT_PRIVATE)] = Field(
         None, ge=1, description="rows of a table: so many consecutive rows of the population are one table"
     )
-    nuclear_penalty: float = Field(0.5, gt=0, le=1e9, description="lambda of the tables' penalty lambda ||theta||_*")
-    weight_column: int | None = Field(
+    nuclear_penalty: Annotated[float, Only(models=TABLES)] = Field(
+        0.5, gt=0, le=1e9, description="lambda of the tables' penalty lambda ||theta||_*"
+    )
+    weight_column: Annotated[
+        int | None, Only(kinds=("rows",), models=(*MIXTURES, "gaussian_imputer"), algorithms=("fedem", "em"))
+    ] = Field(
         None,
         ge=0,
         description="column of the rows, from 0, that says how much a row counts: a number of 0 or more, 2 as if it "
         "were there twice; the model sees the other columns, and the response of regressions is the last of them. "
         "None: all rows count once. Not for counts, tables, batches and private runs",
     )
-    standardise: bool = Field(
-        True,
-        description="subtract the column means and divide by the standard deviations before the model sees rows "
-        "(gaussian, regression, gaussian_imputer); in a private run by the public centre and scale of the start",
-    )
 
     # messages
-    codec: Literal["natural", "identity", "dithering", "block", "rand-k"] | None = Field(
+    codec: Annotated[Literal["natural", "identity", "dithering"] | None, Only(algorithms=COMPRESSED)] = Field(
         None,
         description="compressor of messages; natural: one step for all numbers, in units of likelihood, for mixtures "
-        "alone; block: one level and a norm for each part of the statistic; None: identity for em and private, natural "
-        "for mixtures by fedem and vr-fedem unless settings of dithering or memories are given, else dithering",
+        "alone; dithering: levels of each part of the statistic relative to its norm; None: natural for mixtures "
+        "unless levels are given, else dithering",
     )
-    norm: Literal["1", "2", "inf"] = Field("2", description="norm r of dithering and of block quantisation")
-    levels: int = Field(4, ge=1, le=2**20, description="levels s of dithering")
-    norms_by_part: bool = Field(
-        True, description="dithering: a norm for each part of the statistic (weights; means ...), not one for all of it"
+    levels: Annotated[int, Only(codecs=("dithering",))] = Field(
+        LEVELS, ge=1, le=2**20, description="levels s of dithering"
     )
-    kept: int | None = Field(None, ge=1, description="entries k that rand-k keeps; None: an eighth")
 
     # clients
-    participation: float = Field(1.0, gt=0, le=1, description="expected share p of clients in a round")
-    sampling: Literal["bernoulli", "fixed"] = Field(
-        "bernoulli", description="every client by its own coin, or exactly the share p of all clients, drawn uniformly"
+    participation: Annotated[float, Only(algorithms=("fedem",))] = Field(
+        1.0, gt=0, le=1, description="expected share p of clients in a round, every client by its own coin"
     )
-    batch: int | None = Field(
+    batch: Annotated[int | None, Only(algorithms=COMPRESSED)] = Field(
         None,
         ge=1,
         le=1_000_000,
         description="rows that a client draws in a round, with replacement; None: all its "
         "rows, for vr-fedem a twentieth of the mean client's rows, at least 32 of them",
-    )
-    inner_rounds: int | None = Field(
-        None,
-        ge=2,
-        le=1_000_000,
-        description="vr-fedem: rounds between two full passes; None: until batches cost a pass, 2 to 8",
     )
     weights: Literal["rows", "clients"] | None = Field(
         None,
@@ -149,47 +136,14 @@ class Settings(PrivateRunSettings):
         le=1_000_000,
         description=f"rounds; None: {ROUNDS}, for vr-fedem {REDUCED_ROUNDS}, in a private run {PRIVATE_ROUNDS}",
     )
-    alpha: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="rate at which memories follow the messages; None: 1 / (1 + omega); not for natural, where it is 1",
-    )
     gamma: float | None = Field(
         None,
         gt=0,
         le=2,
-        description="step in the space of statistics; None: the theorems' if the constants are known, else min(1, p "
+        description="step in the space of statistics; None: min(1, p "
         f"sqrt(n) / (2 (1 + omega) sqrt(omega_p))), with the codec natural {NATURAL_GAMMA} after a first round of 1; "
         f"at most {BATCH_GAMMA} with batches and {REDUCED_GAMMA} for vr-fedem; all are halved when steps are often cut "
         f"back; {PRIVATE_GAMMA} in a private run",
-    )
-    v_min: float | None = Field(
-        None, gt=0, description="known constant: smallest eigenvalue of B, which turns the mean field into a gradient"
-    )
-    v_max: float | None = Field(None, gt=0, description="known constant: largest eigenvalue of B; for vr-fedem")
-    field_lipschitz: float | None = Field(
-        None, gt=0, description="known constant L: of the clients' mean fields; set with v_min and objective_lipschitz"
-    )
-    objective_lipschitz: float | None = Field(
-        None, gt=0, description="known constant L_W: of the gradient of the objective as a function of the statistic"
-    )
-    gamma_decay: float | None = Field(
-        None, gt=0, description="k0 of the decreasing step gamma / (1 + k / k0); None: constant"
-    )
-    memory_start: Literal["zero", "full"] | None = Field(
-        None,
-        description="first memories: zero, or the exact field at the start (one uncompressed message for each "
-        "client); None: full where there are memories; not for natural, where they start at the model's statistic",
-    )
-    margin: float = Field(
-        1e-9, ge=0, lt=1, description="a step is halved until the statistic is inside the model's domain by this margin"
-    )
-
-    safeguards: bool = Field(
-        True,
-        description="a step is also halved until no weight and no variance falls below a fifth, and the best statistic "
-        "that was looked at is what a run ends with; false: as in the paper; of private runs in a series alone",
     )
 
     # start and end
@@ -198,31 +152,27 @@ class Settings(PrivateRunSettings):
         description="first centres: rows drawn far from each other, rows drawn uniformly, or parameters given "
         "from outside; None: kmeans++, in a private run given",
     )
-    cluster_rounds: int = Field(
-        3, ge=1, le=1000, description="passes of k-means from those rows before the mixture starts from the clusters"
-    )
-    restarts: int | None = Field(
+    restarts: Annotated[int | None, Only(algorithms=NOT_PRIVATE)] = Field(
         None,
         ge=1,
         le=100,
-        description="starts that are tried side by side by plain EM steps, whose messages are not compressed; None: "
+        description="starts that are tried side by side by 20 plain EM steps, whose messages are not compressed; None: "
         f"{STARTS_OF_EM} for mixtures by em, else 1",
     )
-    trial_rounds: int = Field(20, ge=1, le=1000, description="EM steps of each start before the best one is taken")
-    monitor_every: int | None = Field(
+    monitor_every: Annotated[int | None, Only(algorithms=NOT_PRIVATE)] = Field(
         None,
         ge=1,
         description="rounds between two looks at the objective, which cost up to a pass each; None: 10, or "
         "never in a private run",
     )
-    validation: float = Field(
+    validation: Annotated[float, Only(kinds=("rows",), algorithms=NOT_PRIVATE)] = Field(
         0.0,
         ge=0,
         le=LARGEST_SHARE,
         description="share of each client's rows that takes no part in training; their loss is among the metrics. "
         "Clients with one or two rows keep them for training. Of tables a share of the observed cells",
     )
-    tolerance: float = Field(
+    tolerance: Annotated[float, Only(algorithms=NOT_PRIVATE)] = Field(
         0.0,
         ge=0,
         description="the run ends when the objective falls by less than this per round between two looks at "
@@ -230,10 +180,17 @@ class Settings(PrivateRunSettings):
     )
 
     # privacy; the budget's settings are those of PrivateRunSettings
-    clip: float = Field(3.0, ge=1e-6, le=1e6, description="private: L2 clip C of a client's scaled statistic minus S_k")
-    record_bound: float | None = Field(
+    clip: Annotated[float, Only(algorithms=("private",))] = Field(
+        3.0, ge=1e-6, le=1e6, description="private: L2 clip C of a client's scaled statistic minus S_k"
+    )
+    record_bound: Annotated[float | None, Only(algorithms=("private",))] = Field(
         None, gt=0, le=1e9, description="private: L2 bound of a standardised row; None: 3 sqrt(columns)"
     )
+
+    @property
+    def variant(self) -> Variant:
+        """What is no setting."""
+        return OWN
 
     @property
     def private(self) -> bool:
@@ -266,16 +223,9 @@ class Settings(PrivateRunSettings):
 
     @property
     def codec_name(self) -> str:
-        if self.codec is not None or self.algorithm in ("em", "private"):
+        if self.codec is not None or self.algorithm not in COMPRESSED:
             return self.codec or "identity"
-        fits = self.mixture and self.algorithm != "naive" and not self.of_other_codecs
-        return "natural" if fits else "dithering"
-
-    @property
-    def of_other_codecs(self) -> bool:
-        """Whether something is set that the codec natural does not have."""
-        of_dithering = self.levels != 4 or self.norm != "2" or not self.norms_by_part
-        return of_dithering or self.alpha is not None or self.memory_start is not None
+        return "natural" if self.mixture and self.variant.memories and self.levels == LEVELS else "dithering"
 
     @property
     def natural(self) -> bool:
@@ -310,7 +260,7 @@ class Settings(PrivateRunSettings):
 
         chosen: pseudo-rows where the settings name no number
         """
-        if self.private or self.regularisation is not None or self.model not in PENALISED_BY_ROWS:
+        if self.private or self.variant.regularisation is not None or self.model not in PENALISED_BY_ROWS:
             return None
         wanted = self.pseudo_rows if isinstance(self.pseudo_rows, float | int) else chosen
         return max(wanted / rows, SMALLEST_SHARE) if wanted else 0.0
@@ -318,7 +268,7 @@ class Settings(PrivateRunSettings):
     @property
     def tries_penalties(self) -> bool:
         """Whether a phase of the run chooses the pseudo-rows."""
-        if self.pseudo_rows is not None or self.regularisation is not None:
+        if self.pseudo_rows is not None or self.variant.regularisation is not None:
             return self.pseudo_rows == "auto"
         exact = self.algorithm == "em" and self.start_name != "given"
         return exact and self.model == "gaussian" and self.covariance != "known"
@@ -333,15 +283,14 @@ class Settings(PrivateRunSettings):
     @property
     def fixed_share(self) -> float:
         """The penalty as a share of the data where it does not depend on their number."""
-        return REGULARISATION if self.regularisation is None else self.regularisation
+        share = self.variant.regularisation
+        return REGULARISATION if share is None else share
 
     @property
     def fills_memories(self) -> bool:
         """Whether a pass gives the memories their first values, if there are memories."""
-        return self.memory_start != "zero" and self.algorithm in ("fedem", "vr-fedem") and not self.natural
+        return self.algorithm in COMPRESSED and self.variant.memories and not self.natural
 
     def memory_rate(self, omega: float) -> float:
         """alpha."""
-        if self.algorithm == "naive":
-            return 0.0
-        return 1 / (1 + omega) if self.alpha is None else self.alpha
+        return 1 / (1 + omega) if self.variant.memories else 0.0

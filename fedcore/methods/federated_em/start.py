@@ -43,6 +43,7 @@ from fedcore.randomness import stream
 from fedcore.rounds.method import PublicFacts, RoundInfo
 
 START = "federated_em/start"
+MARGIN = 1e-9  # by which a statistic is inside the domain of its model after a step
 SMALLEST_BATCH, LONGEST_INNER = 32, 8  # of VR-FedEM
 SMALLEST_TOTAL, LARGEST_TOTAL = 1e-100, 1e100  # of the weights of all rows, so that squares neither vanish nor overflow
 CONSTANT = 1e-12  # a variance this small beside the squared mean is rounding
@@ -225,7 +226,7 @@ def after_clusters(config: FederatedEMConfig, state: FederatedEMState, result: M
     sizes = sums[:, :, 0]
     info = RoundInfo({"smallest_cluster": float(sizes.min()), "largest_cluster": float(sizes.max())})
     step = state.step + 1
-    if step < config.cluster_rounds:
+    if step < config.variant.cluster_rounds:
         moved = np.stack([lloyd_step(centres, own) for centres, own in zip(state.picked, sums, strict=True)])
         return replace(state, step=step, picked=moved), info
     model = models.model_of(config, state.scaling())
@@ -258,7 +259,7 @@ def after_penalties(config: FederatedEMConfig, state: FederatedEMState, result: 
     found = np.asarray(result["totals"]) / float(result["weight"])
     starts = _inside(config, candidate_models(config, state), state.starts, found)
     state = replace(_with_costs_of_trials(config, state), starts=starts, step=state.step + 1)
-    if state.step < config.trial_rounds:
+    if state.step < config.variant.trial_rounds:
         return state, RoundInfo(info)
     model = models.model_of(config, state.scaling())
     thetas = [model.maximise(s) for s in state.waiting]
@@ -290,7 +291,7 @@ def after_trials(config: FederatedEMConfig, state: FederatedEMState, result: Map
     starts = _inside(config, models_alike, state.starts, np.asarray(result["totals"]))
     info = RoundInfo({"objective": losses[best], "spread_of_starts": max(losses) - min(losses)})
     state = replace(_with_costs_of_trials(config, state), starts=starts, step=state.step + 1)
-    if state.step == config.trial_rounds:
+    if state.step == config.variant.trial_rounds:
         state = enter_rounds(config, model, replace(state, starts=np.zeros((0, model.q)), step=0), starts[best])
     return state, info
 
@@ -299,7 +300,7 @@ def _inside(
     config: FederatedEMConfig, candidates: Sequence[CurvedEM], before: np.ndarray, found: np.ndarray
 ) -> np.ndarray:
     """(R, q): the statistics that an EM step found, or those before it where it left the domain of its model."""
-    inside = [model.admissible(s, config.margin) for model, s in zip(candidates, found, strict=True)]
+    inside = [model.admissible(s, MARGIN) for model, s in zip(candidates, found, strict=True)]
     return np.where(np.array(inside)[:, None], found, before)
 
 
@@ -379,4 +380,4 @@ def batch_sizes(config: FederatedEMConfig, mean_rows: float) -> tuple[int, int]:
         return config.batch or 0, 0
     rows = max(1, math.ceil(mean_rows))
     batch = config.batch or min(max(SMALLEST_BATCH, math.ceil(mean_rows / 20)), rows)
-    return batch, config.inner_rounds or max(2, min(LONGEST_INNER, math.ceil(mean_rows / batch)))
+    return batch, config.variant.inner_rounds or max(2, min(LONGEST_INNER, math.ceil(mean_rows / batch)))
