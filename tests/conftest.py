@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import sqlite3
 
 import numpy as np
 import pytest
@@ -32,6 +33,25 @@ if "CI" in os.environ:
     # Hypothesis also draws constants that it finds in the modules imported so far, which depend on the tests that a
     # process ran before. No setting turns that off.
     providers._get_local_constants = lambda: providers._local_constants
+
+
+class Unsynchronised(sqlite3.Connection):
+    """A connection of fedcore's ledgers that does not wait for the disk."""
+
+    def execute(self, statement, *arguments):
+        return super().execute(statement.replace("synchronous = FULL", "synchronous = OFF"), *arguments)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk():
+    """A process that is killed leaves what it wrote to the system. Only a loss of power needs files to be flushed, and
+    `tests/faults/disk.py` simulates that with calls of its own.
+    """
+    connect = sqlite3.connect
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        patch.setattr(sqlite3, "connect", lambda *given, **more: connect(*given, **{"factory": Unsynchronised, **more}))
+        yield
 
 
 @pytest.fixture(autouse=True)

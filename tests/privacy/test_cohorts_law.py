@@ -2,8 +2,6 @@
 ledger says what an independent replay says that adds up pairs of (client, run) in fractions.
 """
 
-import functools
-import sqlite3
 from dataclasses import replace
 from fractions import Fraction
 
@@ -15,19 +13,16 @@ from sqlalchemy import event
 
 from fedcore.errors import BudgetExceeded, RunError
 from fedcore.privacy.accounting import exact_sum, rounded_up
-from fedcore.privacy.ledger import database as db
 from fedcore.privacy.ledger import reservations
 from fedcore.privacy.ledger.sums import Sums
 from fedcore.storage.ranges import numbers_in, ranges_of
 from tests.privacy.conftest import open_books, release
 from tests.privacy.test_cohorts import VALUE, begin, on, spend, took
-from tests.privacy.test_ledger_checkpoints import Quick
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
+def often(monkeypatch):
     monkeypatch.setattr(reservations, "CHECKPOINT_AFTER", 12)
-    monkeypatch.setattr(db.sqlite3, "connect", functools.partial(sqlite3.connect, factory=Quick))
 
 
 # --- an independent replay ------------------------------------------------------------------------------------------

@@ -90,7 +90,8 @@ def test_the_default_ledger_is_named_or_the_users_own(monkeypatch):
     assert default_ledger_url().startswith("sqlite:///") and "fedcore" in default_ledger_url()
 
 
-def test_a_sqlite_ledger_is_durable(file_books):
+def test_a_sqlite_ledger_is_durable(file_books, monkeypatch):
+    monkeypatch.setattr(sqlite3, "connect", sqlite3.dbapi2.connect)  # not that of the tests, which waits for no disk
     with file_books.ledger._transaction(write=False) as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2  # FULL

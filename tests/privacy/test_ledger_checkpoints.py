@@ -1,6 +1,5 @@
 """Checkpoints: a reservation replays from the newest one, and notices edits of everything that is still open."""
 
-import functools
 import json
 import sqlite3
 from fractions import Fraction
@@ -12,7 +11,6 @@ from sqlalchemy import event
 from fedcore.errors import LedgerTampered
 from fedcore.privacy.accounting import exact_sum
 from fedcore.privacy.ledger import chain, replay, reservations
-from fedcore.privacy.ledger import database as db
 from fedcore.privacy.ledger.chain import link
 from fedcore.privacy.ledger.checkpoint import account_at, state_of
 from tests.privacy.conftest import release, total
@@ -20,17 +18,9 @@ from tests.privacy.conftest import release, total
 VALUE = np.array([1, -2, 3])
 
 
-class Quick(sqlite3.Connection):
-    """Does not wait for the disk: hundreds of commits are made here, and no process is killed."""
-
-    def execute(self, statement, *arguments):
-        return super().execute(statement.replace("synchronous = FULL", "synchronous = OFF"), *arguments)
-
-
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
     monkeypatch.setattr(reservations, "CHECKPOINT_AFTER", 12)
-    monkeypatch.setattr(db.sqlite3, "connect", functools.partial(sqlite3.connect, factory=Quick))
 
 
 def finished(books, releases=3, lost=0):

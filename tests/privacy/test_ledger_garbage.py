@@ -110,13 +110,6 @@ def charged(ledger, run, planned):
         ledger.publish(lease, charge, np.array([4, 5, 6]))
 
 
-class Quick(sqlite3.Connection):
-    """Does not wait for the disk."""
-
-    def execute(self, statement, *arguments):
-        return super().execute(statement.replace("synchronous = FULL", "synchronous = OFF"), *arguments)
-
-
 def edited(path, table, column, value):
     """Whether the edit was made: SQLite itself refuses some."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
@@ -136,8 +129,6 @@ def edited(path, table, column, value):
 def test_every_column_of_every_table_may_hold_anything(original, tmp_path, monkeypatch, table, column, values):
     content, population, runs = original
     path = tmp_path / "ledger.sqlite"
-    connect = sqlite3.connect
-    monkeypatch.setattr(sqlite3, "connect", lambda *args, **more: connect(*args, **{"factory": Quick, **more}))
     noticed, made = [], 0
     for name, value in values.items():
         path.write_bytes(content)

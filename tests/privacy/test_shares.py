@@ -1,6 +1,5 @@
 """One budget divided into named shares: no share is overspent, the account's own filter holds, nothing is reset."""
 
-import functools
 import json
 import math
 import sqlite3
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 from fedcore.errors import BudgetExceeded, BudgetMissing, ConfigError, LedgerError, LedgerTampered, PrivacyError
 from fedcore.privacy.accounting import exact_sum, rounded_down
-from fedcore.privacy.ledger import database as db
 from fedcore.privacy.ledger import dividing, replay, reservations, tables
 from fedcore.privacy.ledger.chain import canonical, link
 from fedcore.privacy.ledger.checkpoint import account_at, state_of
@@ -25,17 +23,11 @@ from fedcore.privacy.statement import private_statement
 from tests.privacy import processes
 from tests.privacy.conftest import open_books, release, total
 from tests.privacy.test_cohorts import begin, on, spend, took
-from tests.privacy.test_ledger_checkpoints import Quick
 from tests.privacy.test_ledger_faults import spawn, together
 from tests.privacy.test_periods import with_periods
 
 VALUE = np.array([1, -2, 3])
 HALF, THIRD = Fraction(1, 2), Fraction(1, 3)
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(db.sqlite3, "connect", functools.partial(sqlite3.connect, factory=Quick))
 
 
 def divide(books, **parts):

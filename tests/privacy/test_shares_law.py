@@ -2,8 +2,6 @@
 share has more than its part, all together have no more than the budget, and what is refused would have been too much.
 """
 
-import functools
-import sqlite3
 from fractions import Fraction
 
 import pytest
@@ -12,13 +10,11 @@ from hypothesis import strategies as st
 
 from fedcore.errors import BudgetExceeded, ConfigError, RunError
 from fedcore.privacy.accounting import exact_sum, rounded_up
-from fedcore.privacy.ledger import database as db
 from fedcore.privacy.ledger import reservations
 from fedcore.storage.ranges import numbers_in, ranges_of
 from tests.privacy.conftest import open_books, release
 from tests.privacy.test_cohorts import VALUE, begin, on, took
 from tests.privacy.test_cohorts_law import PLANS, optional, replayed
-from tests.privacy.test_ledger_checkpoints import Quick
 
 PARTS = [Fraction(0), Fraction(1, 10), Fraction(1, 3), Fraction(1, 2), Fraction(2, 3)]
 NAMES = ("a", "b", None)
@@ -26,9 +22,8 @@ PLANS = PLANS | {3: ([release(1, 12.0), optional(2, 12.0)], 1)}
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
+def often(monkeypatch):
     monkeypatch.setattr(reservations, "CHECKPOINT_AFTER", 12)
-    monkeypatch.setattr(db.sqlite3, "connect", functools.partial(sqlite3.connect, factory=Quick))
 
 
 class World:

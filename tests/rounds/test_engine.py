@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from threadpoolctl import threadpool_info
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from fedcore.errors import ChunkError, MethodError, SensitivityError, UnplannedRelease, WorkerFailed
 from fedcore.rounds import engine
@@ -230,7 +230,8 @@ threads: list[set[int]] = []
 def test_the_server_moves_with_one_thread_of_the_blas(tmp_path):
     """As the clients answer, so that the number of cores changes no bit."""
     threads.clear()
-    to_end(begin(tmp_path, CountsThreads()))
+    with threadpool_limits(2):  # tests have one
+        to_end(begin(tmp_path, CountsThreads()))
     assert threads == [{1}] * 3
 
 
