@@ -11,6 +11,7 @@ import contextlib
 import fnmatch
 import io
 import logging
+import os
 import re
 import sqlite3
 import stat
@@ -134,26 +135,44 @@ def _logged(lines: list[str]) -> Iterator[None]:
 
 def _files(folder: Path, but: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     """Files and folders below, with their modes; archives by member; databases by table."""
-    for path in sorted(folder.rglob("*")):
-        name = str(path.relative_to(folder))
-        if name.split("/")[0] in but:
-            continue
-        try:
-            yield f"mode of {name}", f"{stat.S_IMODE(path.lstat().st_mode):o}".encode()
-            if not path.is_file():
+    for parent, folders, files in os.walk(folder):
+        if parent == str(folder):
+            folders[:] = [name for name in folders if name not in but]
+            files = [name for name in files if name not in but]
+        for path in (os.path.join(parent, name) for name in [*folders, *files]):
+            name = os.path.relpath(path, folder)
+            try:
+                yield f"mode of {name}", f"{stat.S_IMODE(os.lstat(path).st_mode):o}".encode()
+                if not os.path.isfile(path):
+                    continue
+                if ".sqlite" in name or ".db" in name:
+                    if path.endswith((".sqlite", ".db")):
+                        yield from ((f"{name}: {table}", rows) for table, rows in tables(Path(path)).items())
+                    continue
+                content = Path(path).read_bytes()
+                if path.endswith((".zip", ".npz")):
+                    yield from ((f"{name}: {key}", value) for key, value in _members(Path(path), content).items())
+                else:
+                    yield name, content
+            except FileNotFoundError:  # a temporary file of another thread
                 continue
-            if ".sqlite" in name or ".db" in name:
-                if path.suffix in (".sqlite", ".db"):
-                    yield from ((f"{name}: {table}", rows) for table, rows in tables(path).items())
-            elif path.suffix == ".zip":
-                yield from ((f"{name}: {key}", _bits(value)) for key, value in read_values(path).items())
-            elif path.suffix == ".npz":
-                with np.load(path) as held:
-                    yield from ((f"{name}: {key}", _bits(held[key])) for key in held.files)
-            else:
-                yield name, path.read_bytes()
-        except FileNotFoundError:  # a temporary file of another thread
-            continue
+
+
+_decoded: dict[bytes, dict[str, bytes]] = {}  # by content: most archives are the same before and after a command
+
+
+def _members(archive: Path, content: bytes) -> dict[str, bytes]:
+    """The bits of the arrays of an archive, by name. content: of the file"""
+    if (known := _decoded.get(content)) is not None:
+        return known
+    if archive.suffix == ".zip":
+        found = {key: _bits(value) for key, value in read_values(archive).items()}
+    else:
+        with np.load(archive) as held:
+            found = {key: _bits(held[key]) for key in held.files}
+    if archive.read_bytes() == content:  # and not another file by now
+        _decoded[content] = found
+    return found
 
 
 def _bits(value: object) -> bytes:
