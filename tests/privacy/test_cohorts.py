@@ -1,8 +1,6 @@
 """Budgets that are kept by cohort: how they begin, who pays, and that one number always means the same people."""
 
 import json
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
 from fractions import Fraction
 
@@ -17,60 +15,27 @@ from fedcore.privacy.accounting import exact_sum, rounded_down, rounded_up
 from fedcore.privacy.cohorts import Participants, recorded
 from fedcore.privacy.gdp import mu_of
 from fedcore.privacy.ledger import reservations
-from fedcore.privacy.ledger.chain import canonical, digest, link
+from fedcore.privacy.ledger.chain import canonical, digest
 from fedcore.privacy.ledger.checkpoint import account_at, state_of
 from fedcore.privacy.statement import private_statement
+from tests.privacy.accounts import (
+    CHAIN,
+    OTHER_PARTICIPANTS,
+    OTHER_RESERVATION,
+    VALUE,
+    begin,
+    edit,
+    forged,
+    kinds,
+    on,
+    optional,
+    segments,
+    spend,
+    sql_of,
+    token,
+    took,
+)
 from tests.privacy.conftest import open_books, release, total
-from tests.privacy.test_ledger_schema import sql
-
-VALUE = np.array([1, -2, 3])
-CHAIN = {1: "1" * 64, 2: "2" * 64, 3: "3" * 64}
-
-
-def token(number: int, copy: int = 0) -> str:
-    return f"{copy:016x}{number:016x}"
-
-
-def took(*ranges, of: int, copy: int = 0) -> Participants:
-    """Cohorts that take part, of a population with `of` cohorts. copy: which copy opened the last of them."""
-    return Participants(ranges, (*(token(number) for number in range(1, of)), token(of, copy)))
-
-
-def on(version: int, manifest: str | None = None):
-    return {"manifest": CHAIN[version] if manifest is None else manifest, "version": version, "run": "a" * 64}
-
-
-def begin(books, version: int = 1, **options) -> str:
-    given = {"version": version, "manifest": CHAIN[version], "token": token(1), "chain": CHAIN, **options}
-    return books.ledger.begin_cohorts(books.population, **given)
-
-
-def spend(books, plan, cohorts=None, **options) -> str:
-    """A run that publishes its whole plan and ends."""
-    run = books.reserve(plan, cohorts=cohorts, **options)
-    lease = books.ledger.acquire(run)
-    for planned in plan:
-        books.ledger.publish(lease, books.ledger.charge(lease, planned), VALUE)
-    books.ledger.finish(lease, "finished")
-    return run
-
-
-def segments(books):
-    """(first, last, rho spent, rho reserved) of each; verified on the way."""
-    balance = books.ledger.verify(books.population)
-    assert balance == books.ledger.balance(books.population)
-    return [(s.first, s.last, s.rho_spent, s.rho_reserved) for s in balance.segments]
-
-
-def kinds(books):
-    return [row["kind"] for row in books.ledger.history(books.population)]
-
-
-def edit(books, *statements):
-    with closing(sqlite3.connect(books.url.removeprefix("sqlite:///"))) as connection, connection:
-        for statement in statements:
-            assert connection.execute(statement).rowcount > 0, statement
-
 
 # --- how they begin -------------------------------------------------------------------------------------------------
 
@@ -146,10 +111,6 @@ def test_a_run_that_ended_and_never_spent_stops_nothing(books):
     run = books.reserve([release()], bound=None)
     books.ledger.finish(books.ledger.acquire(run), "abandoned")
     begin(books)
-
-
-def sql_of(books, query):
-    return sql(books.url.removeprefix("sqlite:///"), query)
 
 
 # --- who pays -------------------------------------------------------------------------------------------------------
@@ -242,10 +203,6 @@ def test_a_raise_is_for_every_cohort(books):
 # --- redraws --------------------------------------------------------------------------------------------------------
 
 
-def optional(round, sigma):
-    return replace(release(round, sigma), optional=True)
-
-
 def filled(books, *plan, cohorts, others=()):
     """A run whose cohorts have less left than its cheapest release; `others` keep all that is left to them."""
     run = books.reserve(plan, cohorts=cohorts)
@@ -311,17 +268,6 @@ def test_a_number_known_under_another_token_is_another_copy(books):
     books.reserve([release()], cohorts=took((1, 1), of=2))  # an earlier version
     books.reserve([release()], cohorts=took((4, 4), of=4))
     assert books.ledger.tokens(books.population) == tuple(map(token, range(1, 5)))
-
-
-def test_a_resumed_run_has_reserved_its_plan(books):
-    begin(books)
-    run = books.reserve([release()], cohorts=took((1, 2), of=2))
-    books.reserve([release()], cohorts=took((1, 3), of=3))
-    head = books.ledger.head(books.population)
-    books.reserve([release()], run=run, cohorts=took((1, 2), of=2))
-    assert books.ledger.head(books.population) == head
-    with pytest.raises(PrivacyError, match="another plan"):
-        books.reserve([release()], run=run, cohorts=took((1, 1), of=2))
 
 
 def test_a_plan_without_cohorts_keeps_its_digest(file_books):
@@ -435,110 +381,12 @@ def test_one_account_has_the_checkpoint_that_it_had(books, often):
     assert "cohorts" not in state and Fraction(*state["rho"]) == exact_sum([release(1, 50.0).rho] * 4)
 
 
-EDITS = {
-    "participants": "UPDATE fedcore_runs SET cohorts = '[[2,2]]' WHERE cohorts = '[[1,2]]'",
-    "no participants": "UPDATE fedcore_runs SET cohorts = NULL WHERE cohorts = '[[1,2]]'",
-    "participants where there were none": "UPDATE fedcore_runs SET cohorts = '[[1,2]]' WHERE cohorts IS NULL",
-    "one account": "UPDATE fedcore_accounts SET mode = NULL",
-    "the reservation": "UPDATE fedcore_records SET payload = replace(payload, '[[1,2]]', '[[2,2]]') "
-    "WHERE kind = 'reserve'",
-    "a token": f"UPDATE fedcore_records SET payload = replace(payload, '{token(1)}', '{token(9)}') "
-    "WHERE kind = 'cohorts'",
-}
-
-
-@pytest.mark.parametrize("edited", EDITS)
-def test_an_edit_is_noticed_by_the_next_reservation_and_by_verify(file_books, edited):
-    before = file_books.reserve([release()], bound=on(1))
-    begin(file_books)
-    run = file_books.reserve([release()], cohorts=took((1, 2), of=2))
-    file_books.reserve([release()], cohorts=took((2, 2), of=2))
-    edit(file_books, EDITS[edited])
-    with pytest.raises(LedgerTampered):
-        file_books.reserve([release()], cohorts=took((2, 2), of=2))
-    with pytest.raises(LedgerTampered):
-        file_books.ledger.verify(file_books.population)
-    if "participants" in edited or "reservation" in edited:
-        with pytest.raises(LedgerTampered, match="who takes part"):
-            file_books.ledger.participants_of(before if "where" in edited else run)
-
-
 def test_participants_that_were_edited_everywhere_do_not_have_the_hash_of_their_record(file_books):
     begin(file_books)
     run = file_books.reserve([release()], cohorts=took((1, 2), of=2))
-    edit(file_books, EDITS["participants"], EDITS["the reservation"])
+    edit(file_books, OTHER_PARTICIPANTS, OTHER_RESERVATION)
     with pytest.raises(LedgerTampered, match="who takes part"):
         file_books.ledger.participants_of(run)
-
-
-def forged(books, kind, payload, run=None):
-    """A record with the right hash, as whoever can write the database can make it."""
-    path = books.url.removeprefix("sqlite:///")
-    seq, head = sql(path, "SELECT seq, hash FROM fedcore_accounts")[0]
-    record = link(books.ledger.id, books.population, seq + 1, kind, run, {"at": 0, **payload}, head)
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute(
-            "INSERT INTO fedcore_records VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (books.population, record.seq, kind, run, record.payload, head, record.hash),
-        )
-        connection.execute("UPDATE fedcore_accounts SET seq = ?, hash = ?", (record.seq, record.hash))
-
-
-def reservation(**changes):
-    item = release().to_json()
-    payload = {"plan": [item], "spares": 0, "spare_rho": item["rho"], "spare_delta": 0.0, "secure": True}
-    payload |= {"noise": "rounded gaussian 1"}
-    payload |= {"plan_digest": "", "statement": None, "needs": ["cohorts"], "cohorts": took((2, 2), of=2).to_json()}
-    return {name: value for name, value in {**payload, **changes}.items() if value is not None or name == "statement"}
-
-
-RECORDS = {
-    "cohorts that begin twice": ("cohorts", {"founders": 1, "manifest": "m", "token": token(1)}),
-    "a plan without cohorts": ("reserve", reservation(cohorts=None, needs=[])),
-    "cohorts that are not needed": ("reserve", reservation(needs=[])),
-    "a need without cohorts": ("reserve", reservation(cohorts=None)),
-    "another token": ("reserve", reservation(cohorts=took((2, 2), of=2, copy=1).to_json())),
-    "a cohort that is not there": ("reserve", reservation(cohorts={"ranges": [[3, 3]], "tokens": [token(1)]})),
-    "nobody": ("reserve", reservation(cohorts={"ranges": [], "tokens": [token(1)]})),
-    "ranges that overlap": (
-        "reserve",
-        reservation(cohorts={"ranges": [[1, 2], [2, 2]], "tokens": [token(1), token(2)]}),
-    ),
-    "a forgotten client without a version": ("forget", {"version": None, "list": None}),
-}
-
-
-@pytest.mark.parametrize("name", RECORDS)
-def test_records_that_cannot_follow_are_refused(file_books, name):
-    begin(file_books)
-    file_books.reserve([release()], cohorts=took((1, 2), of=2))
-    kind, payload = RECORDS[name]
-    forged(file_books, kind, payload, "other" if kind == "reserve" else None)
-    with pytest.raises(LedgerTampered, match="cannot follow"):
-        file_books.ledger.verify(file_books.population)
-
-
-def test_records_that_spend_more_of_one_cohort_are_refused(file_books):
-    begin(file_books)
-    rho_max = file_books.ledger.balance(file_books.population).budget.rho_max
-    half = release(sigma=(0.9 / rho_max) ** 0.5)
-    file_books.reserve([half], cohorts=took((1, 2), of=3))
-    file_books.reserve([half], cohorts=took((3, 3), of=3))
-    item = half.to_json()
-    again = reservation(plan=[item], spare_rho=item["rho"], cohorts=took((2, 3), of=3).to_json())
-    forged(file_books, "reserve", again, "other")
-    with pytest.raises(LedgerTampered, match="spend more than the budget"):
-        file_books.ledger.balance(file_books.population)
-
-
-def test_cohorts_of_a_record_or_without_a_budget_are_refused_by_replay(tmp_path):
-    for number, unit in enumerate((None, "record")):
-        books = open_books(f"sqlite:///{tmp_path / f'{number}.sqlite'}", epsilon=None)
-        if unit:
-            books.ledger.set_budget(books.population, 2, 1e-10, unit=unit)
-        forged(books, "cohorts", {"founders": 1, "manifest": "m", "token": token(1)})
-        with pytest.raises(LedgerTampered, match="cannot follow"):
-            books.ledger.balance(books.population)
 
 
 def test_most_that_was_spent_is_rounded_up(books):

@@ -1,8 +1,9 @@
-"""The law of budgets by cohort: whatever happens in whatever order, no client loses more than the budget, and the
-ledger says what an independent replay says that adds up pairs of (client, run) in fractions.
+"""The law of accounts by cohort, by calendar period and in shares: whatever is divided, reserved, charged, lost, drawn
+again, given up or raised in any order, no client loses more than the budget, no share has more than its part, and what
+is refused would have been too much. The ledger says what an independent replay says, which adds up pairs of (client,
+run) in fractions.
 """
 
-from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -11,13 +12,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import event
 
-from fedcore.errors import BudgetExceeded, RunError
+from fedcore.errors import BudgetExceeded, ConfigError, RunError
 from fedcore.privacy.accounting import exact_sum, rounded_up
 from fedcore.privacy.ledger import reservations
 from fedcore.privacy.ledger.sums import Sums
 from fedcore.storage.ranges import numbers_in, ranges_of
+from tests.privacy.accounts import VALUE, begin, on, optional, rho_max, spend, took, with_periods
 from tests.privacy.conftest import open_books, release
-from tests.privacy.test_cohorts import VALUE, begin, on, spend, took
+
+PARTS = [Fraction(0), Fraction(1, 10), Fraction(1, 3), Fraction(1, 2), Fraction(2, 3)]
+NAMES = ("a", "b", None)
+WINDOW = 3
+PLANS = {  # epsilon = 2 buys rho = 0.0497
+    0: ([release(1, 7.0), release(2, 15.0), release(2, 30.0, name="other")], 1),
+    1: ([release(1, 10.0), optional(2, 10.0), optional(3, 12.0)], 0),
+    2: ([release(1, 9.0)], 0),
+    3: ([release(1, 12.0), optional(2, 12.0)], 1),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -74,41 +85,63 @@ class People:
                 runs.append(name)
 
 
-def optional(round, sigma):
-    return replace(release(round, sigma), optional=True)
-
-
-PLANS = {  # epsilon = 2 buys rho = 0.0497
-    0: ([release(1, 7.0), release(2, 15.0), release(2, 30.0, name="other")], 1),
-    1: ([release(1, 10.0), optional(2, 10.0), optional(3, 12.0)], 0),
-    2: ([release(1, 9.0)], 0),
-}
-
-
 class World:
-    def __init__(self, url):
-        self.books, self.people = open_books(url), People()
-        self.converted = False
-        self.plans, self.leases, self.ended = {}, {}, set()
+    """One population; what its accounts should hold is added up from its records alone. cohorts: how many there are, 0
+    before they begin. kind: "periods" for an account by calendar period, whose numbers are treated as cohorts
+    """
 
-    def reserve(self, run, plan, chosen):
+    def __init__(self, url, kind):
+        self.periods, self.shares = kind == "periods", kind != "cohorts"
+        self.books, self.people = with_periods(url, WINDOW) if self.periods else open_books(url), People()
+        self.cohorts, self.raised, self.parts = int(self.periods), 0, {}
+        self.plans, self.leases, self.ended = {}, {}, set()
+        self.rho_max = rho_max(self.books)
+
+    # --- what may happen ----------------------------------------------------------------------------------------------
+
+    def divide(self, name, part, _):
+        name, part = ("a", "b")[name % 2], PARTS[part % len(PARTS)]
+        new = {key: value for key, value in {**self.parts, name: part}.items() if value}
+        used = self.used()
+        try:
+            self.books.ledger.divide(self.books.population, {name: part})
+        except (BudgetExceeded, ConfigError):
+            opened = any(share == name and run not in self.ended for run, share in self.shares_of_open())
+            too_small = [
+                sum(used[share, cohort]) > self.part(new, share) * self.rho_max
+                for share in (("a", "b") if self.cohorts else NAMES)
+                for cohort in self.numbers()
+            ]
+            assert sum(new.values()) > 1 or any(too_small) or (not part and opened)
+            return
+        self.parts = new
+
+    def reserve(self, run, plan, detail):
         if run in self.plans:
             return
-        cohorts = None
-        if self.converted:
-            numbers = [c for c in range(1, self.people.cohorts_opened + 1) if chosen >> (c % 6) & 1]
-            cohorts = took(*ranges_of(numbers or [1]), of=self.people.cohorts_opened)
-        name, before = f"{self.books.population}-{run}", self.pairs()
+        share, chosen = NAMES[detail % 3] if self.shares else None, detail // 3
+        asked = {"bound": on(1), "share": share, **({"unit": "client_period"} if self.periods else {})}
+        payers = [1]
+        if self.cohorts:
+            payers = [cohort for cohort in self.numbers() if chosen >> (cohort % 6) & 1] or [1]
+            payers = payers[-WINDOW:] if self.periods else payers
+            asked["cohorts"] = took(*ranges_of(payers), of=self.cohorts)
+        name, used = f"{self.books.population}-{run}", self.used()
         try:
-            self.books.reserve(*PLANS[plan], run=name, cohorts=cohorts, bound=on(1))
+            self.books.reserve(*PLANS[plan], run=name, **asked)
+        except ConfigError:
+            assert share not in self.parts
+            return
         except BudgetExceeded:
             releases, spares = PLANS[plan]
             price = exact_sum(p.rho for p in releases) + spares * Fraction(max(p.rho for p in releases))
-            payers = [1] if cohorts is None else numbers_in(cohorts.ranges)
-            assert max(sum(before[cohort]) for cohort in payers) + price > self.rho_max()
+            of_account = max(sum(sum(used[other, cohort]) for other in NAMES) for cohort in payers)
+            of_share = max(sum(used[share, cohort]) for cohort in payers)
+            assert of_account + price > self.rho_max or of_share + price > self.part(self.parts, share) * self.rho_max
             return
+        assert share is None or share in self.parts
         self.plans[run], self.leases[run] = plan, self.books.ledger.acquire(name)
-        self.people.run(name, None if cohorts is None else numbers_in(cohorts.ranges))
+        self.people.run(name, payers if self.cohorts else None)
 
     def work(self, run, which, pattern):
         """The releases of a run from number `which` on; the bits of `pattern` say which draws are lost."""
@@ -128,90 +161,141 @@ class World:
                     self.books.ledger.publish(self.leases[run], charge, VALUE)
                     break
 
-    def finish(self, run, _which, _more):
+    def finish(self, run, *_):
         if run in self.leases and run not in self.ended:
             self.books.ledger.finish(self.leases[run], "abandoned")
             self.leases[run] = self.books.ledger.acquire(self.leases[run].run_id)
             self.ended.add(run)
 
-    def append(self, *_):
-        """New clients; before the conversion they are founders."""
-        self.people.cohorts_opened += self.converted
-        self.people.come(self.people.cohorts_opened)
+    def larger(self, *_):
+        if self.raised < 2:
+            self.raised += 1
+            self.books.ledger.raise_budget(self.books.population, 2 + self.raised / 4, 1e-10)
+            self.rho_max = rho_max(self.books)
 
-    def convert(self, *_):
-        if not self.converted:
+    def come(self, *_):
+        """New clients; before cohorts begin they are founders."""
+        self.cohorts += self.cohorts > 0
+        self.people.come(max(self.cohorts, 1))
+
+    def begin(self, *_):
+        if not self.cohorts:
             begin(self.books)
-            self.converted = True
+            self.cohorts = 1
 
-    def rho_max(self):
-        return Fraction(self.books.ledger.balance(self.books.population).budget.rho_max)
+    # --- what should be so --------------------------------------------------------------------------------------------
 
-    def pairs(self):
-        """(spent, reserved) of each cohort; a run that names none was paid by the founders."""
-        runs = replayed(self.books.ledger.history(self.books.population)).values()
-        return {
-            cohort: tuple(sum((run[i] for run in runs if cohort in (run[2] or [1])), Fraction(0)) for i in (0, 1))
-            for cohort in range(1, self.people.cohorts_opened + 1)
-        }
+    def part(self, parts, share):
+        return 1 - sum(parts.values()) if share is None else parts.get(share, Fraction(0))
+
+    def numbers(self):
+        return range(1, max(self.cohorts, 1) + 1)
+
+    def shares_of_open(self):
+        names = {lease.run_id: run for run, lease in self.leases.items()}
+        history = self.books.ledger.history(self.books.population)
+        return [(names[row["run_id"]], row.get("share")) for row in history if row["kind"] == "reserve"]
+
+    def used(self, history=None):
+        """(spent, reserved) by share and cohort, in fractions; a run that names no cohort was paid by the founders."""
+        history = self.books.ledger.history(self.books.population) if history is None else history
+        shares = {row["run_id"]: row.get("share") for row in history if row["kind"] == "reserve"}
+        found = {(share, cohort): [Fraction(0), Fraction(0)] for share in NAMES for cohort in self.numbers()}
+        for run, (spent, reserved, cohorts) in replayed(history).items():
+            for cohort in cohorts or [1]:
+                found[shares[run], cohort][0] += spent
+                found[shares[run], cohort][1] += reserved
+        return {key: tuple(pair) for key, pair in found.items()}
 
     def check(self):
         ledger, population = self.books.ledger, self.books.population
-        balance, pairs, rho_max = ledger.verify(population), self.pairs(), self.rho_max()
+        balance, history = ledger.verify(population), ledger.history(population)
         assert balance == ledger.balance(population)
+        used = self.used(history)
+        pairs = {
+            cohort: tuple(sum(used[share, cohort][i] for share in NAMES) for i in (0, 1)) for cohort in self.numbers()
+        }
+        self.check_accounts(balance, pairs)
+        self.check_shares(balance, used, pairs)
+        self.check_people(replayed(history), pairs)
+
+    def check_accounts(self, balance, pairs):
         for cohort, (spent, reserved) in pairs.items():
-            assert spent + reserved <= rho_max
+            assert spent + reserved <= self.rho_max
             held = [s for s in balance.segments if s.first <= cohort <= s.last]
             if held:
                 assert (held[0].rho_spent, held[0].rho_reserved) == (rounded_up(spent), rounded_up(reserved))
-            elif self.converted:
+            elif self.cohorts:
                 assert spent == reserved == 0, "a cohort that no reservation has named"
-        most = max(pairs.values())[0]
-        assert balance.rho_spent == rounded_up(most)
-        prices = replayed(ledger.history(population))
-        for cohort, runs in zip(self.people.cohort, self.people.took_part, strict=True):
-            lost = sum((prices[run][0] for run in runs), Fraction(0))
-            assert lost <= pairs[cohort][0] and (cohort == 1 or lost == pairs[cohort][0])
-        assert sum((prices[run][0] for run in self.people.took_part[0]), Fraction(0)) == pairs[1][0]
+        assert balance.rho_spent == rounded_up(max(spent for spent, _ in pairs.values()))
+
+    def check_shares(self, balance, used, pairs):
+        assert {share.name: share.part for share in balance.shares if share.name} == self.parts
+        for cohort in self.numbers():
+            for share in ("a", "b", *(() if self.cohorts else (None,))):
+                assert sum(used[share, cohort]) <= self.part(self.parts, share) * self.rho_max
+        for share in balance.shares:
+            mine = [used[share.name, cohort] for cohort in self.numbers()]
+            assert share.rho_spent == rounded_up(max(spent for spent, _ in mine))
+            assert share.rho_reserved == rounded_up(max(reserved for _, reserved in mine))
+            for segment in share.segments:
+                for cohort in range(segment.first, segment.last + 1):
+                    spent, reserved = used[share.name, cohort]
+                    assert (segment.rho_spent, segment.rho_reserved) == (rounded_up(spent), rounded_up(reserved))
+                    left = self.part(self.parts, share.name) * self.rho_max - spent - reserved
+                    of_account = self.rho_max - sum(pairs[cohort])
+                    assert segment.rho_left <= min(left, of_account) <= segment.rho_left + 1e-15
+
+    def check_people(self, prices, pairs):
+        """What each client lost in the runs that it really took part in is what its cohort was charged."""
+        lost = [sum((prices[run][0] for run in runs), Fraction(0)) for runs in self.people.took_part]
+        for cohort, own in zip(self.people.cohort, lost, strict=True):
+            assert own <= pairs[cohort][0] and (cohort == 1 or own == pairs[cohort][0])
+        assert lost[0] == pairs[1][0]
 
 
-numbers = st.integers(0, 63)
-runs = st.integers(0, 5)
-steps = st.lists(
-    st.one_of(
-        st.tuples(st.just("reserve"), runs, st.integers(0, 2), numbers),
-        st.tuples(st.just("reserve"), runs, st.integers(0, 2), numbers),
-        st.tuples(st.just("work"), runs, st.integers(0, 2), numbers),
-        st.tuples(st.just("work"), runs, st.just(0), numbers),
-        st.tuples(st.just("append"), numbers, numbers, numbers),
-        st.tuples(st.just("convert"), numbers, numbers, numbers),
-        st.tuples(st.just("finish"), runs, numbers, numbers),
-    ),
-    min_size=20,
-    max_size=40,
+runs, numbers, details = st.integers(0, 6), st.integers(0, 63), st.integers(0, 191)
+RESERVE = st.tuples(st.just("reserve"), runs, st.integers(0, 3), details)
+WORK = (
+    st.tuples(st.just("work"), runs, st.integers(0, 2), numbers),
+    st.tuples(st.just("work"), runs, st.just(0), numbers),
 )
+DIVIDE = st.tuples(st.just("divide"), numbers, numbers, numbers)
+COME, BEGIN, LARGER = (st.tuples(st.just(name), numbers, numbers, numbers) for name in ("come", "begin", "larger"))
+FINISH = st.tuples(st.just("finish"), runs, numbers, numbers)
+STEPS = {
+    "cohorts": (RESERVE, RESERVE, *WORK, COME, BEGIN, FINISH),
+    "periods": (RESERVE, RESERVE, RESERVE, *WORK, COME, COME, DIVIDE, LARGER, FINISH),
+    "shares": (DIVIDE, DIVIDE, RESERVE, RESERVE, RESERVE, *WORK, COME, BEGIN, LARGER, FINISH),
+}
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    return f"sqlite:///{tmp_path_factory.mktemp('cohorts') / 'ledger.sqlite'}"
+    return f"sqlite:///{tmp_path_factory.mktemp('law') / 'ledger.sqlite'}"
 
 
-@given(steps)
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
-def test_no_client_loses_more_than_the_budget_and_the_ledger_says_what_pairs_add_up_to(place, sequence):
-    world = World(place)
-    for step, *details in sequence:
+def sequences(kind):
+    return st.lists(st.one_of(*STEPS[kind]), min_size=20, max_size=40)
+
+
+@pytest.mark.parametrize("kind", STEPS)
+@given(data=st.data())
+@settings(max_examples=7, deadline=None, suppress_health_check=list(HealthCheck))
+def test_no_client_loses_more_than_the_budget_and_the_ledger_says_what_pairs_add_up_to(place, kind, data):
+    world = World(place, kind)
+    for step, *details in data.draw(sequences(kind)):
         getattr(world, step)(*details)
     world.check()
 
 
 @pytest.mark.slow
-@given(steps)
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-def test_the_same_after_every_step(place, sequence):
-    world = World(place)
-    for step, *details in sequence:
+@pytest.mark.parametrize("kind", STEPS)
+@given(data=st.data())
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+def test_the_same_after_every_step(place, kind, data):
+    world = World(place, kind)
+    for step, *details in data.draw(sequences(kind)):
         getattr(world, step)(*details)
         world.check()
 

@@ -14,8 +14,8 @@ from fedcore.errors import ConfigError, LedgerError, LedgerMissing, LedgerRolled
 from fedcore.privacy.ledger.copies import backup, open_copy, restore
 from fedcore.privacy.ledger.ledger import open_ledger
 from tests.privacy import processes
+from tests.privacy.accounts import spend
 from tests.privacy.conftest import SERVER, open_books, release
-from tests.privacy.test_cohorts import spend
 from tests.privacy.test_ledger_faults import spawn
 
 VALUE = np.array([1, -2, 3])

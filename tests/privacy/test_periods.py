@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.errors import BudgetExceeded, ConfigError, LedgerTampered, PopulationBranched, PrivacyError
+from fedcore.errors import BudgetExceeded, ConfigError, PopulationBranched, PrivacyError
 from fedcore.privacy.accounting import exact_sum, make_budget, rounded_up
 from fedcore.privacy.ledger import reservations
 from fedcore.privacy.ledger.chain import canonical
@@ -18,27 +18,13 @@ from fedcore.privacy.ledger.checkpoint import account_at, state_of
 from fedcore.privacy.periods import PeriodTerms, bound, bounds, periods_in, so_far
 from fedcore.privacy.statement import private_statement
 from fedcore.storage.ranges import ranges_of
+from tests.privacy.accounts import CALENDAR, kinds, segments, spend, token, took, with_periods
 from tests.privacy.conftest import open_books, release, total
-from tests.privacy.test_cohorts import CHAIN, forged, kinds, reservation, segments, spend, token, took
-
-CALENDAR = (1, CHAIN[1], token(1))
-
-
-def with_periods(url: str, window: int = 3, **options):
-    books = open_books(url, epsilon=None)
-    settings = {"unit": "client_period", "periods": PeriodTerms("month", window), "calendar": CALENDAR, **options}
-    books.ledger.set_budget(books.population, 2, 1e-10, **settings)
-    return books
 
 
 @pytest.fixture
 def periods(url):
     return with_periods(url)
-
-
-@pytest.fixture
-def file_periods(tmp_path):
-    return with_periods(f"sqlite:///{tmp_path / 'ledger.sqlite'}")
 
 
 def reserve(books, *ranges, of: int, plan=None, **options) -> str:
@@ -165,46 +151,6 @@ def test_every_period_has_an_account_of_its_own(periods):
     with pytest.raises(BudgetExceeded, match="each of cohorts 1-10"):
         reserve(periods, (9, 10), of=12, plan=[third])
     reserve(periods, (11, 11), of=12, plan=[third])
-
-
-RECORDS = {
-    "more than the window": ("reserve", {"cohorts": took((1, 4), of=4).to_json()}),
-    "without periods": ("reserve", {"cohorts": None, "needs": []}),
-    "a threshold": ("reserve", {"plan": [release(delta=1e-20).to_json()]}),
-    "periods again": ("cohorts", {"founders": 1, "manifest": "m", "token": token(2)}),
-    "another window": ("budget set", {"currency": "gdp", "periods": {"unit": "month", "window": 9}}),
-}
-
-
-@pytest.mark.parametrize("name", RECORDS)
-def test_records_that_cannot_follow_are_refused(file_periods, name):
-    kind, change = RECORDS[name]
-    fine = {**reservation(cohorts=took((1, 3), of=3).to_json()), "unit": "client_period"}
-    if kind == "reserve":
-        forged(file_periods, kind, {**fine, **change}, "other")
-    else:
-        forged(file_periods, kind, change)
-    with pytest.raises(LedgerTampered, match="cannot follow"):
-        file_periods.ledger.verify(file_periods.population)
-
-
-def test_the_record_that_the_others_are_made_of_is_one(file_periods):
-    """Else the test before would say nothing."""
-    forged(
-        file_periods, "reserve", {**reservation(cohorts=took((1, 3), of=3).to_json()), "unit": "client_period"}, "other"
-    )
-    with pytest.raises(LedgerTampered, match="the runs are not what the chain says"):
-        file_periods.ledger.verify(file_periods.population)
-
-
-@pytest.mark.parametrize("terms", [None, {"unit": "month", "window": 0}, {"unit": "moon", "window": 1}, {"window": 1}])
-def test_a_budget_with_terms_that_are_none_is_refused_by_replay(tmp_path, terms):
-    books = open_books(f"sqlite:///{tmp_path / 'ledger.sqlite'}", epsilon=None)
-    said = {} if terms is None else {"periods": terms, "needs": ["periods"]}
-    budget = {"budget": make_budget(2, 1e-10).numbers(), "unit": "client_period", "relation": "add_or_remove_one"}
-    forged(books, "budget set", {**budget, "currency": "gdp", **said})
-    with pytest.raises(LedgerTampered, match="cannot follow"):
-        books.ledger.balance(books.population)
 
 
 # --- what a client loses over its life --------------------------------------------------------------------------------

@@ -1,37 +1,28 @@
 """One budget divided into named shares: no share is overspent, the account's own filter holds, nothing is reset."""
 
 import json
-import math
-import sqlite3
 from dataclasses import replace
 from fractions import Fraction
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.errors import BudgetExceeded, BudgetMissing, ConfigError, LedgerError, LedgerTampered, PrivacyError
+from fedcore.errors import BudgetExceeded, BudgetMissing, ConfigError, LedgerError, LedgerTampered
 from fedcore.privacy.accounting import exact_sum, rounded_down
 from fedcore.privacy.ledger import dividing, replay, reservations, tables
-from fedcore.privacy.ledger.chain import canonical, link
+from fedcore.privacy.ledger.chain import canonical
 from fedcore.privacy.ledger.checkpoint import account_at, state_of
 from fedcore.privacy.ledger.ledger import open_ledger
 from fedcore.privacy.ledger.shares import read_shares, shares_json, shares_of
 from fedcore.privacy.ledger.sums import Sums, Totals, side_by_side
 from fedcore.privacy.statement import private_statement
 from tests.privacy import processes
+from tests.privacy.accounts import VALUE, begin, costing, divide, kinds, on, rho_max, spend, took, with_periods
 from tests.privacy.conftest import open_books, release, total
-from tests.privacy.test_cohorts import begin, on, spend, took
 from tests.privacy.test_ledger_faults import spawn, together
-from tests.privacy.test_periods import with_periods
 
-VALUE = np.array([1, -2, 3])
 HALF, THIRD = Fraction(1, 2), Fraction(1, 3)
-
-
-def divide(books, **parts):
-    books.ledger.divide(books.population, {name: Fraction(part) for name, part in parts.items()})
 
 
 def of(books, name):
@@ -39,21 +30,6 @@ def of(books, name):
     balance = books.ledger.verify(books.population)
     assert balance == books.ledger.balance(books.population)
     return next(share for share in balance.shares if share.name == name)
-
-
-def rho_max(books) -> Fraction:
-    return Fraction(books.ledger.balance(books.population).budget.rho_max)
-
-
-def costing(rho, **more):
-    """A release that costs at most this rho, and all but a millionth of it."""
-    planned = release(sigma=math.sqrt(0.5 / float(rho)) * (1 + 1e-7), **more)
-    assert 0.999999 * float(rho) < planned.rho <= rho
-    return planned
-
-
-def kinds(books):
-    return [row["kind"] for row in books.ledger.history(books.population)]
 
 
 # --- what may be divided --------------------------------------------------------------------------------------------
@@ -210,16 +186,6 @@ def test_all_dealt_out_leaves_nothing_for_runs_without_a_share(books):
     divide(books, a=HALF, b=HALF)
     with pytest.raises(BudgetExceeded, match="the run names none"):
         books.reserve([release()])
-
-
-def test_the_same_run_with_another_share_is_another_plan(books):
-    divide(books, a=HALF, b=".3")
-    run = books.reserve([release()], share="a")
-    books.reserve([release()], run=run, share="a")
-    for share in ("b", None):
-        with pytest.raises(PrivacyError, match="another plan"):
-            books.reserve([release()], run=run, share=share)
-    assert kinds(books).count("reserve") == 1
 
 
 def test_a_raise_is_shared_out_by_the_same_parts(books):
@@ -381,113 +347,6 @@ def test_the_statement_names_the_share(books):
     assert statement.share == "team-a" and "share 'team-a'" in statement.text()
     statement = private_statement(books.ledger, books.population, other)
     assert statement.share == "" and "share '" not in statement.text()
-
-
-def edit(books, *statements):
-    with sqlite3.connect(books.url.removeprefix("sqlite:///")) as connection:
-        for statement in statements:
-            assert connection.execute(statement).rowcount > 0, statement
-    connection.close()
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        """UPDATE fedcore_accounts SET shares = '{"a":[9,10]}'""",
-        "UPDATE fedcore_accounts SET shares = NULL",
-        "UPDATE fedcore_accounts SET shares = 'x'",
-        "UPDATE fedcore_runs SET share = NULL",
-        "UPDATE fedcore_runs SET share = 'b'",
-    ],
-)
-def test_edited_tables_are_noticed(file_books, statement):
-    divide(file_books, a=HALF, b=".3")
-    run = file_books.reserve([costing(rho_max(file_books) / 3)], share="a")
-    lease = file_books.ledger.acquire(run)
-    file_books.ledger.charge(lease, costing(rho_max(file_books) / 3))
-    edit(file_books, statement)
-    for attempt in (
-        lambda: file_books.ledger.verify(file_books.population),
-        lambda: file_books.reserve([release()], share="b"),
-        lambda: file_books.ledger.charge(lease, costing(rho_max(file_books) / 3)),  # which must be paid again
-        lambda: divide(file_books, a=".9"),
-    ):
-        with pytest.raises(LedgerTampered):
-            attempt()
-
-
-def forged(books, kind, run_id, payload, **row):
-    """A record of the right hash that no ledger would have written."""
-    path = books.url.removeprefix("sqlite:///")
-    with sqlite3.connect(path) as connection:
-        seq, before = connection.execute("SELECT seq, hash FROM fedcore_accounts").fetchone()
-        record = link(books.ledger.id, books.population, seq + 1, kind, run_id, {"at": 0, **payload}, before)
-        connection.execute(
-            "INSERT INTO fedcore_records VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (books.population, record.seq, kind, run_id, record.payload, before, record.hash),
-        )
-        connection.execute("UPDATE fedcore_accounts SET seq = ?, hash = ?", (record.seq, record.hash))
-        for name, value in row.items():
-            connection.execute(f"UPDATE fedcore_accounts SET {name} = ?", (value,))
-    connection.close()
-
-
-WAS = {"a": [1, 2]}
-
-
-@pytest.mark.parametrize(
-    "payload",
-    [
-        {"shares": {"a": [1, 4]}, "before": WAS},  # of which it has spent more
-        {"shares": {}, "before": WAS},
-        {"shares": {"a": [1, 1]}, "before": WAS},  # what was spent without a share
-        {"shares": {"a": [9, 10], "b": [1, 5]}, "before": WAS},
-        {"shares": {"a": [1, 2], "b": [-1, 5]}, "before": WAS},
-        {"shares": {"a": [2, 4]}, "before": WAS},
-        {"shares": {"a": [1, 2], "b b": [1, 5]}, "before": WAS},
-        {"shares": {"a": [1, 2], "b": [1, 5]}, "before": {}},
-        {"shares": {"a": [1, 2], "b": [1, 5]}, "before": WAS, "needs": []},
-        {"shares": [["a", 1, 2]], "before": WAS},
-        {"before": WAS},
-    ],
-)
-def test_divisions_that_cannot_follow_are_refused(file_books, payload):
-    divide(file_books, a=HALF)
-    spend(file_books, [costing(rho_max(file_books) / 3)], share="a")
-    spend(file_books, [costing(rho_max(file_books) / 3)])
-    shares = canonical(payload["shares"]) if payload.get("shares") else None
-    forged(file_books, "budget divide", None, {"needs": ["shares"], **payload}, shares=shares)
-    with pytest.raises(LedgerTampered, match="budget divide.*cannot follow"):
-        file_books.ledger.verify(file_books.population)
-
-
-@pytest.mark.parametrize(
-    "change", [{"share": "b"}, {"share": "a", "needs": []}, {"share": None, "needs": ["shares"]}, {"share": ["a"]}]
-)
-def test_reservations_that_cannot_follow_are_refused(file_books, change):
-    divide(file_books, a=HALF)
-    run = file_books.reserve([release()], share="a")
-    record = next(row for row in file_books.ledger.history(file_books.population) if row["kind"] == "reserve")
-    payload = {name: value for name, value in record.items() if name not in ("seq", "kind", "run_id", "hash", "at")}
-    forged(file_books, "reserve", f"{run}-2", {**payload, **change})
-    with pytest.raises(LedgerTampered, match="reserve.*cannot follow"):
-        file_books.ledger.verify(file_books.population)
-
-
-def test_records_that_overspend_a_share_are_refused(file_books):
-    divide(file_books, a=".1")
-    run = file_books.reserve([costing(rho_max(file_books) / 3)])
-    record = next(row for row in file_books.ledger.history(file_books.population) if row["kind"] == "reserve")
-    payload = {name: value for name, value in record.items() if name not in ("seq", "kind", "run_id", "hash", "at")}
-    forged(file_books, "reserve", f"{run}-2", {**payload, "share": "a", "needs": ["shares"]})
-    with pytest.raises(LedgerTampered, match="spend more than share 'a'"):
-        file_books.ledger.verify(file_books.population)
-    fresh = open_books(file_books.url.replace("ledger.sqlite", "other.sqlite"))
-    divide(fresh, a=".4")
-    fresh.reserve([costing(rho_max(fresh) / 3)])
-    forged(fresh, "reserve", "more", payload)  # two thirds of the budget, of which .6 is undivided
-    with pytest.raises(LedgerTampered, match="spend more than the undivided part"):
-        fresh.ledger.verify(fresh.population)
 
 
 @pytest.mark.parametrize("value", [[], {"a": 1}, {"a": [1, 0]}, {"a": [1]}, {"a": ["1", 2]}, {"a": [3, 2]}])

@@ -15,10 +15,9 @@ from fedcore.privacy.ledger.checkpoint import account_at, state_of
 from fedcore.privacy.ledger.replay import replay
 from fedcore.privacy.statement import private_statement, spent_before_in_words
 from fedcore.privacy.statement_check import differences, own_contradictions, read_statement
+from tests.privacy.accounts import begin, on, spend, took, with_periods
 from tests.privacy.conftest import open_books, release
-from tests.privacy.test_cohorts import begin, on, spend, took
 from tests.privacy.test_order import ACQUIRED, SET, chain_of, reserved
-from tests.privacy.test_periods import with_periods
 
 RHO, WHY = 0.0123, "budget show of the old ledger at commit 6fae4f3"
 CHARGE = ("spent before", None, {"rho": RHO, "reason": WHY, "at": 0})

@@ -87,6 +87,7 @@ OF_COHORTS = "tests/privacy/test_cohorts.py"
 OF_CHARGE = "tests/privacy/test_spent_before.py"
 SHARES, DIVIDING = "fedcore/privacy/ledger/shares.py", "fedcore/privacy/ledger/dividing.py"
 OF_SHARES = "tests/privacy/test_shares.py"
+OF_EVERY_ACCOUNT = "tests/privacy/test_accounts.py"
 COPIES, OF_COPIES = "fedcore/privacy/ledger/copies.py", "tests/privacy/test_ledger_copies.py"
 PERIODS, OF_PERIODS = "fedcore/privacy/periods.py", "tests/privacy/test_periods.py"
 ENTRIES, OF_ENTRIES = "fedcore/population/periods.py", "tests/population/test_periods.py"
@@ -1687,14 +1688,14 @@ MUTANTS: list[Mutant] = [
         REPLAY,
         "if min(account.share_left(((FOUNDERS, account.last_cohort),), name)) < 0:",
         "if False:",
-        f"{OF_SHARES}::test_records_that_overspend_a_share_are_refused",
+        f"{OF_EVERY_ACCOUNT}::test_records_that_overspend_a_share_are_refused",
     ),
     _mutant(
         "shares: a run takes up a plan of another one",
         RESERVE,
         '            identity["share"] = share\n',
         "",
-        f"{OF_SHARES}::test_the_same_run_with_another_share_is_another_plan",
+        f"{OF_EVERY_ACCOUNT}::test_a_resumed_run_has_reserved_its_plan_and_another_is_refused",
     ),
     _mutant(
         "shares: a checkpoint forgets what they spent",
@@ -1708,7 +1709,7 @@ MUTANTS: list[Mutant] = [
         QUERIES,
         'check(row.shares == shares, "its division into shares is")',
         "pass",
-        f"{OF_SHARES}::test_edited_tables_are_noticed",
+        f"{OF_EVERY_ACCOUNT}::test_an_edit_is_noticed_by_whatever_depends_on_it_and_by_verify",
     ),
     # --- copies ------------------------------------------------------------------------------------------------------
     _mutant(
@@ -2055,7 +2056,7 @@ MUTANTS: list[Mutant] = [
         REPLAY,
         "if account.periods is not None and periods_in(ranges) > account.periods.window:",
         "if False:",
-        f"{OF_PERIODS}::test_records_that_cannot_follow_are_refused",
+        f"{OF_EVERY_ACCOUNT}::test_records_that_cannot_follow_are_refused",
     ),
     _mutant(
         "periods: ranges are counted, not what they hold",
@@ -2076,7 +2077,7 @@ MUTANTS: list[Mutant] = [
         REPLAY,
         'if account.periods is not None and any(planned["delta"] for planned in run.plan):',
         "if False:",
-        f"{OF_PERIODS}::test_records_that_cannot_follow_are_refused",
+        f"{OF_EVERY_ACCOUNT}::test_records_that_cannot_follow_are_refused",
     ),
     _mutant(
         "periods: a life without the square",
@@ -2203,7 +2204,7 @@ MUTANTS: list[Mutant] = [
         REPLAY,
         "    account.learn(tokens)\n",
         "    account.tokens = tokens\n",
-        f"{OF_COHORTS}::test_records_that_cannot_follow_are_refused",
+        f"{OF_EVERY_ACCOUNT}::test_records_that_cannot_follow_are_refused",
     ),
     _mutant(
         "cohorts: a plan for everybody is taken",
@@ -2266,14 +2267,14 @@ MUTANTS: list[Mutant] = [
         QUERIES,
         "same = same and run.cohorts == ",
         "same = same or run.cohorts == ",
-        f"{OF_COHORTS}::test_an_edit_is_noticed_by_the_next_reservation_and_by_verify",
+        f"{OF_EVERY_ACCOUNT}::test_an_edit_is_noticed_by_whatever_depends_on_it_and_by_verify",
     ),
     _mutant(
         "cohorts: the mode of an account is not compared",
         QUERIES,
         'check(row.mode == account.mode, "whether it is kept by cohort is")',
         "pass",
-        f"{OF_COHORTS}::test_an_edit_is_noticed_by_the_next_reservation_and_by_verify",
+        f"{OF_EVERY_ACCOUNT}::test_an_edit_is_noticed_by_whatever_depends_on_it_and_by_verify",
     ),
     _mutant(
         "cohorts: a checkpoint forgets who pays for open runs",
