@@ -126,7 +126,6 @@ slow = lambda **settings: pytest.param(settings, marks=pytest.mark.slow)
         dict(levels=1, gamma=0.5, participation=0.75),
         slow(levels=1, gamma=1.0, participation=1.0),
         slow(levels=4, gamma=0.5, participation=0.5),
-        slow(codec="block", gamma=0.5, norm="inf"),
     ],
 )
 def test_memories_beat_heterogeneity(known, settings):

@@ -164,7 +164,7 @@ def test_the_papers_tables_name_their_codec_and_steps():
     known = {"codec": "dithering", "safeguards": False, "regularisation": 1e-3, "restarts": 1}
     assert fedem_runs.as_in_the_paper({"gamma": 1.0}) == {**known, "gamma": 1.0}
     assert "codec" not in fedem_runs.as_in_the_paper({"algorithm": "em"})
-    assert fedem_runs.as_in_the_paper({"codec": "rand-k"})["codec"] == "rand-k"
+    assert fedem_runs.as_in_the_paper({"codec": "identity"})["codec"] == "identity"
 
 
 def test_the_table_of_bytes_on_small_data(tmp_path, monkeypatch):
