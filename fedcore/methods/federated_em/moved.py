@@ -14,7 +14,7 @@ THEOREMS = ("v_min", "v_max", "field_lipschitz", "objective_lipschitz")
 MOVED = {
     "algorithm=naive": "is memories = false of the method paper_federated_em",
     "codec=block": "is dithering with levels = 1",
-    "codec=rand-k": "is no more: the codecs natural and dithering send less",
+    "codec=rand-k": "is no more: choose natural or dithering",
     "kept": "was of the codec rand-k, which is no more",
     **dict.fromkeys(OF_THE_PAPER, "is a setting of the method paper_federated_em"),
     **dict.fromkeys(ALWAYS, "has its former default always: leave it out"),

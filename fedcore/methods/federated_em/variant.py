@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The defaults are what `federated_em` does, and not settings: docs/federated-em.md has what others are worth.
+    """The defaults are what `federated_em` does, and not settings: docs/federated-em.md has tables of some others.
     `paper_federated_em` has others.
 
     memories: whether clients remember what they sent; without them compression keeps the estimate away from EM's

@@ -25,7 +25,7 @@ import numpy as np
 
 from fedcore.methods.mixture_models.spatial_median import SMALLEST_DISTANCE, distances, weighted_sums
 
-LIMIT = 1.3  # c, of prototypes; 1 to 2 do about as well
+LIMIT = 1.3  # c
 POOLING = 10.0  # clients' worth of the sums of all components that each one gets
 SMALLEST_VARIANCE = 1e-5  # between clients, relative to the mean 1 / (n w)
 LARGEST_VARIANCE = 1e6
