@@ -481,3 +481,12 @@ def test_the_check_of_ids_is_a_command(tmp_path):
     fine = of_before(tmp_path / "fine", ["A", "a"])
     checked = works("population", "check-ids", fine.path, "--json").json
     assert checked["ids"] == STRIPPED and checked["alike_ids"] == 1 and checked["version"] == 2
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_an_array_of_ids_beyond_unicode_is_refused(tmp_path, order):
+    ids = np.array([0x61, 0x110000, 0x62], f"{order}u4").view(f"{order}U1")
+    np.savez(tmp_path / "a.npz", x=np.eye(3), client=ids)
+    with pytest.raises(IngestError, match="truncated or damaged"):
+        ingest(tmp_path / "a.npz", tmp_path / "p")
+    assert not (tmp_path / "p").exists()

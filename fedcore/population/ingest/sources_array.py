@@ -34,6 +34,7 @@ from fedcore.population.ingest.batches import (
 from fedcore.storage.npz import BROKEN, npy_header
 
 LARGEST_WHOLE = 256 << 20  # bytes of an array that is read at once; batches are far smaller
+LAST_CHARACTER = 0x10FFFF  # of Unicode; Python makes no text of others
 CSR_PARTS = ("data", "indices", "indptr", "shape")
 EXACT_IN_FLOAT32 = ("bool", "int8", "uint8", "int16", "uint16", "float16", "float32")
 
@@ -77,6 +78,10 @@ class StoredArray:
         try:
             data = self._handle.read(entries * self.dtype.itemsize * math.prod(self.shape[1:]))
             self.taken += entries
+            if self.dtype.kind == "U":
+                characters = np.frombuffer(data, np.dtype("u4").newbyteorder(self.dtype.byteorder))
+                if characters.size and characters.max() > LAST_CHARACTER:
+                    raise ValueError(f"it holds characters beyond U+{LAST_CHARACTER:X}")
             return np.frombuffer(data, self.dtype).reshape(entries, *self.shape[1:])
         except BROKEN as error:
             raise IngestError(f"{self.where} is truncated or damaged.", "Copy or download it again.") from error
