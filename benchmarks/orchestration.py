@@ -146,7 +146,7 @@ def work(case: Case, population: Population, rounds: int) -> float:
     ]
     planned, public, noise = (), public_facts(method, population, None, 0), SecureNoise()
     if method.private:
-        planned, public, _ = plan_within_budget(method, population, ledger_of(population), 0)
+        planned, public, _ = plan_within_budget(method, population, ledger_of(population).balance(population.id), 0)
     state, memory, round = method.init(public), [None] * len(parts), 0
     with threadpool_limits(1):
         began = process_time()

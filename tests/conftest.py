@@ -88,6 +88,13 @@ def write_counts(path, matrix, *, leaf=4, block=8, heldout=None, ids=None, **opt
         return writer.commit(Provenance(sources=("test",)))
 
 
+def spec_of(request):
+    """What the request comes to, with its inputs opened for it alone."""
+    from fedcore.training.spec import open_inputs, resolve
+
+    return resolve(request, open_inputs(request))
+
+
 def edit_record(path, change):
     """Edit run.json of a run, as somebody who also makes its head anew: change(content)."""
     content = json.loads((path / "run.json").read_text())

@@ -52,7 +52,7 @@ def select(
         from fedcore.methods.registry import make_method
         from fedcore.operations.selection import compare, requests
         from fedcore.training.request import TrainRequest
-        from fedcore.training.spec import resolve
+        from fedcore.training.spec import open_inputs, resolve
 
     request = TrainRequest.read(
         "See `fedcore select --help`.",
@@ -68,7 +68,7 @@ def select(
     tried = _tries(tries) if tries else asked.tries()
     wanted = requests(request, tried, asked.held_back_share if share is None else share, name)
     for _, one in wanted:
-        resolve(one)  # a mistake is told before the first run
+        resolve(one, open_inputs(one))  # a mistake is told before the first run
     with bar(f"select {population}", as_json) as progress:
         found = compare(
             wanted,

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from fedcore.rounds.results import Table
     from fedcore.runs.store import Run
     from fedcore.training.request import TrainRequest
+    from fedcore.training.spec import RunSpec
 
 
 def train(
@@ -80,7 +81,7 @@ def train(
     """Train a model; with Prefect and Dask by default, in this process with --local."""
     with importing():
         from fedcore.training.request import TrainRequest
-        from fedcore.training.spec import resolve
+        from fedcore.training.spec import open_inputs, resolve
 
     use_ledger(ledger)
     use_metrics(metrics_file)
@@ -101,24 +102,27 @@ def train(
         public_start_because=public_start,
         share=share,
     )
-    spec = resolve(request)  # a mistake is told at once, not after a server has started
+    spec = resolve(request, open_inputs(request))  # a mistake is told at once, not after a server has started
     spec.check_worth()
     if spec.worth is not None and not as_json:
         print(f"what to expect, by the budget: {spec.worth.in_words}", file=sys.stderr)
     if spec.left_out and not as_json:
         print(f"missing values: {spec.left_out}", file=sys.stderr)
-    show_run(str(trained(request, local, workers, dask, as_json)), as_json)
+    show_run(str(trained(request, local, workers, dask, as_json, spec)), as_json)
 
 
-def trained(request: TrainRequest, local: bool, workers: int | None, dask: str | None, quiet: bool) -> Place:
-    """The folder of the run that was made of the request, with Prefect or in this process."""
+def trained(
+    request: TrainRequest, local: bool, workers: int | None, dask: str | None, quiet: bool, spec: RunSpec | None = None
+) -> Place:
+    """The folder of the run that was made of the request, with Prefect or in this process. spec: of the request; a flow
+    resolves it when its cluster has started, against what is left of the budget then."""
     with importing():
         from fedcore.methods.registry import make_method
         from fedcore.training.session import start_run
     method = make_method(request.method, request.settings)
     if local:
         return in_process(
-            lambda backend: start_run(request, backend, stamp=stamp()), workers, dask, method.private, quiet
+            lambda backend: start_run(request, backend, stamp=stamp(), spec=spec), workers, dask, method.private, quiet
         )
     with importing():
         flows = import_module("fedcore.flows.train")

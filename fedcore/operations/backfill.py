@@ -12,7 +12,7 @@ from fedcore.population.store import Population
 from fedcore.runs.store import list_runs
 from fedcore.storage.ranges import Ranges, holds, in_words, ranges_of
 from fedcore.training.request import Series
-from fedcore.training.spec import resolve
+from fedcore.training.spec import open_inputs, resolve
 from fedcore.training.warm_start import PREVIOUS
 
 SKIPPED = ("failed", "abandoned")  # runs with which a version does not count as trained on
@@ -56,8 +56,9 @@ def check_backfill(item: Deployment, versions: Sequence[int]) -> None:
             "pay than the schedule has planned for.",
             "Leave it: clients who could not take part then have the more left for later runs.",
         )
-    spec = resolve(item.request)
-    fit = 0 if spec.ledger is None else runs_that_fit(spec, spec.ledger.balance(spec.population.id))
+    inputs = open_inputs(item.request)
+    spec = resolve(item.request, inputs)
+    fit = 0 if inputs.balance is None else runs_that_fit(spec, inputs.balance)
     if fit < len(versions):
         raise BudgetExceeded(
             f"{len(versions)} runs of deployment {item.name!r} are to be made up for, and the budget of population "

@@ -42,7 +42,7 @@ from fedcore.rounds.private_settings import cohort_rule
 from fedcore.storage.files import is_url
 from fedcore.storage.parsing import read_toml
 from fedcore.training.request import LARGEST_SEED, SHARE_NAME, Series, TrainRequest
-from fedcore.training.spec import resolve
+from fedcore.training.spec import open_inputs, resolve
 from fedcore.training.warm_start import PREVIOUS
 
 
@@ -181,7 +181,7 @@ def expectations(deployments: Sequence[Deployment]) -> list[str]:
     lines = []
     for item in deployments:
         try:
-            worth = resolve(item.request).worth
+            worth = resolve(item.request, open_inputs(item.request)).worth
         except FedcoreError:
             continue
         if worth is not None:

@@ -26,7 +26,7 @@ from fedcore.population.ingest.schema import read_schema
 from fedcore.population.store import Population
 from fedcore.storage.files import is_url, place
 from fedcore.training.request import Series
-from fedcore.training.spec import resolve
+from fedcore.training.spec import open_inputs, resolve
 
 Problem = tuple[str, FedcoreError]  # (of what, in words; the error that its first run would meet)
 
@@ -89,7 +89,7 @@ def _of_deployment(item: Deployment, made_here: bool) -> Iterator[FedcoreError]:
         yield error
         return
     yield from _caught(
-        lambda: resolve(item.request).check_worth(),
+        lambda: resolve(item.request, open_inputs(item.request)).check_worth(),
         lambda: public_population(item.series, make_method(item.method, item.config), Population.open(item.population)),
     )
 

@@ -37,7 +37,7 @@ from fedcore.rounds.method import AnyMethod, PublicFacts
 from fedcore.runs.store import STATES_KEPT
 from fedcore.storage.files import Place, is_remote, place
 from fedcore.training.request import TrainRequest
-from fedcore.training.spec import resolve
+from fedcore.training.spec import open_inputs, resolve
 
 MOST_WORKERS = 10_000
 
@@ -149,9 +149,10 @@ def plan_run(
     """What the requested run would take (see `predicted`); nothing is reserved, released or kept.
 
     limit: seconds of the calibration. meet_deadline: if it would take longer than the deadline, the plan is that of as
-    many workers as meet it, with a core each. Raises ConfigError for what cannot fit, and for what `resolve` refuses.
+    many workers as meet it, with a core each. Raises ConfigError for what cannot fit, and what `open_inputs` and
+    `resolve` raise.
     """
-    spec = resolve(request)
+    spec = resolve(request, open_inputs(request))
     method, population, public = spec.method, spec.population, spec.public
     if spec.participants is not None and where.clients is None:
         where = replace(where, clients=public.nominal_clients)

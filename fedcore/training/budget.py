@@ -306,7 +306,7 @@ def required_budget(population: Population, balance: Balance) -> Budget:
 def plan_within_budget(
     method: AnyMethod,
     population: Population,
-    ledger: Ledger,
+    balance: Balance,
     seed: int,
     start: Mapping[str, np.ndarray] | None = None,
     share: str | None = None,
@@ -315,9 +315,9 @@ def plan_within_budget(
     made from; and who takes part, None for everybody.
 
     The share is config.epsilon at the population's delta, or what config.horizon leaves for one of so many runs, or all
-    that is left; the relation is that of the budget. share: of a divided budget, which is then all that the run sees.
+    that is left; the relation is that of the budget. balance: of the population. share: of a divided
+    budget, which is then all that the run sees.
     """
-    balance = ledger.balance(population.id)
     required_budget(population, balance)
     balance = balance.of_share(share)
     budget = balance.required_budget()

@@ -24,10 +24,10 @@ from fedcore.rounds.method import ROWS, AnyMethod, ClientOutputs, Memory, State
 from fedcore.rounds.statistics import IntegerSum, Statistics
 from fedcore.runs.store import Run
 from fedcore.storage.files import Place
-from fedcore.training.columns import other_columns
 from fedcore.training.output_files import Leaf, OutputFiles
 from fedcore.training.output_kinds import output_files
 from fedcore.training.output_parts import Parts, write_part
+from fedcore.training.record import other_columns
 from fedcore.training.spec import recorded_request
 
 NOTE = (

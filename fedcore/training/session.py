@@ -1,6 +1,6 @@
 """The second of the two steps in which a run begins, and how it ends: where method, ledger and run store meet.
 
-    start_run(request)   resolve -> make the run's folder -> reserve its budget -> first state   -> Session
+    start_run(request)   inputs -> resolve -> make the run's folder -> reserve its budget -> first state   -> Session
     resume(path)         recorded spec -> the reservation again -> last committed state           -> Session
 
 The `training` of a session is stepped by the command line (`--local`) or by a flow, inside `concluding`. The order
@@ -48,10 +48,10 @@ from fedcore.storage.ranges import Ranges
 from fedcore.training.budget import LedgerPublisher, ledger_of
 from fedcore.training.request import TrainRequest
 from fedcore.training.shared_ids import check_run
-from fedcore.training.spec import RunSpec, recorded_request, recorded_spec, resolve
+from fedcore.training.spec import RunSpec, open_inputs, recorded_request, recorded_spec, resolve
 from fedcore.training.vocabulary import runs_behind
 from fedcore.training.warm_start import in_words, start_lineage, words_of_arrival
-from fedcore.training.witness import check_runs, remember_head
+from fedcore.training.witness import check_runs, check_witnesses, remember_head
 
 if TYPE_CHECKING:
     from fedcore.privacy.ledger.ledger import Ledger
@@ -125,14 +125,20 @@ class Session:
 # --- beginning --------------------------------------------------------------------------------------------------------
 
 
-def start_run(request: TrainRequest, backend: Backend, *, stamp: str, ledger_url: str | None = None) -> Session:
+def start_run(
+    request: TrainRequest, backend: Backend, *, stamp: str, ledger_url: str | None = None, spec: RunSpec | None = None
+) -> Session:
     """A new run, reserved and with its first state committed.
 
-    stamp: a time as text, for the run's name. Raises what `resolve` and `check_run` raise, NotWorthIt for a run that
+    stamp: a time as text, for the run's name. spec: of this request, resolved a moment ago; None: it is resolved here.
+    Raises what `open_inputs`, `resolve` and `check_run` raise, NotWorthIt for a run that
     nobody would want, and RunError for a name that is taken. If it raises, nothing stays reserved and no run is left
     behind, unless the ledger failed after it had reserved: then the run can be resumed or abandoned.
     """
-    spec = resolve(request, ledger_url)
+    if spec is None:
+        spec = resolve(request, open_inputs(request, ledger_url))
+    elif spec.ledger is not None:  # another copy may have been put in its place since then
+        check_witnesses(spec.population, spec.ledger)
     spec.check_worth()
     if spec.ledger is not None:
         check_runs(request.runs, spec.population, spec.ledger)

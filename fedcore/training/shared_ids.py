@@ -144,6 +144,8 @@ def holds_data_of(
     others: by id the places where a version of each may be: (path, number; None: any). The ledger also knows those that
     are gone.
     """
+    if not others:
+        return None
     own, kept = _fingerprints(population.location), None if ledger is None else ledger.kept_sketch(population.id)
     for one, places in others.items():
         other = None if ledger is None else ledger.kept_sketch(one)

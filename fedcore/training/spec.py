@@ -1,7 +1,10 @@
 """The first of the two steps in which a run begins: everything that decides it is looked up and checked.
 
-`resolve` turns a request into one frozen `RunSpec`; `recorded_spec` makes the same of a run that is gone on with. The
-second step, `fedcore.training.session`, opens the run. No data are open here, and nothing is reserved.
+    open_inputs(request)     -> Inputs     population, ledger and start, opened and verified once
+    resolve(request, inputs) -> RunSpec    pure
+
+`recorded_spec` makes the same of a run that is gone on with. The second step, `fedcore.training.session`, opens the
+run. No data are open here, and nothing is reserved.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from fedcore.errors import ConfigError, NotWorthIt, PopulationError, RunError
 from fedcore.methods.registry import make_method, suited_to
 from fedcore.population.store import Population
 from fedcore.privacy.cohorts import Participants
-from fedcore.privacy.ledger.chain import ChainHead
+from fedcore.privacy.ledger.chain import Balance, ChainHead
 from fedcore.privacy.plan import CLIENT_PERIOD, PlannedRelease, Unit
 from fedcore.rounds.clients import DEFAULT_CACHE_BYTES
 from fedcore.rounds.method import AnyMethod, PublicFacts, Worth
@@ -28,9 +31,8 @@ from fedcore.runs.store import Run
 from fedcore.storage.arrays import read_values
 from fedcore.storage.files import place
 from fedcore.training.budget import check_kind, ledger_of, nominal_clients, plan_within_budget, public_facts
-from fedcore.training.columns import columns_to_record
+from fedcore.training.record import columns_to_record, installed
 from fedcore.training.request import TrainRequest
-from fedcore.training.software import installed
 from fedcore.training.warm_start import WarmStart, digest_of, find_warm_start
 
 if TYPE_CHECKING:  # a run that is not private needs no database
@@ -143,11 +145,28 @@ class RunSpec:
         return {"needs": needs, **said} if said else {}
 
 
-def resolve(request: TrainRequest, ledger_url: str | None = None) -> RunSpec:
-    """The run that is requested, or the error for which it is refused: settings, population, warm start, budget.
+@dataclass(frozen=True)
+class Inputs:
+    """What decides a run besides its request: read once, and verified by `open_inputs`.
+
+    method:     with its settings, and what follows for them from the population's columns
+    population: one version
+    ledger, balance: of a private run; the ledger contains what its witnesses saw. None if the method is not private
+    warm_start: None if the run starts from nothing
+    """
+
+    method: AnyMethod
+    population: Population
+    ledger: Ledger | None
+    balance: Balance | None
+    warm_start: WarmStart | None
+
+
+def open_inputs(request: TrainRequest, ledger_url: str | None = None) -> Inputs:
+    """Open, each once, what the request names: population, ledger, start; nothing is reserved.
 
     ledger_url: where the population's ledger is, if it was moved. Raises ConfigError, WrongKind, the population's and
-    the ledger's errors, PrivacyError, BudgetMissing, BudgetExceeded.
+    the ledger's errors, PrivacyError.
     """
     method = make_method(request.method, request.settings)
     place(request.runs)  # what a URL cannot be is told before anything is made
@@ -172,14 +191,24 @@ def resolve(request: TrainRequest, ledger_url: str | None = None) -> RunSpec:
         runs=request.runs,
         deployment=request.deployment,
     )
-    arrays = None if warm_start is None else warm_start.arrays
+    return Inputs(method, population, ledger, None if ledger is None else ledger.balance(population.id), warm_start)
+
+
+def resolve(request: TrainRequest, inputs: Inputs) -> RunSpec:
+    """The run that is requested, or the error for which it is refused. Nothing is read: the same arguments give the
+    same run. The ledger checks the plan again when it reserves, against its state then.
+
+    inputs: of this request. Raises ConfigError, PrivacyError, BudgetMissing, BudgetExceeded.
+    """
+    method, population, start = inputs.method, inputs.population, inputs.warm_start
+    arrays = None if start is None else start.arrays
+    releases: tuple[PlannedRelease, ...] = ()
     participants = None
-    if ledger is None:
-        releases: tuple[PlannedRelease, ...] = ()
+    if inputs.balance is None:
         public = public_facts(method, population, None, request.seed, start=arrays)
     else:
         releases, public, participants = plan_within_budget(
-            method, population, ledger, request.seed, arrays, request.share
+            method, population, inputs.balance, request.seed, arrays, request.share
         )
     method.init(public)  # what the method cannot do with this population, budget and start is refused now
     return RunSpec(
@@ -187,9 +216,9 @@ def resolve(request: TrainRequest, ledger_url: str | None = None) -> RunSpec:
         population,
         public,
         releases,
-        ledger,
+        inputs.ledger,
         participants,
-        warm_start,
+        start,
         request.test_noise,
         request.cache_bytes,
         request.share,

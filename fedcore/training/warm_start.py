@@ -27,7 +27,7 @@ from fedcore.runs.store import LoadedRun, Run, list_runs, load_run
 from fedcore.storage.files import Place, absolute, check_regular, is_remote, place, read_bytes
 from fedcore.storage.npz import BROKEN, read_npz
 from fedcore.storage.parsing import parse_json
-from fedcore.training.columns import other_columns
+from fedcore.training.record import other_columns
 from fedcore.training.shared_ids import holds_data_of
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from fedcore.evaluation.report import markdown_report, write_report
 from fedcore.evaluation.run_summary import public_score
 from fedcore.operations.series import conclude
 from fedcore.population.store import Population
+from fedcore.training.record import installed
 from fedcore.training.request import Series
-from fedcore.training.software import installed
 from tests.command import works
 from tests.conftest import edit_record, small_counts, write_counts
 from tests.operations.test_operations import OPEN, PRIVATE, PUBLIC, begin, train

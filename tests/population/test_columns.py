@@ -12,7 +12,7 @@ from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 from fedcore.storage import digests
-from fedcore.training.columns import columns_to_record, other_columns
+from fedcore.training.record import columns_to_record, other_columns
 
 AGE = ColumnEntry(name="age", of="age", unit="years", low=0.0, high=120.0)
 COLUMNS = (AGE, ColumnEntry(name="city=Bern", of="city", kind="category", value="Bern", low=0.0, high=1.0))

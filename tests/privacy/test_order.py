@@ -21,9 +21,8 @@ from fedcore.privacy.plan import ROUNDED, PlannedRelease
 from fedcore.rounds.statistics import IntegerSum
 from fedcore.training.budget import LedgerPublisher, fit_plan, plan_within_budget, public_facts
 from fedcore.training.request import TrainRequest
-from fedcore.training.spec import resolve
 from tests.command import private_population
-from tests.conftest import small_counts
+from tests.conftest import small_counts, spec_of
 from tests.privacy.conftest import release
 from tests.rounds.test_engine import Recorder, begin, to_end
 from tests.toy import GRID, Toy, ToyConfig
@@ -170,14 +169,14 @@ def test_a_plan_fits_with_its_spares(tmp_path, spares):
 def test_a_run_is_planned_for_the_relation_of_the_budget(tmp_path, relation):
     population, ledger = private_population(tmp_path / "p", small_counts(), epsilon=None)
     ledger.set_budget(population.id, 4.0, 1e-6, relation=relation)
-    spec = resolve(TrainRequest(method="histograms", population=str(population.path), settings=SMALL))
+    spec = spec_of(TrainRequest(method="histograms", population=str(population.path), settings=SMALL))
     assert spec.public.relation == relation
 
 
 def test_a_run_that_asks_for_more_than_is_left_is_told_what_fits(tmp_path):
     population, ledger = private_population(tmp_path / "p", small_counts(), epsilon=0.5)
     with pytest.raises(BudgetExceeded, match=r"a run of epsilon = 0\.499"):
-        plan_within_budget(make_method("histograms", SMALL), population, ledger, 0)
+        plan_within_budget(make_method("histograms", SMALL), population, ledger.balance(population.id), 0)
 
 
 # --- chains that no ledger writes -----------------------------------------------------------------------------------

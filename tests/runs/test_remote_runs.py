@@ -30,10 +30,9 @@ from fedcore.storage.files import place
 from fedcore.training.personalise import personalise
 from fedcore.training.request import Series, TrainRequest
 from fedcore.training.session import abandon, concluding, resume, start_run
-from fedcore.training.spec import resolve
 from tests.command import fedcore as command
 from tests.command import private_population, works
-from tests.conftest import small_counts, write_counts
+from tests.conftest import small_counts, spec_of, write_counts
 from tests.faults.driver import PATIENCE, PROCESSES, Kill, of_memory
 from tests.faults.driver import train as in_a_process
 from tests.faults.place import bits, same_result
@@ -185,7 +184,7 @@ def test_a_run_starts_from_a_run_behind_a_url(population, memory, tmp_path):
     ).run
     np.testing.assert_allclose(read_values(run.path / "start.zip")["centres"], arrays["centres"])
     with pytest.raises(ConfigError, match="cannot read"):
-        resolve(
+        spec_of(
             request_of(
                 population,
                 f"{memory}/runs",
@@ -210,7 +209,7 @@ def test_a_run_starts_from_a_run_behind_a_url(population, memory, tmp_path):
 )
 def test_urls_that_cannot_be_used(toy, population, runs, what):
     for refused in (
-        lambda: resolve(request_of(population, runs)),
+        lambda: spec_of(request_of(population, runs)),
         lambda: list_runs(runs),
         lambda: Run.open(runs),
         lambda: prune(runs, 1, "now"),

@@ -7,8 +7,8 @@ import fedcore
 from fedcore.errors import ConfigError, WrongKind
 from fedcore.population.ingest.ingest import ingest
 from fedcore.training.request import TrainRequest
-from fedcore.training.spec import resolve
 from tests.command import works
+from tests.conftest import spec_of
 
 
 def table(path, names=("age", "height"), rows=60, seed=0):
@@ -37,7 +37,7 @@ def test_results_have_names_and_units_without_the_population(tmp_path, monkeypat
     with pytest.raises(WrongKind, match="column 1 is 'weight' instead of 'height'"):
         fedcore.load_run(f"runs/{run}").personalised("other")
     with pytest.raises(ConfigError, match="trained on other columns"):
-        resolve(
+        spec_of(
             TrainRequest(method="federated_em", population="other", settings={}, runs="runs", start_from=f"runs/{run}")
         )
 
@@ -55,7 +55,7 @@ def test_a_radius_follows_from_bounds_and_is_recorded(tmp_path, monkeypatch):
 
     def radius(population, **settings):
         asked = TrainRequest(method="private_gmm", population=population, settings=settings, runs="runs")
-        return resolve(asked).method.config.radius
+        return spec_of(asked).method.config.radius
 
     assert radius("p") == np.hypot(120, 3) and radius("p", radius=50.0) == 50.0
     private(file, "half", "--bounds", "age=0:120")

@@ -118,7 +118,7 @@ class Paper:
             path=Path("p"), id="p", kind="counts", features=30, clients_per_leaf=64, n_clients=0, manifest=manifest
         )
 
-    def balance(self, _):
+    def balance(self):
         segments = tuple(
             SimpleNamespace(
                 first=i + 1,
@@ -140,7 +140,7 @@ class Paper:
         return balance
 
     def plan(self, **given):
-        return plan_within_budget(make_method("histograms", {**SIZES, **given}), self.population, self, 0)
+        return plan_within_budget(make_method("histograms", {**SIZES, **given}), self.population, self.balance(), 0)
 
     def pay(self, plan, taking_part) -> None:
         for i in range(len(self.spent)):
@@ -251,7 +251,7 @@ def test_a_population_without_cohorts_refuses_to_be_asked_for_them():
     )
     for asked in ({"horizon": 3}, {"at_least": 3}, {"recent_cohorts": 2}, {"cohorts": "1"}):
         with pytest.raises(ConfigError, match=rf"one budget for all.*{next(iter(asked))}.*fedcore budget cohorts"):
-            plan_within_budget(make_method("histograms", {**SIZES, **asked}), population, paper, 0)
+            plan_within_budget(make_method("histograms", {**SIZES, **asked}), population, paper.balance(), 0)
 
 
 ALMOST_ALL = math.nextafter(1.0, 0.0)
@@ -283,7 +283,7 @@ def test_a_cohort_pays_where_what_is_left_and_the_cost_lie_between_the_same_floa
     assert rounded_down(left) < rounded_up(cost)
     paper = Paper([100])
     paper.spent = [Fraction(BUDGET.rho_max) - left]
-    (account,) = cohort_accounts(paper.population.manifest, paper.balance("p"))
+    (account,) = cohort_accounts(paper.population.manifest, paper.balance())
     assert able([account], Cost(cost, Fraction(0))) == [account]
     assert able([account], Cost(left, Fraction(0))) == [account]
     assert able([account], Cost(left + Fraction(1, 2**99), Fraction(0))) == []

@@ -310,7 +310,7 @@ def test_thresholds_are_refused_before_anything_is_reserved(tmp_path, monkeypatc
 
     monkeypatch.setattr(type(method), "plan", with_threshold)
     with pytest.raises(PrivacyError, match="'toy' with these settings thresholds .*'mean-1'.* no price per client and"):
-        plan_within_budget(method, calendar.population, calendar.ledger, 0)
+        plan_within_budget(method, calendar.population, calendar.ledger.balance(calendar.population.id), 0)
 
 
 def test_entries_of_one_client_are_clients_to_everything_else(tmp_path):

@@ -37,9 +37,8 @@ from fedcore.training import session as sessions
 from fedcore.training.budget import ledger_name, ledger_of, plan_within_budget
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import abandon, concluding, resume, start_run
-from fedcore.training.spec import resolve
 from tests.command import private_population
-from tests.conftest import counts_method, edit_record, small_counts, write_counts
+from tests.conftest import counts_method, edit_record, small_counts, spec_of, write_counts
 from tests.planning.test_run_plan import rows_with_a_budget
 
 SMALL = {"clusters": 2, "rounds": 2}
@@ -85,7 +84,7 @@ def bits(run) -> dict:
 
 
 def on_paper(budget, spent: float = 0.0, nominal: int = 1000, features: int = 30):
-    """A population and a ledger that exist for planning only."""
+    """A population and a balance that exist for planning only."""
     balance = make_balance(
         "p", budget, "client", "add_or_remove_one", (Fraction(spent), Fraction(0), Fraction(0), Fraction(0)), {}, ()
     )
@@ -95,7 +94,7 @@ def on_paper(budget, spent: float = 0.0, nominal: int = 1000, features: int = 30
     population = SimpleNamespace(
         path=Path("p"), id="p", kind="counts", features=features, clients_per_leaf=1024, n_clients=77, manifest=manifest
     )
-    return population, SimpleNamespace(balance=lambda _: balance)
+    return population, balance
 
 
 def price(plan, spares: int) -> Fraction:
@@ -111,15 +110,15 @@ sizes = st.one_of(st.just({}), st.fixed_dictionaries({"clusters": st.integers(1,
 @given(epsilons, st.floats(0.0, 0.9), st.integers(0, 10), sizes, st.integers(1, 10**7), st.booleans())
 def test_plan_and_spares_never_cost_more_than_the_share(epsilon, spent, spares, sizes, nominal, all_that_is_left):
     budget = make_budget(epsilon, 1e-6)
-    population, ledger = on_paper(budget, spent * budget.rho_max, nominal)
+    population, balance = on_paper(budget, spent * budget.rho_max, nominal)
     asked = None if all_that_is_left else epsilon * (1 - spent) / 2
-    share = Fraction(ledger.balance("p").rho_left)
+    share = Fraction(balance.rho_left)
     if asked is not None:
         if budget.rho_of(asked) > share:
             return
         share = Fraction(budget.rho_of(asked))
     method = make_method("histograms", {"epsilon": asked, "spare_releases": spares, **sizes})
-    plan, public, _ = plan_within_budget(method, population, ledger, 0)
+    plan, public, _ = plan_within_budget(method, population, balance, 0)
     assert price(plan, spares) <= share  # exactly: fractions
     assert plan == tuple(method.plan(public))
     if sizes:  # the prices are then proportional to rho, and nothing but rounding is wasted
@@ -129,7 +128,7 @@ def test_plan_and_spares_never_cost_more_than_the_share(epsilon, spent, spares, 
 def test_clustering_rounds_have_equal_prices_and_equal_runs_equal_shares(tmp_path):
     population, ledger = private_population(tmp_path / "p", small_counts(20))
     method = make_method("histograms", {"epsilon": 2.0, "clusters": 3, "rounds": 4})
-    plan, public, _ = plan_within_budget(method, population, ledger, 0)
+    plan, public, _ = plan_within_budget(method, population, ledger.balance(population.id), 0)
     prices = [planned.rho for planned in plan]
     assert len(prices) == 6 and len(set(prices[2:])) == 1
     assert np.allclose(np.array(prices) / public.rho, [0.04, 0.04, 0.23, 0.23, 0.23, 0.23], rtol=1e-9)
@@ -141,19 +140,19 @@ def test_clustering_rounds_have_equal_prices_and_equal_runs_equal_shares(tmp_pat
 def test_the_whole_budget_may_be_asked_for_by_its_own_epsilon(tmp_path):
     population, ledger = private_population(tmp_path / "p", small_counts(20), epsilon=3.0)
     method = make_method("histograms", {"epsilon": 3.0, "spare_releases": 0, **SMALL})
-    plan, _, _ = plan_within_budget(method, population, ledger, 0)
+    plan, _, _ = plan_within_budget(method, population, ledger.balance(population.id), 0)
     assert price(plan, 0) <= Fraction(ledger.balance(population.id).rho_left)
 
 
 def test_more_than_is_left_is_refused_with_what_would_fit():
     budget = make_budget(4.0, 1e-6)
-    population, ledger = on_paper(budget, spent=0.75 * budget.rho_max)
+    population, balance = on_paper(budget, spent=0.75 * budget.rho_max)
     method = make_method("histograms", {"epsilon": 3.0, **SMALL})
     with pytest.raises(BudgetExceeded, match=r"epsilon = 3.*Nothing was released") as refused:
-        plan_within_budget(method, population, ledger, 0)
+        plan_within_budget(method, population, balance, 0)
     fits = float(refused.value.remedy.split("epsilon to ")[1].split()[0])
     smaller = make_method("histograms", {"epsilon": fits * 0.999, **SMALL})
-    plan_within_budget(smaller, population, ledger, 0)
+    plan_within_budget(smaller, population, balance, 0)
 
 
 def test_nothing_left_and_no_budget():
@@ -308,7 +307,7 @@ def test_a_state_of_another_unit_is_not_resumed(tmp_path, monkeypatch):
 def test_the_config_may_declare_the_nominal_size_and_wins(tmp_path):
     population, _ = private_population(tmp_path / "p", small_counts(), nominal=None)
     with pytest.raises(ConfigError, match="nominal"):
-        resolve(request_for(population, tmp_path))
+        spec_of(request_for(population, tmp_path))
     session = begin(population, tmp_path, settings={"nominal_clients": 123, **SMALL})
     assert session.run.info["nominal_clients"] == 123
     session.close()
@@ -317,7 +316,7 @@ def test_the_config_may_declare_the_nominal_size_and_wins(tmp_path):
 def test_check_reserves_nothing_and_makes_nothing(tmp_path):
     population, ledger = private_population(tmp_path / "p", small_counts())
     before = ledger.head(population.id)
-    resolve(request_for(population, tmp_path))
+    spec_of(request_for(population, tmp_path))
     assert ledger.head(population.id) == before and not (tmp_path / "runs").exists()
 
 

@@ -23,7 +23,7 @@ from fedcore.training.shared_ids import register
 from fedcore.training.spec import START_FILE, resolve
 from fedcore.training.warm_start import in_words, previous_runs
 from tests.command import fedcore, private_population, works
-from tests.conftest import counts_method, edit_record, small_counts, write_counts
+from tests.conftest import counts_method, edit_record, small_counts, spec_of, write_counts
 from tests.toy import WarmToy
 
 SMALL = {"epsilon": 1.0, "clusters": 2, "rounds": 2}
@@ -174,9 +174,9 @@ def test_an_abandoned_private_run_with_a_round_will_do(private, tmp_path):
             session.training.step()
         raise KeyboardInterrupt
     with pytest.raises(PrivacyError, match="has not ended"):
-        resolve(request_for(population, tmp_path, start_from=str(session.run.path)))
+        spec_of(request_for(population, tmp_path, start_from=str(session.run.path)))
     abandon(session.run.path)
-    resolve(request_for(population, tmp_path, start_from=str(session.run.path)))
+    spec_of(request_for(population, tmp_path, start_from=str(session.run.path)))
 
 
 @pytest.mark.slow
@@ -187,7 +187,7 @@ def test_a_run_without_a_clustering_round_will_not_do(private, tmp_path):
     session.close()
     abandon(session.run.path)
     with pytest.raises(ConfigError, match="has not finished a round"):
-        resolve(request_for(population, tmp_path, start_from=str(session.run.path)))
+        spec_of(request_for(population, tmp_path, start_from=str(session.run.path)))
 
 
 @pytest.mark.slow
@@ -195,18 +195,18 @@ def test_what_was_released_from_other_people_is_not_added_to(private, tmp_path):
     """The sums of one population say nothing of another, whose run takes its centres only."""
     _, _, first = private
     other, _ = private_population(tmp_path / "other", small_counts(400, seed=5), epsilon=60.0)
-    spec = resolve(request_for(other, tmp_path, start_from=str(first.path)))
+    spec = spec_of(request_for(other, tmp_path, start_from=str(first.path)))
     assert set(spec.public.warm_start) == set(NAMES) == set(spec.warm_start.record["arrays"])
 
 
 @pytest.mark.slow
 def test_a_file_with_the_sums_of_a_series_is_refused(private, tmp_path):
     population, _, first = private
-    left = resolve(request_for(population, tmp_path, start_from=str(first.path))).public.warm_start
+    left = spec_of(request_for(population, tmp_path, start_from=str(first.path))).public.warm_start
     assert set(left) == {*NAMES, *SERIES_NAMES, *LATER_NAMES}
     np.savez(tmp_path / "left.npz", **left)
     with pytest.raises(ConfigError, match="pool_sums.*from which population") as refused:
-        resolve(request_for(population, tmp_path, start_from=str(tmp_path / "left.npz"), public_start_because=BECAUSE))
+        spec_of(request_for(population, tmp_path, start_from=str(tmp_path / "left.npz"), public_start_because=BECAUSE))
     assert refused.value.remedy
 
 
@@ -257,7 +257,7 @@ def test_a_copy_of_the_population_is_the_same_one(private, tmp_path):
     copied = Population.open(tmp_path / "copy")
     open_run = train(copied, tmp_path, run_id="open", settings=OPEN)
     with pytest.raises(PrivacyError, match="'open' is not private"):
-        resolve(request_for(population, tmp_path, start_from=str(open_run.path), public_start_because="ok"))
+        spec_of(request_for(population, tmp_path, start_from=str(open_run.path), public_start_because="ok"))
 
 
 def through(population, tmp_path, settings=None):
@@ -289,7 +289,7 @@ def test_nor_through_a_run_on_another_population(private, tmp_path, settings):
     assert between.info["start"]["unprotected"] == [population.id]
     for given in (again | {"public_start_because": "ok"}, *([again] if settings is None else [])):
         with pytest.raises(PrivacyError, match="run 'between' goes back"):
-            resolve(request_for(population, tmp_path, **given))
+            spec_of(request_for(population, tmp_path, **given))
     # on a third population it may be vouched for, and what it rests on stays known
     ids = [f"third-{number}" for number in range(400)]
     third, _ = private_population(tmp_path / "third", small_counts(400, seed=6), epsilon=60.0, ids=ids)
@@ -306,7 +306,7 @@ def test_a_run_that_does_not_record_its_lineage_is_refused(private, tmp_path):
     _, between = through(population, tmp_path)
     edit_record(between.path, lambda info: [info["start"].pop(name) for name in ("unprotected", "vouched")])
     with pytest.raises(RunError, match="without the populations behind it.*6fae4f3"):
-        resolve(request_for(population, tmp_path, start_from=str(between.path)))
+        spec_of(request_for(population, tmp_path, start_from=str(between.path)))
 
 
 def test_test_noise_does_not_count_as_private(tmp_path, monkeypatch):
@@ -317,9 +317,9 @@ def test_test_noise_does_not_count_as_private(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{tmp_path / 'people'}.sqlite")
     population, _ = private_population(tmp_path / "p", small_counts())
     with pytest.raises(PrivacyError, match="'noisy' is not private"):
-        resolve(request_for(population, tmp_path, start_from=str(noisy.path)))
+        spec_of(request_for(population, tmp_path, start_from=str(noisy.path)))
     with pytest.raises(PrivacyError, match="claims no privacy"):
-        resolve(request_for(population, tmp_path, start_from=str(silent.path)))
+        spec_of(request_for(population, tmp_path, start_from=str(silent.path)))
     # a run of test noise protects nobody, and may start from anything
     monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{tmp_path / 'tests'}.sqlite")
     assert train(other, tmp_path, test_noise="key", start_from=str(noisy.path)).status == "finished"
@@ -330,7 +330,7 @@ def test_a_run_that_the_ledger_of_its_population_does_not_know(private, tmp_path
     population, ledger, first = private
     monkeypatch.setattr(type(ledger), "run_status", lambda self, run_id: None)
     with pytest.raises(PrivacyError, match="knows no run 'first'"):
-        resolve(request_for(population, tmp_path, start_from=str(first.path)))
+        spec_of(request_for(population, tmp_path, start_from=str(first.path)))
 
 
 @pytest.mark.slow
@@ -338,14 +338,14 @@ def test_a_damaged_statement_is_told(private, tmp_path):
     population, _, first = private
     (first.path / "statement.json").write_text("{")
     with pytest.raises(RunError, match="privacy statement of run 'first'"):
-        resolve(request_for(population, tmp_path, start_from=str(first.path)))
+        spec_of(request_for(population, tmp_path, start_from=str(first.path)))
 
 
 @pytest.mark.slow
 def test_a_file_needs_a_reason(private, tmp_path, file, centres):
     population, _, _ = private
     with pytest.raises(PrivacyError, match="nothing says that it is public"):
-        resolve(request_for(population, tmp_path, start_from=str(file)))
+        spec_of(request_for(population, tmp_path, start_from=str(file)))
     run = train(population, tmp_path, run_id="second", start_from=str(file), public_start_because=BECAUSE)
     said = statement(run)
     assert said["start"].endswith(BECAUSE) and "'start.npz'" in said["text"].splitlines()[0]
@@ -359,7 +359,7 @@ def test_a_reason_without_sense(private, tmp_path, because, words):
     population, _, first = private
     given = {} if because == BECAUSE else {"start_from": str(first.path)}
     with pytest.raises(ConfigError, match=words):
-        resolve(request_for(population, tmp_path, public_start_because=because, **given))
+        spec_of(request_for(population, tmp_path, public_start_because=because, **given))
 
 
 # --- runs that are not private --------------------------------------------------------------------------------------
@@ -379,9 +379,9 @@ def test_a_run_that_is_not_private_starts_from_anything(private, tmp_path, file)
 def test_what_cannot_start_is_refused_before_a_run_is_made(private, tmp_path, file, toy):
     population, _, _ = private
     with pytest.raises(ConfigError, match="fedavg"):
-        resolve(request_for(population, tmp_path, settings={"algorithm": "fedavg"}, start_from=str(file)))
+        spec_of(request_for(population, tmp_path, settings={"algorithm": "fedavg"}, start_from=str(file)))
     with pytest.raises(ConfigError, match="'toy' does not start"):
-        resolve(request_for(population, tmp_path, method="toy", settings={}, start_from=str(file)))
+        spec_of(request_for(population, tmp_path, method="toy", settings={}, start_from=str(file)))
     assert "toy" in METHODS
 
 
@@ -412,7 +412,7 @@ def test_arrays_that_do_not_fit(private, tmp_path, arrays, words):
     population, _, _ = private
     np.savez(tmp_path / "bad.npz", **arrays)
     with pytest.raises(ConfigError) as refused:
-        resolve(request_for(population, tmp_path, start_from=str(tmp_path / "bad.npz"), public_start_because=BECAUSE))
+        spec_of(request_for(population, tmp_path, start_from=str(tmp_path / "bad.npz"), public_start_because=BECAUSE))
     assert words in str(refused.value)
 
 
@@ -436,7 +436,7 @@ def test_nothing_in_a_file_is_executed(private, tmp_path):
         ("missing", "cannot read"),
     ):
         with pytest.raises(ConfigError, match=words):
-            resolve(
+            spec_of(
                 request_for(
                     population, tmp_path, start_from=str(tmp_path / f"{name}.npz"), public_start_because=BECAUSE
                 )
@@ -456,22 +456,22 @@ def test_a_run_of_other_tokens(private, tmp_path):
     _, _, first = private
     other, _ = private_population(tmp_path / "wide", small_counts(features=9))
     with pytest.raises(ConfigError, match="the population has 9 tokens"):
-        resolve(request_for(other, tmp_path, start_from=str(first.path)))
+        spec_of(request_for(other, tmp_path, start_from=str(first.path)))
     words = [f"word{i}" for i in range(FEATURES)]
     ids = [f"spoken-{number}" for number in range(50)]
     spoken, _ = private_population(tmp_path / "spoken", small_counts(), vocabulary=words, ids=ids)
     reordered, _ = private_population(tmp_path / "reordered", small_counts(), vocabulary=words[::-1])
     run = train(spoken, tmp_path, run_id="spoken")
     with pytest.raises(ConfigError, match="another vocabulary"):
-        resolve(request_for(reordered, tmp_path, start_from=str(run.path)))
-    resolve(request_for(spoken, tmp_path, start_from=str(run.path)))
+        spec_of(request_for(reordered, tmp_path, start_from=str(run.path)))
+    spec_of(request_for(spoken, tmp_path, start_from=str(run.path)))
 
 
 @pytest.mark.slow
 def test_a_folder_that_is_no_run(private, tmp_path):
     population, _, _ = private
     with pytest.raises(RunNotFound):
-        resolve(request_for(population, tmp_path, start_from=str(tmp_path / "nothing")))
+        spec_of(request_for(population, tmp_path, start_from=str(tmp_path / "nothing")))
 
 
 # --- the previous run -----------------------------------------------------------------------------------------------
@@ -668,15 +668,15 @@ def test_exact_values_of_the_same_data_under_another_id_are_not_public(tmp_path,
         register(twin, ledger)
         twin.path.rename(tmp_path / "elsewhere")
     with pytest.raises(PrivacyError, match=f"exact values of population '{twin.id}'.*the same people"):
-        resolve(request_for(population, tmp_path, **given))
+        spec_of(request_for(population, tmp_path, **given))
     other, _ = private_population(tmp_path / "other", small_counts(seed=3))
-    assert resolve(request_for(other, tmp_path, **given)).warm_start is not None
+    assert spec_of(request_for(other, tmp_path, **given)).warm_start is not None
     if gone:  # also through a run on a third population, which may start there
         third = write_counts(tmp_path / "third", small_counts(seed=4))
         train(third, tmp_path, run_id="between", settings=OPEN, **given)
         given["start_from"] = str(tmp_path / "runs" / "between")
         with pytest.raises(PrivacyError, match=f"exact values of population '{twin.id}'"):
-            resolve(request_for(population, tmp_path, **given))
+            spec_of(request_for(population, tmp_path, **given))
 
 
 def test_nor_are_they_through_a_run_on_a_third_population_of_no_ledger(tmp_path):
@@ -687,7 +687,7 @@ def test_nor_are_they_through_a_run_on_a_third_population_of_no_ledger(tmp_path)
     train(third, tmp_path, run_id="between", settings=OPEN, **given)
     given["start_from"] = str(tmp_path / "runs" / "between")
     with pytest.raises(PrivacyError, match=f"exact values of population '{twin.id}'"):
-        resolve(request_for(population, tmp_path, **given))
+        spec_of(request_for(population, tmp_path, **given))
 
 
 def test_data_that_were_appended_to_are_still_the_same(tmp_path):
@@ -700,4 +700,4 @@ def test_data_that_were_appended_to_are_still_the_same(tmp_path):
         writer.commit(Provenance())
     given = {"start_from": str(tmp_path / "runs" / "exact"), "public_start_because": BECAUSE}
     with pytest.raises(PrivacyError, match="the same people"):
-        resolve(request_for(population, tmp_path, **given))
+        spec_of(request_for(population, tmp_path, **given))

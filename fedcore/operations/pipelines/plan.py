@@ -14,7 +14,7 @@ from fedcore.operations.pipelines.law import Ready
 from fedcore.operations.pipelines.steps import Evaluate, Export, Forget, Ingest, OfDeployment, Personalise, Step, Train
 from fedcore.population.store import Population
 from fedcore.storage.files import place
-from fedcore.training.spec import resolve
+from fedcore.training.spec import open_inputs, resolve
 
 
 def expected(ready: Ready, at: datetime) -> list[dict[str, str]]:
@@ -56,7 +56,8 @@ def _would(ready: Ready, step: Step, at: datetime) -> str:
     if isinstance(step, Train):
         if existing(item.population) is None and ready.ingest is not None:
             return f"make run {run_name(item.name, at)} of the population that the pipeline makes"
-        spec = resolve(request_of(ready, item, at))
+        request = request_of(ready, item, at)
+        spec = resolve(request, open_inputs(request))
         spec.check_worth()
         expect = f"; what to expect, by the budget: {spec.worth.in_words}" if spec.worth is not None else ""
         return f"make run {run_name(item.name, at)} on version {spec.population.version}{expect}"

@@ -2412,6 +2412,13 @@ MUTANTS: list[Mutant] = [
         f"{OF_COHORT_RUNS}::test_new_rows_of_a_retired_client_are_not_read",
     ),
     _mutant(
+        "witness: not asked again before a resolved run begins",
+        "fedcore/training/session.py",
+        "        check_witnesses(spec.population, spec.ledger)\n",
+        "        pass\n",
+        "tests/training/test_inputs.py::test_a_ledger_that_went_back_since_is_refused",
+    ),
+    _mutant(
         "ranges: resumed with other participants than were reserved",
         "fedcore/training/spec.py",
         "    if reserved != said:\n",

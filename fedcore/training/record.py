@@ -1,11 +1,29 @@
-"""The named columns of a population in the record of a run, which is then read, and compared, without it."""
+"""What the record of a run says of its software and of the named columns of its population, which is then read, and
+compared, without the population.
+"""
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
+from importlib import metadata
 from typing import Any
 
 from fedcore.population.store import Population
+
+# On which a run's numbers may depend, and what schedules and answers it.
+PACKAGES = ("numpy", "scipy", "zarr", "python-flint", "dask", "prefect")
+
+
+def installed() -> dict[str, str]:
+    """Version by name, of Python and of those packages that are there. Nothing is imported for it."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
 
 
 def columns_to_record(population: Population) -> list[dict[str, str]] | None:
