@@ -25,7 +25,7 @@ DIGITS = 4  # of an epsilon that is shown, rounded down so that what is shown fi
 
 def equal_runs(
     method: Method[Any, Any], population: Population, balance: Balance, runs: int, epsilon: float | None = None
-) -> dict:
+) -> dict[str, Any]:
     """What each of `runs` equal runs may spend; epsilon: what each would ask for instead. JSON-ready.
 
     Spare releases are set aside in each run's share and come back at its end if no draw was lost; `epsilon_if_no_spare`

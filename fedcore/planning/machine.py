@@ -57,13 +57,13 @@ print(size())
 """
 
 
-def _seconds(function: Callable, *arguments) -> float:
+def _seconds(function: Callable[..., object], *arguments: object) -> float:
     started = perf_counter()
     function(*arguments)
     return perf_counter() - started
 
 
-def work_seconds(function: Callable, *arguments) -> float:
+def work_seconds(function: Callable[..., object], *arguments: object) -> float:
     started = process_time()
     function(*arguments)
     return process_time() - started

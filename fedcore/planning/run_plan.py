@@ -302,7 +302,8 @@ def _server(kind: Timed, load: Load, measured: Calibration) -> float:
         return kind.server
     power = min(2.0, max(0.0, math.log2(max(kind.server, 1e-6) / max(kind.server_half, 1e-6))))
     most = min(load.clients, measured.stacked_clients)
-    return kind.server * max(1.0, most / (kind.clients * kind.pieces)) ** power
+    growth: float = max(1.0, most / (kind.clients * kind.pieces)) ** power
+    return kind.server * growth
 
 
 def _uncached(load: Load, where: Resources) -> float:
@@ -348,7 +349,13 @@ def _pass(kind: Timed, load: Load, measured: Calibration, where: Resources, cach
     return seconds + measured.commit * (min(1.0, seconds / COMMIT_SECONDS) if load.shares_commits else 1.0)
 
 
-def _seconds(kinds, load: Load, measured: Calibration, where: Resources, plan: Sequence[PlannedRelease]) -> float:
+def _seconds(
+    kinds: Sequence[tuple[Timed, int]],
+    load: Load,
+    measured: Calibration,
+    where: Resources,
+    plan: Sequence[PlannedRelease],
+) -> float:
     total = sum(count * _pass(kind, load, measured, where, True) for kind, count in kinds)
     first = kinds[0][0]
     total += _pass(first, load, measured, where, False) - _pass(first, load, measured, where, True)
@@ -356,7 +363,13 @@ def _seconds(kinds, load: Load, measured: Calibration, where: Resources, plan: S
     return total + _releases(plan, measured)
 
 
-def _workers_for(kinds, load, measured, where: Resources, plan) -> int:
+def _workers_for(
+    kinds: Sequence[tuple[Timed, int]],
+    load: Load,
+    measured: Calibration,
+    where: Resources,
+    plan: Sequence[PlannedRelease],
+) -> int:
     """The fewest workers, each with a core of this kind, that meet the deadline. Raises ConfigError."""
     most = min(MOST_WORKERS, load.blocks)
 
@@ -396,7 +409,7 @@ def _noise(plan: Sequence[PlannedRelease], measured: Calibration) -> float:
 # --- memory ---------------------------------------------------------------------------------------------------------
 
 
-def _answering_bytes(kinds, load: Load, measured: Calibration, where: Resources) -> float:
+def _answering_bytes(kinds: Sequence[tuple[Timed, int]], load: Load, measured: Calibration, where: Resources) -> float:
     """Blocks, memories, and what answering takes, in the process that answers."""
     cached = 0.0 if load.streams else min(where.cache_bytes, load.decoded * _largest_share(load, where))
     fits = cached + load.largest <= where.cache_bytes or cached >= load.decoded * _largest_share(load, where)
@@ -420,13 +433,13 @@ def _leaf_bytes(kind: Timed, clients: float) -> float:
     return kind.leaf_bytes + each * max(0.0, clients - kind.clients)
 
 
-def _worker_bytes(kinds, load: Load, measured: Calibration, where: Resources) -> float:
+def _worker_bytes(kinds: Sequence[tuple[Timed, int]], load: Load, measured: Calibration, where: Resources) -> float:
     if not where.workers:
         return 0.0
     return measured.start_bytes + DASK_BYTES + KEPT_BYTES + _answering_bytes(kinds, load, measured, where)
 
 
-def _flow_bytes(kinds, load: Load, measured: Calibration, where: Resources) -> float:
+def _flow_bytes(kinds: Sequence[tuple[Timed, int]], load: Load, measured: Calibration, where: Resources) -> float:
     server = max((kind.server_bytes for kind, _ in kinds), default=0) + 2 * measured.state
     prefect = PREFECT_BYTES if where.prefect else 0
     if where.workers:
