@@ -1,8 +1,8 @@
 """The form of a deployment in the UI: parameters in the order of their classes, under the names that deployment files
-use, settings of a method by group, and none that is for tests.
+use, the main settings of a method before those called "Advanced", and none that is for tests.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from prefect.utilities.callables import ParameterSchema
@@ -10,23 +10,23 @@ from prefect.utilities.callables import ParameterSchema
 OF_TESTS = ("test_noise",)  # parameters that no person is asked for
 
 
-def arrange(form: ParameterSchema, groups: Mapping[str, str]) -> None:
+def arrange(form: ParameterSchema, main: Sequence[str]) -> None:
     """Put the form of a flow in order, in place.
 
     The places stand in it as numbers, because a server with PostgreSQL keeps no order of names.
 
     Args:
-        groups: of the settings of its method (`fedcore.rounds.method.Method.setting_groups`); empty: it has none
+        main: settings of its method that come first (`fedcore.rounds.method.settings_by_place`); empty: it has none
     """
     for name in OF_TESTS:
         form.properties.pop(name, None)
     settings = form.properties.get("config", {}).get("$ref", "").rpartition("/")[2]
     for name, definition in form.definitions.items():
-        _order(definition.get("properties", {}), groups if name == settings else {})
+        _order(definition.get("properties", {}), main if name == settings else ())
 
 
-def _order(fields: dict[str, Any], groups: Mapping[str, str]) -> None:
-    group = ""
-    for place, (name, field) in enumerate(fields.items()):
-        group = groups.get(name, group)
-        field |= {"position": place, "title": f"{group} · {name}" if group else name}
+def _order(fields: dict[str, Any], main: Sequence[str]) -> None:
+    """main: names of fields that come first; empty: all fields are alike."""
+    rest = [name for name in fields if name not in main]
+    for place, name in enumerate([*main, *rest]):
+        fields[name] |= {"position": place, "title": f"Advanced · {name}" if main and name in rest else name}

@@ -1,7 +1,6 @@
 """Scheduled training runs served from one process (`fedcore serve FILE`)."""
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any, cast
 
 import prefect
@@ -23,6 +22,7 @@ from fedcore.operations import log_lines
 from fedcore.operations.deployment import Deployment, DeploymentFile
 from fedcore.operations.pipelines.law import Ready, ready
 from fedcore.operations.schedule import Schedule, Scheduled
+from fedcore.rounds.method import settings_by_place
 
 # A start that comes while a run of the deployment goes on is left out. If it waited, all the starts that were missed
 # while nobody served the deployment would follow one another, and each would spend from the budget.
@@ -48,8 +48,8 @@ def to_deployment(item: Deployment, pool: str | None = None) -> RunnerDeployment
         **({} if item.share is None else {"share": item.share}),  # hosts of before know no shares
         **({} if item.monitoring is None else {"monitoring": item.monitoring.of_run(item.name).model_dump()}),
     }
-    what, groups = f"deployment {item.name!r}", method_class(item.method).setting_groups
-    return _made(what, FLOWS[item.method], item.name, item, parameters, [item.method], pool, groups)
+    what, (main, _) = f"deployment {item.name!r}", settings_by_place(method_class(item.method))
+    return _made(what, FLOWS[item.method], item.name, item, parameters, [item.method], pool, main)
 
 
 def pipeline_deployment(ready: Ready, pool: str | None = None) -> RunnerDeployment:
@@ -67,9 +67,9 @@ def _made(
     parameters: dict[str, Any],
     tags: Sequence[str],
     pool: str | None,
-    groups: Mapping[str, str] = MappingProxyType({}),
+    main: Sequence[str] = (),
 ) -> RunnerDeployment:
-    """what: in errors; item: how it is scheduled; groups: of settings, in the form"""
+    """what: in errors; item: how it is scheduled; main: settings that come first in the form"""
     try:
         made = flow.to_deployment(
             name=name,
@@ -86,7 +86,7 @@ def _made(
     except ValueError as error:
         raise ConfigError(f"{what}: {error}") from None
     made = cast(RunnerDeployment, made)  # Prefect types the method as one that may also return a coroutine
-    arrange(made._parameter_openapi_schema, groups)
+    arrange(made._parameter_openapi_schema, main)
     return made
 
 

@@ -78,17 +78,24 @@ def settings() -> str:
 
 def _settings_of(name: str) -> str:
     cls = method_class(name)
-    rows = settings_rows(cls)
+    main, rest = settings_rows(cls)
     lines = [f"## {name}", "", summary(cls), ""]
     if cls.free_settings:
         free = ", ".join(f"`{setting}`" for setting in cls.free_settings)
         lines += [f"Of what is made of a run that is there (`personalise --set`, `evaluate --set`): {free}.", ""]
-    lines += ["| setting | default | values | what |", "|---|---|---|---|"]
+    lines += _table_of(main)
+    if rest:
+        lines += ["", "Advanced:", "", *_table_of(rest)]
+    return "\n".join(lines)
+
+
+def _table_of(rows: list[dict[str, str]]) -> list[str]:
+    lines = ["| setting | default | values | what |", "|---|---|---|---|"]
     for row in rows:
         values = ", ".join(part for part in (row["type"], row["range"]) if part)
         cells = [f"`{row['setting']}`", f"`{row['default']}`", values, row["what"]]
         lines.append("| " + " | ".join(_escaped(cell) for cell in cells) + " |")
-    return "\n".join(lines)
+    return lines
 
 
 def _escaped(cell: str) -> str:

@@ -13,6 +13,7 @@ import typer
 
 from fedcore.cli.budgets import budget_app
 from fedcore.cli.experiments import demo_app, reproduce
+from fedcore.cli.help_text import WIDEST, Commands, OfMethod
 from fedcore.cli.ledgers import ledger_app
 from fedcore.cli.methods import methods
 from fedcore.cli.pipelines import pipeline_app
@@ -21,7 +22,6 @@ from fedcore.cli.populations import population_app
 from fedcore.cli.runs import evaluate, export, personalise, report, runs_app
 from fedcore.cli.selecting import select
 from fedcore.cli.serving import backfill, deploy, serve, watch
-from fedcore.cli.terminal import WIDEST, Commands
 from fedcore.cli.training import resume, train
 from fedcore.cli.verifying import verify, verify_statement
 from fedcore.errors import ConfigError, FedcoreError
@@ -76,7 +76,7 @@ for command in (
     backfill,
     reproduce,
 ):
-    app.command()(command)
+    app.command(cls=OfMethod if command in (plan, select, train) else None)(command)
 app.command("verify-statement")(verify_statement)
 
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from fedcore.cli.budget_text import short_balance, short_history, short_rows, whole_history
+from fedcore.cli.help_text import Commands
 from fedcore.cli.options import Json, Ledger, PopulationArgument, Runs, Settings, Share, open_population, use_ledger
 from fedcore.cli.shared_ids import register
-from fedcore.cli.terminal import Commands, read_settings, say, table
+from fedcore.cli.terminal import read_settings, say, table
 from fedcore.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ from typing import Annotated
 
 import typer
 
+from fedcore.cli.help_text import Commands
 from fedcore.cli.options import Cache, Dask, Json, Local, Workers, use_ledger
 from fedcore.cli.runs import evaluate
-from fedcore.cli.terminal import Commands, bar, parse_bytes, say, table
+from fedcore.cli.terminal import bar, parse_bytes, say, table
 from fedcore.cli.training import train
 from fedcore.errors import ConfigError
 

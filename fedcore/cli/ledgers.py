@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedcore.cli.help_text import Commands
 from fedcore.cli.options import Json, Ledger, use_ledger
-from fedcore.cli.terminal import Commands, say, table
+from fedcore.cli.terminal import say, table
 
 if TYPE_CHECKING:
     from fedcore.operations.ledger_drill import Drill

@@ -18,6 +18,7 @@ def methods(
 ) -> None:
     """List the methods; or one method's settings with ranges, defaults and privacy."""
     from fedcore.methods.registry import METHODS, method_class, summary
+    from fedcore.rounds.method import settings_by_place
 
     if name is None:
         rows = [_row(n) for n in METHODS]
@@ -25,18 +26,34 @@ def methods(
     cls = method_class(name)
     if as_json:
         schema = cls.Config.model_json_schema()
-        return say({"method": name, "schema": schema, "free_settings": list(cls.free_settings)}, True)
-    table(f"{name}: {summary(cls)}", settings_rows(cls))
+        main, _ = settings_by_place(cls)
+        told = {"method": name, "schema": schema, "main_settings": main, "free_settings": list(cls.free_settings)}
+        return say(told, True)
+    main_rows, rest = settings_rows(cls)
+    table(f"{name}: {summary(cls)}", main_rows)
+    if rest:
+        table("Advanced", rest)
     if cls.free_settings:
         print(
             f"`personalise --set` and `evaluate --set` change, in a run that was made: {', '.join(cls.free_settings)}."
         )
 
 
-def settings_rows(cls: type[AnyMethod]) -> list[dict[str, str]]:
-    """The settings of a method, a row for each: setting, type, default, range, what. Where algorithms have settings of
-    their own, the row of such a setting lists the algorithms.
+Rows = list[dict[str, str]]
+
+
+def settings_rows(cls: type[AnyMethod]) -> tuple[Rows, Rows]:
+    """The settings of a method, the main ones and all others, a row for each: setting, type, default, range, what.
+
+    Where algorithms have settings of their own, the row of such a setting lists the algorithms.
     """
+    from fedcore.rounds.method import settings_by_place
+
+    rows, (main, _) = {row["setting"]: row for row in _all_rows(cls)}, settings_by_place(cls)
+    return [rows[name] for name in main], [row for name, row in rows.items() if name not in main]
+
+
+def _all_rows(cls: type[AnyMethod]) -> Rows:
     schema = cls.Config.model_json_schema()
     rows = [_setting(name, item) for name, item in schema["properties"].items()]
     of_algorithms: dict[str, list[str]] = {}

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedcore.cli.help_text import Commands
 from fedcore.cli.options import Json, Local
-from fedcore.cli.terminal import Commands, importing, say, table, warn
+from fedcore.cli.terminal import importing, say, table, warn
 from fedcore.errors import ConfigError, StepsFailed
 
 if TYPE_CHECKING:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from fedcore.cli.help_text import Commands
 from fedcore.cli.ingest_options import described, takes_request
 from fedcore.cli.options import Json, Ledger, PopulationArgument, Settings, open_population, stamp
-from fedcore.cli.terminal import Commands, announce, bar, read_settings, say, table
+from fedcore.cli.terminal import announce, bar, read_settings, say, table
 from fedcore.errors import FedcoreError
 from fedcore.population.ingest.request import IngestRequest
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedcore.cli.help_text import Commands
 from fedcore.cli.options import (
     Dask,
     FreeSettings,
@@ -25,7 +26,7 @@ from fedcore.cli.options import (
     open_population,
     stamp,
 )
-from fedcore.cli.terminal import Commands, announce, bar, importing, read_settings, say, table, warn
+from fedcore.cli.terminal import announce, bar, importing, read_settings, say, table, warn
 from fedcore.cli.training import show_run
 
 if TYPE_CHECKING:

@@ -13,8 +13,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from typer.core import TyperGroup
-
 from fedcore.errors import ConfigError
 from fedcore.storage.parsing import parse_toml, read_toml
 
@@ -164,21 +162,3 @@ def announce(make: Callable[[], list[Event]]) -> None:
     if address and (events := make()):
         as_json = import_module("fedcore.tasks.events").as_json
         import_module("fedcore.flows.announce").post([as_json(event) for event in events], address)
-
-
-if TYPE_CHECKING:
-    from typer._click import Context, HelpFormatter
-
-WIDEST = 120  # columns of help, in a terminal that has them
-LONG = 1000  # characters of a command's first sentence that are shown; all of them, in effect
-
-
-class Commands(TyperGroup):
-    """A group of commands whose first sentences are shown whole."""
-
-    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
-        found = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
-        rows = [(name, command.get_short_help_str(LONG)) for name, command in found if command and not command.hidden]
-        if rows:
-            with formatter.section("Commands"):
-                formatter.write_dl(rows)

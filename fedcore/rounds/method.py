@@ -162,8 +162,8 @@ class Method(ABC, Generic[ConfigT, StateT]):
     free_settings: names of settings of `personalise`, `score_block`, `score_table` and `headline`, which neither the
         clients' answers nor the server's moves depend on, but through what they are asked: what they do is a function
         of what a run has ended with, so that they may be given anew to a run that was made
-    setting_groups: what a form calls the groups of settings, by the first setting of each; a group goes on to the next
-        one in the order of `Config`, and is named after the algorithm whose settings alone it holds
+    main_settings: the settings that `--help`, forms and the method's page show first, in this order; all others are
+        under "Advanced". At most `MOST_MAIN`; a method with no more settings in all may leave it empty
     personalises_all_documents: whether a client's outputs are made of both halves of its documents, where these were
         dealt to halves and are not public for evaluation (`joined`); for methods of counts
     moved_settings: settings that the method had and has no more, "name" or "name=value", with what to read of them in
@@ -187,7 +187,7 @@ class Method(ABC, Generic[ConfigT, StateT]):
     outputs_use_memories: ClassVar[bool] = True
     personalises_all_documents: ClassVar[bool] = False
     free_settings: ClassVar[tuple[str, ...]] = ()
-    setting_groups: ClassVar[Mapping[str, str]] = {}
+    main_settings: ClassVar[tuple[str, ...]] = ()
     moved_settings: ClassVar[Mapping[str, str]] = {}
     feature_outputs: ClassVar[tuple[str, ...]] = ()
 
@@ -473,6 +473,14 @@ class PrivateMethod(Method[ConfigT, StateT]):
 # --- mistakes of authors ----------------------------------------------------------------------------------------------
 
 PRIVATE_SETTINGS = ("epsilon", "spare_releases", "nominal_clients")
+MOST_MAIN = 8  # settings of a method that are shown first
+
+
+def settings_by_place(cls: type[AnyMethod]) -> tuple[list[str], list[str]]:
+    """The names of a method's settings: those that are shown first, and those under "Advanced"."""
+    every = list(cls.Config.model_fields)
+    main = list(cls.main_settings) or every[:MOST_MAIN]
+    return main, [name for name in every if name not in main]
 
 
 def check_definition(cls: Any) -> type[AnyMethod]:
@@ -502,9 +510,11 @@ def check_definition(cls: Any) -> type[AnyMethod]:
         lacking = [name for name in PRIVATE_SETTINGS if name not in config.model_fields and not hasattr(config, name)]
         if lacking:
             raise MethodError(f"Config of {where} lacks the setting {lacking[0]!r} of a private method.")
-    for names, what in ((cls.free_settings, "a free setting"), (cls.setting_groups, "the first of a group")):
+    for names, what in ((cls.free_settings, "a free setting"), (cls.main_settings, "a main setting")):
         if unknown := [name for name in names if name not in config.model_fields]:
             raise MethodError(f"{where} calls {unknown[0]!r} {what}, and its Config has no such setting.")
+    if len(cls.main_settings) > MOST_MAIN or len(cls.main_settings) != len({*cls.main_settings}):
+        raise MethodError(f"{where} has {len(cls.main_settings)} main settings.", f"Name up to {MOST_MAIN}, each once.")
     if not isinstance(cls.kinds, tuple) or not cls.kinds or not set(cls.kinds) <= {"counts", "rows"}:
         raise MethodError(f"kinds of {where} is {cls.kinds!r}.", 'Name "counts", "rows", or both, in a tuple.')
     return cls

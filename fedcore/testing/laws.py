@@ -22,7 +22,7 @@ from fedcore.population.blocks import ClientBlock, leaves
 from fedcore.privacy.accounting import exact_sum
 from fedcore.rounds.clients import one_blas_thread
 from fedcore.rounds.engine import Backend
-from fedcore.rounds.method import ROWS, AnyMethod, ClientOutputs, Memory, Method, check_definition
+from fedcore.rounds.method import MOST_MAIN, ROWS, ClientOutputs, Memory, Method, check_definition
 from fedcore.rounds.results import Features, Metric
 from fedcore.rounds.scores import KnownMemories
 from fedcore.rounds.statistics import Statistics, merge, merge_all, values
@@ -66,11 +66,10 @@ def definition(case: Case) -> None:
     require(isinstance(cls.arithmetic_version, str), f"arithmetic_version of {cls.__name__} is not a text.")
     bare = [name for name, field in cls.Config.model_fields.items() if not field.description]
     require(not bare, f"settings {', '.join(bare)} of {cls.__name__} have no description.")
-    ordered = [name for name in cls.Config.model_fields if name in cls.setting_groups]
-    require(list(cls.setting_groups) == ordered, f"setting_groups of {cls.__name__} are not in the order of Config.")
+    few = len(cls.Config.model_fields) <= MOST_MAIN
     require(
-        _algorithms_of_groups(cls) <= _algorithms(cls),
-        f"setting_groups of {cls.__name__} name algorithms that it has not.",
+        few or bool(cls.main_settings),
+        f"{cls.__name__} has more than {MOST_MAIN} settings: name in main_settings those that are shown first.",
     )
     config = case.method.config
     again = cls.Config(**json.loads(json.dumps(config.model_dump(mode="json"))))
@@ -84,18 +83,6 @@ def definition(case: Case) -> None:
         case.method.private == (not case.method.not_private_because),
         f"{cls.__name__} must say in not_private_because why it is not private, and nothing if it is.",
     )
-
-
-def _algorithms_of_groups(cls: type[AnyMethod]) -> set[str]:
-    """Named before the colon of a group."""
-    named = [group.split(": ")[0] for group in cls.setting_groups.values() if ": " in group]
-    return {algorithm for names in named for algorithm in names.split(", ")}
-
-
-def _algorithms(cls: type[AnyMethod]) -> set[str]:
-    """That the setting `algorithm` can have."""
-    field = cls.Config.model_json_schema()["properties"].get("algorithm", {})
-    return {value for part in (field, *field.get("anyOf", [])) for value in part.get("enum", [])}
 
 
 # --- rounds -----------------------------------------------------------------------------------------------------------

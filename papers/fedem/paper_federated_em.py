@@ -48,5 +48,4 @@ class PaperFederatedEM(FederatedEM):
     name: ClassVar[str] = "paper_federated_em"
     arithmetic_version: ClassVar[str] = "paper-federated-em-1"
     Config = PaperFederatedEMConfig
-    setting_groups: ClassVar[Mapping[str, str]] = {**FederatedEM.setting_groups, "memories": "tables of the paper"}
     moved_settings: ClassVar[Mapping[str, str]] = {}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ from fedcore.cli.planning import in_units
 from fedcore.cli.terminal import parse_bytes, read_settings
 from fedcore.cli.training import saying_how_to_go_on
 from fedcore.errors import ConfigError
+from fedcore.methods.registry import method_class
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.ledger import default_ledger_url, open_ledger
 from fedcore.rounds.engine import InProcessBackend, Training
@@ -98,6 +100,24 @@ def trained(place):
 def test_every_command_has_help(command):
     outcome = works(*command, "--help")
     assert "Usage:" in outcome.out and len(outcome.out.splitlines()) > 4
+
+
+@pytest.mark.parametrize("command", ["train", "plan", "select"])
+def test_help_of_a_command_on_a_method_has_its_main_settings_and_names_the_others(command):
+    shown = works(command, "histograms", "people", "--help").out.split("Settings of histograms")[1]
+    main, advanced = shown.split("Advanced:")
+    cls = method_class("histograms")
+    for name in cls.Config.model_fields:
+        assert (f"\n  {name} " in main) == (name in cls.main_settings), name
+        assert (name in re.findall(r"\w+", advanced)) == (name not in cls.main_settings), name
+    assert "METHOD --help" in works(command, "--help").out
+
+
+def test_settings_of_a_method_have_two_tables():
+    told = works("methods", "histograms").out
+    main, advanced = told.split("Advanced")
+    assert "clusters" in main and "merge_after" in advanced and "merge_after" not in main
+    assert json.loads(works("methods", "histograms", "--json").out)["main_settings"][0] == "epsilon"
 
 
 def test_help_loads_nothing_heavy():

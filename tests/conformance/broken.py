@@ -68,10 +68,29 @@ class UnknownFree(Sound):
     free_settings = ("prior",)
 
 
-class UnknownGroup(Sound):
-    """A group of settings that is named after an algorithm which it has not."""
+class UnknownMain(Sound):
+    """Shows a setting first that it does not have."""
 
-    setting_groups = {"rounds": "private: sizes"}
+    main_settings = ("clusters",)
+
+
+class NineSettings(SoundConfig):
+    sixth: int = Field(1, description="a setting")
+    seventh: int = Field(1, description="a setting")
+    eighth: int = Field(1, description="a setting")
+    ninth: int = Field(1, description="a setting")
+
+
+class NoMain(Sound):
+    """Has 9 settings, and does not say which are shown first."""
+
+    Config = NineSettings
+
+
+class TooManyMain(NoMain):
+    """Shows 9 settings first."""
+
+    main_settings = tuple(NoMain.Config.model_fields)
 
 
 class DeclaredTwice(Sound):

@@ -15,7 +15,9 @@ from tests.conformance.broken import Sound, SoundConfig
 PUBLIC = [
     (broken.NotDescribed, "definition", "have no description"),
     (broken.DeclaredTwice, "definition", "declares a metric twice"),
-    (broken.UnknownGroup, "definition", "name algorithms that it has not"),
+    (broken.UnknownMain, "definition", "calls 'clusters' a main setting, and its Config has no such setting"),
+    (broken.NoMain, "definition", "has more than 8 settings: name in main_settings those that are shown first"),
+    (broken.TooManyMain, "definition", "has 9 main settings"),
     (broken.UnknownFree, "definition", "calls 'prior' a free setting, and its Config has no such setting"),
     (broken.NoReason, "definition", "why it is not private"),
     (broken.Endless, "rounds", "the run has no end: total_rounds says 3"),

@@ -51,5 +51,5 @@ def test_a_setting_changes_what_comes_out(block, name):
     assert not np.array_equal(one.outputs()["centres"], other.outputs()["centres"])
 
 
-def test_groups_name_settings():
-    assert GradientEM.setting_groups.keys() <= SETTINGS.keys()
+def test_main_settings_are_settings():
+    assert {*GradientEM.main_settings} <= SETTINGS.keys()

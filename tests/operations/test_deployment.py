@@ -13,6 +13,7 @@ from fedcore.errors import ConfigError
 from fedcore.methods.registry import make_method, method_class
 from fedcore.operations.deployment import DeploymentFile, expectations, read_deployments, read_file
 from fedcore.operations.schedule import Compute
+from fedcore.rounds.method import settings_by_place
 from fedcore.training.request import Series, TrainRequest
 from tests.command import fedcore, private_population
 from tests.conftest import small_counts
@@ -178,7 +179,7 @@ def test_the_flow_of_a_deployment_is_told_where_to_start(file):
     assert set(deployed.parameters) <= asked_for and "test_noise" not in asked_for
 
 
-def test_the_form_has_settings_in_their_order_under_their_own_names_by_group(file):
+def test_the_form_has_the_main_settings_first_and_all_others_as_advanced(file):
     """A server with PostgreSQL keeps no order of names: places are numbers."""
     from fedcore.flows.serve import to_deployment
 
@@ -186,10 +187,10 @@ def test_the_form_has_settings_in_their_order_under_their_own_names_by_group(fil
     form = to_deployment(item)._parameter_openapi_schema
     cls = method_class(item.method)
     shown = form.definitions[cls.Config.__name__]["properties"]
-    assert sorted(shown, key=lambda name: shown[name]["position"]) == list(cls.Config.model_fields)
-    titles = [shown[name]["title"] for name in cls.Config.model_fields]
-    assert titles[:2] == ["budget · epsilon", "budget · horizon"] and "budget · cohorts" in titles
-    assert shown["first_clip"]["title"] == "releases · first_clip"
+    main, rest = settings_by_place(cls)
+    assert sorted(shown, key=lambda name: shown[name]["position"]) == [*main, *rest]
+    assert [shown[name]["title"] for name in main] == main and main == list(cls.main_settings)
+    assert [shown[name]["title"] for name in rest] == [f"Advanced · {name}" for name in rest]
     compute = form.definitions["Compute"]["properties"]
     assert [(one["position"], one["title"]) for one in compute.values()] == list(enumerate(compute))
 

@@ -45,19 +45,16 @@ class Dictionaries(PrivateMethod[DictionariesConfig, DictionariesState]):
     Config = DictionariesConfig
     State = DictionariesState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
-    setting_groups: ClassVar[Mapping[str, str]] = {
-        "epsilon": "budget",
-        "profile": "model",
-        "atoms": "sizes",
-        "learner": "clients' learner",
-        "start": "start",
-        "matcher": "matching",
-        "aggregate": "aggregation",
-        "split": "learner statistics",
-        "precision": "messages",
-        "participation": "who takes part, end",
-        "private": "privacy",
-    }
+    main_settings: ClassVar[tuple[str, ...]] = (
+        "profile",
+        "global_atoms",
+        "atoms",
+        "sparsity",
+        "learner",
+        "code",
+        "rounds",
+        "private",
+    )
     scores_use_memories: ClassVar[bool] = True
     accepts_warm_start: ClassVar[bool] = True
     series_arrays: ClassVar[tuple[str, ...]] = (*series.SERIES_NAMES, start.RELEASED)

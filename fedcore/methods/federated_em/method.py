@@ -60,16 +60,16 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
     Config = FederatedEMConfig
     State = FederatedEMState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
-    setting_groups: ClassVar[Mapping[str, str]] = {
-        "epsilon": "private: budget",
-        "algorithm": "algorithm",
-        "model": "model",
-        "codec": "messages",
-        "participation": "clients",
-        "rounds": "steps",
-        "start": "start and end",
-        "clip": "private: bounds",
-    }
+    main_settings: ClassVar[tuple[str, ...]] = (
+        "algorithm",
+        "model",
+        "components",
+        "covariance",
+        "start",
+        "rounds",
+        "validation",
+        "epsilon",
+    )
     moved_settings: ClassVar[Mapping[str, str]] = MOVED
     accepts_warm_start: ClassVar[bool] = True
     series_arrays: ClassVar[tuple[str, ...]] = given.KNOWN_OF_SERIES

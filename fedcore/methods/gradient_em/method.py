@@ -43,12 +43,16 @@ class GradientEM(NonPrivateMethod[GradientEMConfig, GradientEMState]):
     Config = GradientEMConfig
     State = GradientEMState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
-    setting_groups: ClassVar[Mapping[str, str]] = {
-        "model": "model",
-        "participation": "clients",
-        "start": "start",
-        "rounds": "end",
-    }
+    main_settings: ClassVar[tuple[str, ...]] = (
+        "model",
+        "components",
+        "covariance",
+        "standardise",
+        "participation",
+        "start",
+        "rounds",
+        "tolerance",
+    )
     moved_settings: ClassVar[Mapping[str, str]] = MOVED
     scores_use_memories: ClassVar[bool] = True
     accepts_warm_start: ClassVar[bool] = True

@@ -37,14 +37,16 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
     Config = HistogramsConfig
     State = HistogramsState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
-    setting_groups: ClassVar[Mapping[str, str]] = {
-        "epsilon": "budget",
-        "clusters": "sizes",
-        "reduction": "reduction",
-        "clip": "releases",
-        "effective_tokens": "metric",
-        "assignment_smoothing": "personalisation",
-    }
+    main_settings: ClassVar[tuple[str, ...]] = (
+        "epsilon",
+        "nominal_clients",
+        "clusters",
+        "reduction",
+        "personalisation",
+        "prior_tokens",
+        "floor",
+        "anyway",
+    )
     moved_settings: ClassVar[Mapping[str, str]] = MOVED
     accepts_warm_start: ClassVar[bool] = True
     warm_starts_for: ClassVar[tuple[str, ...]] = ("paper_histograms",)

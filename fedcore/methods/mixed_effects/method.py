@@ -41,7 +41,16 @@ class MixedEffects(NonPrivateMethod[MixedEffectsConfig, MixedEffectsState]):
     Config = MixedEffectsConfig
     State = MixedEffectsState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
-    setting_groups: ClassVar[Mapping[str, str]] = {"components": "model", "starts": "start", "rounds": "end"}
+    main_settings: ClassVar[tuple[str, ...]] = (
+        "components",
+        "intercept",
+        "robust",
+        "starts",
+        "alignment",
+        "second_start",
+        "rounds",
+        "tolerance",
+    )
     scores_use_memories: ClassVar[bool] = True
 
     @property

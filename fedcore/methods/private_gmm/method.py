@@ -54,12 +54,16 @@ class PrivateGMM(PrivateMethod[PrivateGMMConfig, PrivateGMMState]):
     Config = PrivateGMMConfig
     State = PrivateGMMState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
-    setting_groups: ClassVar[Mapping[str, str]] = {
-        "epsilon": "budget",
-        "components": "mixture",
-        "radius": "public facts",
-        "depth": "search",
-    }
+    main_settings: ClassVar[tuple[str, ...]] = (
+        "epsilon",
+        "components",
+        "up_to",
+        "covariance",
+        "radius",
+        "sigma_min",
+        "sigma_max",
+        "least_weight",
+    )
     streams_rows: ClassVar[bool] = True
     units: ClassVar[tuple[str, ...]] = ("client", "record")
     facts_in_state: ClassVar[tuple[str, ...]] = ("unit", "relation")

@@ -43,11 +43,16 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
     Config = PrivateMixtureConfig
     State: type[PrivateMixtureState] = PrivateMixtureState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
-    setting_groups: ClassVar[Mapping[str, str]] = {
-        "epsilon": "budget",
-        "components": "mixture",
-        "categories": "columns",
-    }
+    main_settings: ClassVar[tuple[str, ...]] = (
+        "epsilon",
+        "nominal_clients",
+        "nominal_records",
+        "components",
+        "alpha",
+        "categories",
+        "steps",
+        "anyway",
+    )
     streams_rows: ClassVar[bool] = True
     units: ClassVar[tuple[str, ...]] = ("client", "record")
     facts_in_state: ClassVar[tuple[str, ...]] = ("unit", "relation")

@@ -37,7 +37,7 @@ class PaperGradientEM(GradientEM):
     Config = PaperGradientEMConfig
     State = PaperGradientEMState
     metrics: ClassVar[tuple[Metric, ...]] = (*GradientEM.metrics, Metric("sources"))
-    setting_groups: ClassVar[Mapping[str, str]] = {**GradientEM.setting_groups, "algorithm": "tables of the paper"}
+    main_settings: ClassVar[tuple[str, ...]] = ("algorithm", *GradientEM.main_settings[:7])
     moved_settings: ClassVar[Mapping[str, str]] = {}
 
     config: PaperGradientEMConfig
