@@ -132,6 +132,7 @@ def _run(config: PrivateMixtureConfig, state: PrivateMixtureState, block: RowsBl
         round=first,
         seed=int(stream(state.seed, OTHER, number).integers(2**31)),
         edges=np.zeros((0, 2), np.int64),
+        node=np.zeros(0, np.int64),  # of the components that this run ended with, which may be others
         cells=np.zeros((0, q)),
         found_cells=np.zeros((0, q)),
         found_counts=none,
