@@ -9,7 +9,8 @@ A package's own tests call them too:
         for case in cases_for(MyMethod(MyConfig(components=2))):
             law(case)
 
-Cases may be made by hand, with a `SmallPopulation` and a warm start of one's own. docs/adding-a-method.md is the guide.
+`each_setting_matters(cases)` is one more law, which compares runs. Cases may be made by hand, with a `SmallPopulation`
+and a warm start of one's own. docs/adding-a-method.md is the guide.
 """
 
 from fedcore.testing import privacy_laws as _privacy_laws  # registers its laws
@@ -17,7 +18,21 @@ from fedcore.testing.broken import LawBroken
 from fedcore.testing.cases import Case, cases_for
 from fedcore.testing.laws import LAWS, same_with
 from fedcore.testing.populations import SmallPopulation, random_population
+from fedcore.testing.settings_law import Hint, each_setting_matters, own_settings, what_changes
 
 noise_from = _privacy_laws.noise_from
 
-__all__ = ["LAWS", "Case", "LawBroken", "SmallPopulation", "cases_for", "noise_from", "random_population", "same_with"]
+__all__ = [
+    "LAWS",
+    "Case",
+    "Hint",
+    "LawBroken",
+    "SmallPopulation",
+    "cases_for",
+    "each_setting_matters",
+    "noise_from",
+    "own_settings",
+    "random_population",
+    "same_with",
+    "what_changes",
+]

@@ -18,6 +18,7 @@ from fedcore.rounds.method import Method
 from fedcore.testing.broken import in_words
 from fedcore.testing.cases import Case, cases_for
 from fedcore.testing.laws import LAWS, same_with
+from fedcore.testing.settings_law import each_setting_matters
 
 WORKERS = (1, 2, 4)
 
@@ -70,9 +71,10 @@ def _method(where: str, settings: list[str]) -> Method[Any, Any]:
 
 
 def _looked_at(cases: Sequence[Case]) -> Iterator[tuple[str, str]]:
-    """(law, how it is broken, or "") for each law, the one about workers last."""
+    """(law, how it is broken, or "") for each law, those about settings and workers last."""
     for name, law in LAWS.items():
         yield name, next(filter(None, (_broken(law, case) for case in cases)), "")
+    yield "settings", _broken(each_setting_matters, cases)
     yield "workers", next(filter(None, (_broken_by(count, cases) for count in WORKERS)), "")
 
 
@@ -84,11 +86,12 @@ def _broken_by(workers: int, cases: Sequence[Case]) -> str:
         return next(filter(None, found), "")
 
 
-def _broken(law: Any, case: Case) -> str:
+def _broken(law: Any, asked: Case | Sequence[Case]) -> str:
     try:
-        law(case)
+        law(asked)
     except Exception as error:  # a method's own: the law is broken, and the author is told where
-        return f"{case.name}: {in_words(error)}" if case.name else in_words(error)
+        name = asked.name if isinstance(asked, Case) else ""
+        return f"{name}: {in_words(error)}" if name else in_words(error)
     return ""
 
 

@@ -93,6 +93,16 @@ class TooManyMain(NoMain):
     main_settings = tuple(NoMain.Config.model_fields)
 
 
+class UnreadConfig(SoundConfig):
+    shape: float = Field(1.0, gt=0, le=2, description="read by no function")
+
+
+class Unread(Sound):
+    """Has a setting that nothing reads."""
+
+    Config = UnreadConfig
+
+
 class DeclaredTwice(Sound):
     """A metric that is declared twice."""
 

@@ -6,7 +6,7 @@ import pytest
 
 from fedcore.privacy.mechanisms import TestNoise
 from fedcore.rounds.method import Method
-from fedcore.testing import LAWS, LawBroken, cases_for, noise_from
+from fedcore.testing import LAWS, LawBroken, cases_for, each_setting_matters, noise_from
 from fedcore.testing.__main__ import main
 from fedcore.testing.privacy_laws import variance_of
 from tests.conformance import broken
@@ -76,6 +76,13 @@ def test_a_broken_method_is_told(cls: type[Method], law, sentence, private):
             LAWS[law](case)
 
 
+@pytest.mark.parametrize("private", [False, True])
+def test_a_setting_that_nothing_reads_is_noticed(private):
+    each_setting_matters(cases_for(Sound(SoundConfig(private=private))))
+    with pytest.raises(LawBroken, match="no value of shape that was tried changes what a run of Unread"):
+        each_setting_matters(cases_for(broken.Unread(broken.Unread.Config(private=private))))
+
+
 class TooQuiet(TestNoise):
     """Noise of a smaller scale than was planned."""
 
@@ -115,7 +122,7 @@ def without_workers(monkeypatch):
 def test_the_command_says_of_every_law_whether_it_holds(capsys, without_workers):
     assert main(["tests.conformance.broken:Sound", "--set", "rounds=2"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(maxsplit=1) for line in lines] == [["ok", name] for name in [*LAWS, "workers"]]
+    assert [line.split(maxsplit=1) for line in lines] == [["ok", name] for name in [*LAWS, "settings", "workers"]]
     assert main(["tests.conformance.broken:Moving", "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
     bad = {row["law"]: row["broken"] for row in told["laws"] if not row["ok"]}

@@ -1,0 +1,78 @@
+"""Each setting of a product method changes what a run publishes, what it costs, or what clients are given."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from fedcore.methods.registry import METHODS, method_class
+from fedcore.testing import Case, own_settings, what_changes
+from fedcore.testing.bits import difference
+from fedcore.testing.settings_law import Hint, what_is_seen
+from tests.conformance.cases import FAST, OTHERS, SLOW, case
+from tests.digests.cases import CASES
+
+PRODUCTS = [name for name in METHODS if not name.startswith("paper_")]
+
+# Where values of the setting's type in the method's own cases show nothing, or would show it late.
+HINTS: dict[tuple[str, str], Hint] = {
+    ("dictionaries", "alpha"): Hint(0.5, case="dictionaries/gradient-lasso"),
+    ("dictionaries", "forgetting"): Hint(0.5, case="after newcomers"),
+    ("federated_em", "clip"): Hint(1.0, case="federated_em/private-diag"),
+    ("federated_em", "nuclear_penalty"): Hint(0.5, case="federated_em/fedem-gaussian-tables"),
+    ("federated_em", "rank"): Hint(1, case="federated_em/fedem-gaussian-tables"),
+    ("federated_em", "record_bound"): Hint(1, case="federated_em/private-diag"),
+    ("federated_em", "v_max"): Hint(5.0, case="federated_em/vr-theorem"),
+    ("gradient_em", "batch_decay"): Hint(0.5, case="gradient_em/fedgrem-batches"),
+    ("gradient_em", "first_penalty"): Hint(2.0, case="gradient_em/paper"),
+    ("gradient_em", "shuffles"): Hint(40, {"alignment": "shuffles", "components": 4, "starts": 1}),
+    ("gradient_em", "smallest_cluster"): Hint(3, case="gradient_em/paper"),
+    ("gradient_em", "tolerance"): Hint(1e9, {"rounds": 20}),
+    ("gradient_em", "weights_penalty"): Hint(2.0, case="gradient_em/fedgrem-sampled"),
+    ("histograms", "votes_share"): Hint(0.1, case="histograms/private-given-votes"),
+    ("mixed_effects", "alignment"): Hint("centres", case="mixed_effects/mixture"),
+    ("mixed_effects", "second_start"): Hint(1, case="mixed_effects/mixture"),
+    ("mixed_effects", "shuffles"): Hint(40, {"components": 4, "shuffles": 1}, case="mixed_effects/mixture-shuffles"),
+    ("mixed_effects", "start_steps"): Hint(6, case="mixed_effects/mixture"),
+    ("mixed_effects", "starts"): Hint(2, case="mixed_effects/mixture"),
+    ("mixed_effects", "tolerance"): Hint(1.0, {"rounds": 60}),
+    ("private_mixture", "alpha"): Hint(1e-20, case="private_mixture/records-replace-one"),
+    ("private_mixture", "categories"): Hint(((0,),)),
+    ("private_mixture", "depth"): Hint(0.001, case="private_mixture/records-replace-one"),
+    ("private_mixture", "steps"): Hint((("0", 1.0),)),
+}
+
+
+@cache
+def after_newcomers() -> Case:
+    """The second run of a series, before which clients came."""
+    made = case("dictionaries/default")
+    people, few = made.population, 2 * made.population.leaf
+    founders = replace(people, clients=people.clients[:few], heldout=people.heldout[:few])
+    earlier = replace(made, population=founders)
+    return replace(made, name="after newcomers", warm_start=made.method.warm_start_of(earlier.history.state))
+
+
+def cases_of(method: str) -> list[Case]:
+    found = [case(name) for name in [*FAST, *SLOW, *OTHERS] if CASES[name].method == method]
+    return [*found, after_newcomers()] if method == "dictionaries" else found
+
+
+@pytest.mark.parametrize(
+    ("method", "name"), [(method, name) for method in PRODUCTS for name in own_settings(method_class(method))]
+)
+def test_a_setting_changes_something(method, name):
+    assert what_changes(name, cases_of(method), HINTS.get((method, name)))
+
+
+def test_hints_are_about_settings_that_there_are():
+    assert {(method, name) for method, name in HINTS if name not in method_class(method).Config.model_fields} == set()
+
+
+@pytest.mark.parametrize("name", [*FAST, pytest.param("private_mixture/clients", marks=pytest.mark.slow)])
+def test_the_same_settings_change_nothing(name):
+    """Otherwise the law would see changes where there are none."""
+    made = case(name)
+    given = made.method.config.model_dump(exclude_unset=True)
+    again = replace(made, method=type(made.method)(type(made.method).Config(**given)))
+    assert not difference(what_is_seen(made), what_is_seen(again), "what is seen")
