@@ -19,7 +19,6 @@ WITHOUT_A_SEED = {
     "conformance/broken.py": "a method that breaks the law: the checks must notice that it draws without a seed",
     "faults/place.py": "names of files",
     "privacy/conftest.py": "names of populations and runs",
-    "privacy/test_ledger_recount.py": "names of populations",
     "privacy/test_mechanisms.py": "law and independence of the secure noise; each check fails by chance once in 10^7",
     "privacy/test_noise_law.py": "hands over the secure noise to a publisher that must refuse before it draws",
     "privacy/test_rounded_gaussian.py": "law of the secure noise; each check fails by chance once in 10^6",

@@ -101,6 +101,16 @@ FLOWS: dict[str, Audited] = {
             "public_start_because": "made up",
         }
     ),
+    "train-paper-federated-em": Audited(
+        lambda w: {
+            "population": w / "rows",
+            "config": EM,
+            "runs": w / "runs",
+            "run_id": "jjj",
+            "start_from": w / "start.npz",
+            "public_start_because": "made up",
+        }
+    ),
     "train-private-gmm": Audited(
         lambda w: {"population": w / "points", "config": SHORT_GMM, "runs": w / "runs", "run_id": "ccc"}
     ),

@@ -112,7 +112,7 @@ def test_a_clients_vector_has_the_same_bits_in_any_company(seed):
 
 def test_codes_of_all_rows_in_one_product_are_caught():
     with mock.patch.object(clients, "omp_apart", omp):
-        found = (before_the_cut(*some_company(seed)) for seed in range(20))
+        found = (before_the_cut(*some_company(seed)) for seed in range(100))
         assert any(together != alone for together, alone in found)
 
 
