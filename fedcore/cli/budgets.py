@@ -284,7 +284,7 @@ def budget_show(
     found = ledger_of(store, to_show=True)
     balance, history = found.verify(store.id), found.history(store.id)
     warnings = [missing] if (missing := missing_witness(store, found)) else []
-    warnings += [loss_in_words(row) for row in history if row["kind"] == "accept loss"]
+    warnings += [loss_in_words(row["at"], row["reason"]) for row in history if row["kind"] == "accept loss"]
     shown = {"population": str(population), **balance.to_json()}
     if as_json:
         return say({**shown, "warnings": warnings, "history": history}, True)

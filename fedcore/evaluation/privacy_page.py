@@ -310,7 +310,10 @@ def _vouched(run: Run, privacy: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     )
     before = privacy.get("spent_before")
     if isinstance(before, Mapping) and {"rho", "reason"} <= before.keys():
-        yield "What was spent on these people before this account began.", spent_before_in_words(before)
+        yield (
+            "What was spent on these people before this account began.",
+            spent_before_in_words(before["rho"], before["reason"]),
+        )
     for loss in privacy.get("losses") or ():
         if isinstance(loss, Mapping) and {"at", "reason"} <= loss.keys():
-            yield "The ledger holds all that was spent.", loss_in_words(loss)
+            yield "The ledger holds all that was spent.", loss_in_words(loss["at"], loss["reason"])

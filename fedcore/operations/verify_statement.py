@@ -157,7 +157,9 @@ def _ledger(
     try:
         if population is not None:
             return ledger_of(population, url)
-        return open_ledger(url or default_ledger_url(), expected_id=str(said.ledger.get("id")))
+        return open_ledger(
+            url or default_ledger_url(), expected_id="" if said.ledger is None else str(said.ledger.ledger_id)
+        )
     except LedgerMissing as error:
         report.not_checked.append(f"{missing}{error.message}")
     except Unreachable:
@@ -211,33 +213,35 @@ def _compare_ledger(report: StatementReport, said: PrivacyStatement, at: _At, le
     if len(report.problems) > problems:
         return  # of such a ledger nothing can be told
     with report.comparing("The ledger's records give these charges, prices, totals and conversions, and no others."):
-        found = _again(said, at, ledger, population_id, run_id, said.ledger["seq"])
+        through = None if said.ledger is None else said.ledger.seq
+        found = _again(said, at, ledger, population_id, run_id, through)
         report.problems += differences(said, found).values()
     _since(report, said, population_id, ledger)
 
 
 def _check_head(report: StatementReport, said: PrivacyStatement, population_id: str, ledger: Ledger) -> None:
     named = said.ledger
-    if named.get("id") != ledger.id:
-        report.problems.append(f"The statement was made from ledger {named.get('id')!r}, and this is {ledger.id!r}.")
-    elif type(named.get("seq")) is not int or not ledger.contains(
-        population_id, ChainHead(ledger.id, named["seq"], str(named.get("hash")))
+    if named is None or named.ledger_id != ledger.id:
+        made_from = None if named is None else named.ledger_id
+        report.problems.append(f"The statement was made from ledger {made_from!r}, and this is {ledger.id!r}.")
+    elif type(named.seq) is not int or not ledger.contains(
+        population_id, ChainHead(ledger.id, named.seq, str(named.hash))
     ):
         report.problems.append(
-            f"Ledger {ledger.id} has no record {named.get('seq')} of population {population_id!r} with that hash: the "
+            f"Ledger {ledger.id} has no record {named.seq} of population {population_id!r} with that hash: the "
             "statement was changed, or an older or another ledger was put in the ledger's place."
         )
 
 
 def _again(
-    said: PrivacyStatement, at: _At, ledger: Ledger, population_id: str, run_id: str, through: int
+    said: PrivacyStatement, at: _At, ledger: Ledger, population_id: str, run_id: str, through: int | None
 ) -> PrivacyStatement:
     """The statement, made once more; what no ledger says is taken from the run, or else from the statement."""
     if at.run is not None and at.population is not None and at.run.id == run_id:
         with suppress(ConfigError):  # of a method of another installation
             method = make_method(at.run.info["method"], at.run.info["config"])
             return statement_of(at.run, method, ledger, at.population, through)
-    first = said.periods.get("first") if said.periods else None
+    first = None if said.periods is None else said.periods.first
     return private_statement(
         ledger,
         population_id,
@@ -245,7 +249,7 @@ def _again(
         start=said.start,
         vouched=said.vouched,
         first_period=first,
-        started_from=str(said.together["run"]) if said.together else None,
+        started_from=None if said.together is None else str(said.together.run),
         through=through,
     )
 
@@ -253,19 +257,19 @@ def _again(
 def _since(report: StatementReport, said: PrivacyStatement, population_id: str, ledger: Ledger) -> None:
     """What a reader of an old statement should know of the population now."""
     balance, head = ledger.balance(population_id), ledger.head(population_id)
-    budget = balance.budget
-    if budget is None or head.seq == said.ledger.get("seq"):
+    budget, then = balance.budget, said.population
+    if budget is None or then is None or said.ledger is None or head.seq == said.ledger.seq:
         return
-    report.since.append(f"The ledger has {head.seq - said.ledger['seq']} more records of this population by now.")
-    if balance.rho_spent > said.population["rho_spent"]:
+    report.since.append(f"The ledger has {head.seq - said.ledger.seq} more records of this population by now.")
+    if balance.rho_spent > then.rho_spent:
         report.since.append(
             f"All runs together have spent epsilon = {balance.epsilon_spent:.4g} by now; the statement says "
-            f"{said.population['epsilon_spent']:.4g}, which was so when it was made."
+            f"{then.epsilon_spent:.4g}, which was so when it was made."
         )
-    if (budget.epsilon, budget.delta) != (said.population["epsilon"], said.population["delta"]):
+    if (budget.epsilon, budget.delta) != (then.budget.epsilon, then.budget.delta):
         report.since.append(
             f"The budget was raised: epsilon = {budget.epsilon:g}, delta = {budget.delta:g} by now; the statement says "
-            f"epsilon = {said.population['epsilon']:g}, delta = {said.population['delta']:g}."
+            f"epsilon = {then.budget.epsilon:g}, delta = {then.budget.delta:g}."
         )
     if balance.loss is not None and len(said.losses) == 0:
         report.since.append("The ledger went back since and was gone on with: more may have been spent than it knows.")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from datetime import UTC, datetime
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from fedcore.population.periods import labels_in_words
-from fedcore.privacy.accounting import exact_sum, rounded_up
+from fedcore.population.periods import PeriodUnit, labels_in_words
+from fedcore.privacy.accounting import Budget, exact_sum, rounded_up
 from fedcore.privacy.gdp import mu_of
-from fedcore.privacy.ledger.chain import OPEN, SPENT, Account, Attempt, Balance, RunAccount
+from fedcore.privacy.ledger.chain import OPEN, SPENT, Account, Attempt, Balance, ChainHead, RunAccount, Segment
 from fedcore.privacy.mechanisms import SecureNoise, TestNoise
+from fedcore.privacy.periods import Lifetime
+from fedcore.privacy.plan import PlannedRelease
+from fedcore.storage.parsing import JsonObject
 from fedcore.storage.ranges import Ranges, in_words
 
 if TYPE_CHECKING:
@@ -63,28 +66,169 @@ NOT_PRIVATE = ("Everything: nothing in this run protects the people in the data.
 
 
 @dataclass(frozen=True, slots=True)
+class ChargedRelease:
+    """A release that was charged `attempts` times. rho: of all attempts, rounded up; noise: names of its laws."""
+
+    planned: PlannedRelease
+    attempts: int
+    rho: float
+    noise: tuple[str, ...]
+
+    def to_json(self) -> dict[str, object]:
+        return {**self.planned.to_json(), "attempts": self.attempts, "rho": self.rho, "noise": list(self.noise)}
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> ChargedRelease:
+        planned = PlannedRelease.from_json({name: value[name] for name in value.keys() - {"attempts", "noise"}})
+        if type(planned.round) is not int or not isinstance(planned.name, str):
+            raise TypeError("a release without a round or a name")
+        return cls(planned, value["attempts"], value["rho"], tuple(value["noise"]))
+
+
+@dataclass(frozen=True, slots=True)
+class SpentOfBudget:
+    """The budget of a population, and what all runs together have spent of it."""
+
+    budget: Budget
+    rho_spent: float
+    epsilon_spent: float
+
+    def to_json(self) -> dict[str, object]:
+        return {**self.budget.to_json(), "rho_spent": self.rho_spent, "epsilon_spent": self.epsilon_spent}
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> SpentOfBudget:
+        budget = Budget(**{one.name: value[one.name] for one in fields(Budget)})
+        return cls(budget, value["rho_spent"], value["epsilon_spent"])
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What several runs of an account cost together, at the delta of its budget."""
+
+    epsilon: float
+    delta: float
+    rho: float
+    mu: float
+
+
+@dataclass(frozen=True, slots=True)
+class CostWithStart(Cost):
+    """Of a run, and of the `run` of the same account that released what it started from."""
+
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedWords:
+    """`runs` that released the words that are columns, and rho and delta of what they charged (delta: of their
+    thresholding steps alone). together: of them and the run.
+    """
+
+    runs: tuple[str, ...]
+    rho: float
+    delta: float
+    together: Cost
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> ReleasedWords:
+        return cls(**{**value, "runs": tuple(value["runs"]), "together": Cost(**value["together"])})
+
+
+@dataclass(frozen=True, slots=True)
+class SpentBefore:
+    """The starting charge that the budget owner declared."""
+
+    rho: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A time that the ledger went back and was gone on with: number and time of its record, why, and the records seen
+    before.
+    """
+
+    seq: int
+    at: float
+    reason: str
+    seen: tuple[object, ...]
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> Loss:
+        return cls(**{**value, "seen": tuple(value["seen"])})
+
+
+@dataclass(frozen=True, slots=True)
+class PaidByCohorts:
+    """ranges of the cohorts that took part and paid. named: whether the run named them, or was made before there were
+    any. known: how many there are. most: the segment that has spent most; most_of_them: of those that took part.
+    """
+
+    ranges: Ranges
+    named: bool
+    known: int
+    most: Segment
+    most_of_them: Segment
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> PaidByCohorts:
+        segments = {name: Segment.from_json(value[name]) for name in ("most", "most_of_them")}
+        return cls(**{**value, "ranges": tuple((first, last) for first, last in value["ranges"]), **segments})
+
+
+@dataclass(frozen=True, slots=True)
+class PromisedByPeriod:
+    """A promise per client and calendar period. lifetime: what a client loses at most over so many periods, at last
+    over all so far. first: label of the first period, if it is known.
+    """
+
+    unit: PeriodUnit
+    window: int
+    lifetime: tuple[Lifetime, ...]
+    first: str | None = None
+
+    def to_json(self) -> dict[str, object]:
+        value = asdict(replace(self, lifetime=())) | {"lifetime": [asdict(one) for one in self.lifetime]}
+        return value if self.first is not None else {name: value[name] for name in value if name != "first"}
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> PromisedByPeriod:
+        return cls(**{**value, "lifetime": tuple(Lifetime(**one) for one in value["lifetime"])})
+
+
+def _head_from(value: JsonObject) -> ChainHead:
+    return ChainHead(value["id"], value["seq"], value["hash"])
+
+
+def _plain(value: object) -> object:
+    """An entry of a statement as JSON has it."""
+    if isinstance(value, ChainHead):
+        return {"id": value.ledger_id, "seq": value.seq, "hash": value.hash}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, ChargedRelease | SpentOfBudget | PromisedByPeriod | Segment):
+        return value.to_json()
+    if is_dataclass(value):
+        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+    return value
+
+
+@dataclass(frozen=True, slots=True)
 class PrivacyStatement:
     """private: whether a promise is made; reason: why not, if not.
 
     unit, relation: what is hidden. epsilon, delta, rho: what the run's charged releases cost, forfeited ones included,
     at the delta of the population's budget; mu: sqrt(2 rho). releases: one entry for each charged release. given_up:
-    the round from which on releases were given up to pay for lost ones; None: none was. population: the budget of the
-    population, and what all runs together have spent of it. ended: whether the run may still spend more. start: what
-    the run started from, treated as public; empty if from nothing. vouched: what is public by somebody's word alone:
-    the promise holds only if all of it is so, hence it is part of the headline. public_schema: why columns, bounds,
-    vocabulary and thresholds are public; empty if nobody said. shared_ids: what the budget owner declared of ids that
-    are also in other populations, oldest first. losses: each time that the ledger went back and was gone on with.
-    cohorts: where the budget is kept by cohort: `ranges` of those that took part and paid (`named`: whether the run
-    named them, or was made before there were any), `known`: how many there are, `most`: the segment that has spent most
-    (`Segment`), and `most_of_them`: of those that took part; else empty. periods: of a promise per client and calendar
-    period its `unit` and `window`, and `lifetime`: what a client loses at most over so many `periods`, at last over all
-    so far; `first`: label of the first of them, if it is known; else empty. vocabulary: where the columns are words
-    that were released of the same population, from the same account, before: `runs` that released them, `rho` and
-    `delta` of what they charged (delta: of their thresholding steps alone), and `together`: `epsilon`, `delta`, `rho`,
-    `mu` of them and this run; else empty, and the vocabulary is taken as public. share: name of the share of the budget
-    that paid, where it is divided; else empty. together: of a run that started from what a run of the same account
-    released: that `run`, and `epsilon`, `delta`, `rho`, `mu` of both; else empty.
-    spent_before: `rho` and `reason` of the starting charge that the budget owner declared; else empty.
+    the round from which on releases were given up to pay for lost ones; None: none was. population: None only if
+    nothing is promised. ended: whether the run may still spend more. start: what the run started from, treated as
+    public; empty if from nothing. vouched: what is public by somebody's word alone: the promise holds only if all of it
+    is so, hence it is part of the headline. public_schema: why columns, bounds, vocabulary and thresholds are public;
+    empty if nobody said. shared_ids: what the budget owner declared of ids that are also in other populations, oldest
+    first. cohorts: where the budget is kept by cohort. periods: of a promise per client and calendar period.
+    vocabulary: where the columns are words that were released of the same population, from the same account, before;
+    None: the vocabulary is taken as public. share: name of the share of the budget that paid, where it is divided; else
+    empty. together: of a run that started from what a run of the same account released. ledger: its newest record.
     """
 
     private: bool
@@ -96,45 +240,62 @@ class PrivacyStatement:
     rho: float | None = None
     mu: float | None = None
     given_up: int | None = None
-    releases: tuple[Mapping[str, Any], ...] = ()
+    releases: tuple[ChargedRelease, ...] = ()
     mechanism: str = ""
-    population: Mapping[str, Any] = field(default_factory=dict)
+    population: SpentOfBudget | None = None
     ended: bool = True
     start: str = ""
     vouched: tuple[str, ...] = ()
     public_schema: str = ""
     shared_ids: tuple[str, ...] = ()
-    losses: tuple[Mapping[str, Any], ...] = ()
-    cohorts: Mapping[str, Any] = field(default_factory=dict)
-    periods: Mapping[str, Any] = field(default_factory=dict)
-    vocabulary: Mapping[str, Any] = field(default_factory=dict)
+    losses: tuple[Loss, ...] = ()
+    cohorts: PaidByCohorts | None = None
+    periods: PromisedByPeriod | None = None
+    vocabulary: ReleasedWords | None = None
     share: str = ""
-    together: Mapping[str, Any] = field(default_factory=dict)
-    spent_before: Mapping[str, Any] = field(default_factory=dict)
+    together: CostWithStart | None = None
+    spent_before: SpentBefore | None = None
     run: str = ""
     population_id: str = ""
-    ledger: Mapping[str, Any] = field(default_factory=dict)
+    ledger: ChainHead | None = None
     trust_model: str = TRUST_MODEL
     not_covered: tuple[str, ...] = NOT_COVERED
 
-    def to_json(self) -> dict[str, Any]:
-        value = {**asdict(self), "privacy": "differential privacy" if self.private else "none", "text": self.text()}
-        lists = {"releases": self.releases, "losses": self.losses}
-        plain = {name: [dict(entry) for entry in entries] for name, entries in lists.items()}
-        texts = {name: list(getattr(self, name)) for name in ("vouched", "shared_ids", "not_covered")}
-        return {**value, **plain, **texts}
+    def to_json(self) -> dict[str, object]:
+        """As statement.json has it."""
+        return {**self.entries(), "privacy": "differential privacy" if self.private else "none", "text": self.text()}
+
+    def entries(self) -> dict[str, object]:
+        """The same without what follows from the rest. What there is not is an empty object, except for numbers."""
+        value = {one.name: _plain(getattr(self, one.name)) for one in fields(self)}
+        return value | {name: {} for name in ONE_OF if value[name] is None}
+
+    @classmethod
+    def from_json(cls, value: JsonObject) -> PrivacyStatement:
+        """Raises one of `BROKEN` unless `entries` could have made it; absent entries take their defaults."""
+        known = {one.name for one in fields(cls)}
+        said: dict[str, object] = {name: value[name] for name in value.keys() & known}
+        said |= {name: tuple(item) for name, item in said.items() if isinstance(item, list)}
+        for name, read in ONE_OF.items():
+            if name in said:
+                said[name] = None if said[name] == {} else read(said[name])
+        for name, read in SEVERAL_OF.items():
+            if name in said:
+                said[name] = tuple(map(read, value[name]))
+        made: Callable[..., PrivacyStatement] = cls
+        return made(**said)
 
     def text(self) -> str:
         """For a person: a few paragraphs."""
         if not self.private:
             return f"privacy: none\nReason: {self.reason}."
-        of_whom = f"client and {self.periods['unit']}" if self.periods else self.unit
+        of_whom = f"client and {self.periods.unit}" if self.periods else self.unit
         lines = [
             f"privacy: ({self.epsilon:.4g}, {self.delta:.3g})-differential privacy per {of_whom}"
             f"{self._with_its_words()}{self._on_a_word()}",
             f"Hidden: {RELATIONS[self.unit, self.relation]} ({self.relation}).",
             *self._prices(),
-            *([spent_before_in_words(self.spent_before)] if self.spent_before else []),
+            *([spent_before_in_words(self.spent_before.rho, self.spent_before.reason)] if self.spent_before else []),
             *([OF_SHARE.format(share=self.share)] if self.share else []),
             *self._vocabulary(),
             *self._lifetime(),
@@ -142,7 +303,7 @@ class PrivacyStatement:
             f"Noise: {self.mechanism}.",
             *schema_in_words(self.public_schema, released_words=bool(self.vocabulary)),
             *map(shared_ids_in_words, self.shared_ids),
-            *map(loss_in_words, self.losses),
+            *(loss_in_words(loss.at, loss.reason) for loss in self.losses),
             *([f"Start: {self.start}. This promise is on top of what that start tells."] if self.start else []),
             *self._with_its_start(),
             f"Trust: {self.trust_model}",
@@ -154,22 +315,29 @@ class PrivacyStatement:
         ]
         return "\n".join(lines)
 
+    @property
+    def all_runs(self) -> SpentOfBudget:
+        """The population's budget and what is spent of it. Raises ValueError if the statement has none."""
+        if self.population is None:
+            raise ValueError("a promise without a budget")
+        return self.population
+
     def _with_its_words(self) -> str:
         """The headline's promise about this run and its vocabulary."""
         if not self.vocabulary:
             return ""
-        both = self.vocabulary["together"]
-        return f", ({both['epsilon']:.4g}, {both['delta']:.3g}) together with the release of its vocabulary"
+        both = self.vocabulary.together
+        return f", ({both.epsilon:.4g}, {both.delta:.3g}) together with the release of its vocabulary"
 
     def _with_its_start(self) -> list[str]:
         """What this run and the one that it started from cost."""
         if not self.together:
             return []
         both = self.together
-        cost = f"mu = {both['mu']:.6g} (rho = {both['rho']:.6g}) of Gaussian differential privacy"
+        cost = f"mu = {both.mu:.6g} (rho = {both.rho:.6g}) of Gaussian differential privacy"
         return [
-            f"Run {both['run']!r} and this run were charged to the same account. To whoever took part in both they "
-            f"add up to {cost}, which implies ({both['epsilon']:.4g}, {both['delta']:.3g})-differential privacy, and "
+            f"Run {both.run!r} and this run were charged to the same account. To whoever took part in both they "
+            f"add up to {cost}, which implies ({both.epsilon:.4g}, {both.delta:.3g})-differential privacy, and "
             "both are part of what all runs have spent."
         ]
 
@@ -177,15 +345,15 @@ class PrivacyStatement:
         """Which release the columns come from, what it cost, and that both add up."""
         if not self.vocabulary:
             return []
-        found, both = self.vocabulary, self.vocabulary["together"]
-        names = f"run{'' if len(found['runs']) == 1 else 's'} {' and '.join(found['runs'])}"
-        price = f"mu = {mu_of(found['rho']):.6g} (rho = {found['rho']:.6g})"
-        of_both = f"mu = {both['mu']:.6g} (rho = {both['rho']:.6g}) of Gaussian"
+        found, both = self.vocabulary, self.vocabulary.together
+        names = f"run{'' if len(found.runs) == 1 else 's'} {' and '.join(found.runs)}"
+        price = f"mu = {mu_of(found.rho):.6g} (rho = {found.rho:.6g})"
+        of_both = f"mu = {both.mu:.6g} (rho = {both.rho:.6g}) of Gaussian"
         return [
             f"Vocabulary: the columns are the words that {names} released of this population, and one column for all "
             f"other words. That was a noised release at a threshold, charged to the same budget: {price}, and delta = "
-            f"{found['delta']:.3g} of thresholding steps. It and this run add up to {of_both} differential privacy, "
-            f"which implies ({both['epsilon']:.4g}, {both['delta']:.3g})-differential privacy, and both are part of "
+            f"{found.delta:.3g} of thresholding steps. It and this run add up to {of_both} differential privacy, "
+            f"which implies ({both.epsilon:.4g}, {both.delta:.3g})-differential privacy, and both are part of "
             "what all runs have spent."
         ]
 
@@ -193,82 +361,75 @@ class PrivacyStatement:
         if not self.ledger:
             return []
         return [
-            f"Made from: run {self.run} of population {self.population_id} in ledger {self.ledger['id']}, whose newest "
-            f"record of that population was {self.ledger['seq']} ({self.ledger['hash']}). `fedcore verify-statement` "
+            f"Made from: run {self.run} of population {self.population_id} in ledger {self.ledger.ledger_id}, whose "
+            f"newest record of that population was {self.ledger.seq} ({self.ledger.hash}). `fedcore verify-statement` "
             "compares a statement with its ledger."
         ]
 
     def _lifetime(self) -> list[str]:
         """What a promise per client and calendar period means for somebody who has data in several of them."""
-        if not self.periods:
+        if self.periods is None:
             return []
-        unit, so_far = self.periods["unit"], self.periods["lifetime"][-1]
-        delta = f"delta = {self.population['delta']:g}"
+        unit, so_far = self.periods.unit, self.periods.lifetime[-1]
+        delta = f"delta = {self.all_runs.budget.delta:g}"
         bounds = "; ".join(
-            f"active for {one['periods']} {unit}s: at most epsilon = {one['epsilon']:.4g}"
-            for one in self.periods["lifetime"][:-1]
+            f"active for {one.periods} {unit}s: at most epsilon = {one.epsilon:.4g}"
+            for one in self.periods.lifetime[:-1]
         )
         return [
-            f"A client {bounds}, at {delta} (window {self.periods['window']}). So much it can lose over its whole "
+            f"A client {bounds}, at {delta} (window {self.periods.window}). So much it can lose over its whole "
             "life, whatever is run; no smaller promise is made for that.",
-            f"A client with data in every {unit} has lost at most epsilon = {so_far['epsilon']:.4g} at {delta} by all "
+            f"A client with data in every {unit} has lost at most epsilon = {so_far.epsilon:.4g} at {delta} by all "
             f"runs so far; a run that read k {unit}s cost it k^2 times its price.",
         ]
 
     def _prices(self) -> list[str]:
         """What this run costs, and what all runs together may."""
-        share = self.population
+        share, budget = self.all_runs, self.all_runs.budget
         who = "" if not self.cohorts else " to a client who took part"
         if self.periods:
-            who = f" to a client for its data of one {self.periods['unit']}"
+            who = f" to a client for its data of one {self.periods.unit}"
         price = f"Price of this run{'' if self.ended else ' so far'}{who}"
         lost = "Releases that were charged and lost are included."
-        thresholds = ", its thresholding steps included" if self.delta != share["delta_conv"] else ""
+        thresholds = ", its thresholding steps included" if self.delta != budget.delta_conv else ""
         cost = (
             f"{price}: mu = {self.mu:.6g} of Gaussian differential privacy (rho = mu^2 / 2 = {self.rho:.6g}), "
             f"which implies ({self.epsilon:.4g}, {self.delta:.3g})-differential privacy{thresholds}. {lost}"
         )
-        largest = f"{mu_of(share['rho_max']):.6g}"
-        promised = (
-            f"mu = {largest}, which implies epsilon = {share['epsilon']:g}, delta = {share['delta']:g} over all runs"
-        )
-        spent = f"mu = {mu_of(share['rho_spent']):.6g}{f' of {largest}' if self.cohorts else ''}"
-        spent = f"{spent} (epsilon = {share['epsilon_spent']:.4g})"
-        if self.cohorts:
-            return [cost, *self._by_cohort(promised, spent)]
+        largest = f"{mu_of(budget.rho_max):.6g}"
+        promised = f"mu = {largest}, which implies epsilon = {budget.epsilon:g}, delta = {budget.delta:g} over all runs"
+        spent = f"mu = {mu_of(share.rho_spent):.6g}{f' of {largest}' if self.cohorts else ''}"
+        spent = f"{spent} (epsilon = {share.epsilon_spent:.4g})"
+        if self.cohorts is not None:
+            return [cost, *self._by_cohort(self.cohorts, promised, spent)]
         several = "Whoever sees what several runs published needs the total of the population"
         return [cost, f"{several}: at most {promised}; spent so far: {spent}."]
 
-    def _by_cohort(self, promised: str, spent: str) -> list[str]:
+    def _by_cohort(self, cohorts: PaidByCohorts, promised: str, spent: str) -> list[str]:
         """promised: to each client; spent: by the cohort that has spent most."""
-        used, most = tuple((first, last) for first, last in self.cohorts["ranges"]), self.cohorts["most"]
+        used, most = cohorts.ranges, cohorts.most
         paid = (
             f"This run used {_numbered('cohort', used, in_words(used))}; others were not used, and it costs them "
             "nothing."
-            if self.cohorts["named"]
+            if cohorts.named
             else "This run was made before there were cohorts: who was there then is cohort 1, and paid for it; it "
             "costs others nothing."
         )
-        if self.periods:
-            unit, one = self.periods["unit"], most["first"] == most["last"]
+        if self.periods is not None:
+            unit, one = self.periods.unit, most.first == most.last
+            these, dearest = _dated(self.periods, used), _dated(self.periods, ((most.first, most.last),))
             return [
                 f"Each {unit} of a client is promised for itself, however long its data are kept: at most {promised}.",
                 f"Each {unit} of the population's calendar has an account of its own. This run used "
-                f"{_numbered(unit, used, self._dated(used))}; others were not used, and it costs them nothing.",
-                f"The {unit}{' that has' if one else 's that have'} spent most: "
-                f"{self._dated(((most['first'], most['last']),))}, {spent}.",
+                f"{_numbered(unit, used, these)}; others were not used, and it costs them nothing.",
+                f"The {unit}{' that has' if one else 's that have'} spent most: {dearest}, {spent}.",
             ]
-        having = "cohort that has" if most["first"] == most["last"] else "cohorts that have"
+        having = "cohort that has" if most.first == most.last else "cohorts that have"
         return [
             f"Each client's promise holds for its whole time in the population: at most {promised}.",
             f"Clients are accounted by cohorts, the version that they joined with. {paid}",
-            f"The {having} spent most: {in_words(((most['first'], most['last']),))}, {spent}.",
+            f"The {having} spent most: {most}, {spent}.",
         ]
-
-    def _dated(self, ranges: Ranges) -> str:
-        """Periods by their labels, if the calendar is known, else by their numbers in it."""
-        first = self.periods.get("first")
-        return in_words(ranges) if first is None else labels_in_words(self.periods["unit"], first, ranges)
 
     def _on_a_word(self) -> str:
         """The end of the headline: what the promise rests on besides what was charged."""
@@ -303,22 +464,28 @@ def shared_ids_in_words(reason: str) -> str:
     )
 
 
-def spent_before_in_words(charge: Mapping[str, Any]) -> str:
-    """A starting charge, as `Account.spent_before` has it."""
+def spent_before_in_words(rho: float, reason: str) -> str:
+    """A starting charge."""
     return (
-        f"Spent before: the budget owner declared that rho = {charge['rho']:.6g} was spent on these people before this "
-        f"account began ({charge['reason'].rstrip('.')}). The account began with this charge, and nobody checked it."
+        f"Spent before: the budget owner declared that rho = {rho:.6g} was spent on these people before this "
+        f"account began ({reason.rstrip('.')}). The account began with this charge, and nobody checked it."
     )
 
 
-def loss_in_words(loss: Mapping[str, Any]) -> str:
-    """An accepted loss, as `Account.losses` has it."""
-    when = datetime.fromtimestamp(loss["at"], UTC).strftime("%Y-%m-%d")
+def loss_in_words(at: float, reason: str) -> str:
+    """An accepted loss. at: seconds since 1970."""
+    when = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")
     return (
         f"Loss: the ledger went back, or nobody could tell, and on {when} its owner went on "
-        f"({loss['reason'].rstrip('.')}). What was spent before may be more than the ledger knows, and "
+        f"({reason.rstrip('.')}). What was spent before may be more than the ledger knows, and "
         "the total over all runs more than is said here."
     )
+
+
+def _dated(periods: PromisedByPeriod, ranges: Ranges) -> str:
+    """Periods by their labels, if the calendar is known, else by their numbers in it."""
+    first = periods.first
+    return in_words(ranges) if first is None else labels_in_words(periods.unit, first, ranges)
 
 
 def _numbered(what: str, ranges: Ranges, called: str) -> str:
@@ -326,13 +493,25 @@ def _numbered(what: str, ranges: Ranges, called: str) -> str:
     return f"{what}{'' if one else 's'} {called}"
 
 
-def _line(entry: Mapping[str, Any]) -> str:
-    attempts = "" if entry["attempts"] == 1 else f", drawn {entry['attempts']} times"
+def _line(entry: ChargedRelease) -> str:
+    attempts, planned = "" if entry.attempts == 1 else f", drawn {entry.attempts} times", entry.planned
     return (
-        f"  - round {entry['round']}, {entry['name']}: sensitivity {entry['sensitivity']} grid units, noise "
-        f"multiplier {entry['noise_multiplier']:.6g}, rho = {entry['rho']:.6g}{attempts}; {entry['composition']} "
-        f"({entry['argument']})"
+        f"  - round {planned.round}, {planned.name}: sensitivity {planned.sensitivity} grid units, noise "
+        f"multiplier {planned.noise_multiplier:.6g}, rho = {entry.rho:.6g}{attempts}; {planned.composition} "
+        f"({planned.argument})"
     )
+
+
+ONE_OF: dict[str, Callable[[Any], object]] = {
+    "population": SpentOfBudget.from_json,
+    "cohorts": PaidByCohorts.from_json,
+    "periods": PromisedByPeriod.from_json,
+    "vocabulary": ReleasedWords.from_json,
+    "together": lambda value: CostWithStart(**value),
+    "spent_before": lambda value: SpentBefore(**value),
+    "ledger": _head_from,
+}  # how entries of JSON are read
+SEVERAL_OF: dict[str, Callable[[Any], object]] = {"releases": ChargedRelease.from_json, "losses": Loss.from_json}
 
 
 def no_privacy(reason: str) -> PrivacyStatement:
@@ -366,17 +545,18 @@ def private_statement(
         return statement
     if vocabulary:
         statement = replace(statement, vocabulary=_with_vocabulary(account, run_id, vocabulary))
-    if started_from in account.runs and not statement.periods:
-        statement = replace(statement, together={"run": started_from, **_together(account, [started_from, run_id])})
-    periods = statement.periods and {**statement.periods, **({} if first_period is None else {"first": first_period})}
+    if started_from is not None and started_from in account.runs and statement.periods is None:
+        both = CostWithStart(**asdict(_together(account, [started_from, run_id])), run=started_from)
+        statement = replace(statement, together=both)
+    periods = statement.periods
     return replace(
         statement,
         start=start,
         vouched=tuple(vouched),
-        periods=periods,
+        periods=periods if periods is None else replace(periods, first=first_period),
         run=run_id,
         population_id=population_id,
-        ledger={"id": ledger.id, "seq": account.seq, "hash": account.hash},
+        ledger=ChainHead(ledger.id, account.seq, account.hash),
     )
 
 
@@ -387,18 +567,17 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
     if test_ledger:
         return no_privacy("its ledger is a test ledger, which bounds nothing")
     releases = []
-    for planned in run.plan:
+    for planned in map(PlannedRelease.from_json, run.plan):
         attempts = [
             attempt
             for (round, name, _), attempt in run.attempts.items()
-            if (round, name) == (planned["round"], planned["name"]) and attempt.state in SPENT
+            if (round, name) == (planned.round, planned.name) and attempt.state in SPENT
         ]
         if attempts:
             cost = rounded_up(exact_sum(attempt.rho for attempt in attempts))
-            releases.append({**planned, "attempts": len(attempts), "rho": cost, "noise": [run.noise]})
-    budget, balance = account.required_budget(), account.balance()
+            releases.append(ChargedRelease(planned, len(attempts), cost, (run.noise,)))
+    budget, balance, before = account.required_budget(), account.balance(), account.spent_before
     rho, delta = _price(run.spent(), budget.delta_conv)
-    population = {**budget.to_json(), "rho_spent": balance.rho_spent, "epsilon_spent": balance.epsilon_spent}
     return PrivacyStatement(
         private=True,
         unit=account.unit or "",
@@ -410,12 +589,12 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
         given_up=run.given_up,
         releases=tuple(releases),
         mechanism=SecureNoise.label,
-        population=population,
+        population=SpentOfBudget(budget, balance.rho_spent, balance.epsilon_spent),
         ended=run.status != OPEN,
         public_schema=account.public_schema[-1] if account.public_schema else "",
         shared_ids=tuple(account.shared_ids),
-        losses=tuple(account.losses),
-        spent_before=_charge_of(account.spent_before),
+        losses=tuple(map(Loss.from_json, account.losses)),
+        spent_before=None if before is None else SpentBefore(before["rho"], before["reason"]),
         cohorts=_cohorts_of(account, run, balance),
         periods=_periods_of(balance),
         share=run.share or "",
@@ -423,31 +602,23 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
     )
 
 
-def _with_vocabulary(account: Account, run_id: str, runs: Sequence[str]) -> dict[str, Any]:
-    """See `PrivacyStatement.vocabulary`."""
+def _with_vocabulary(account: Account, run_id: str, runs: Sequence[str]) -> ReleasedWords:
     named = [account.runs[name] for name in runs]
     own_rho, own_delta = _price([attempt for run in named for attempt in run.spent()], 0.0)
     together = _together(account, [*runs, run_id])
-    return {"runs": list(runs), "rho": own_rho, "delta": own_delta, "together": together}
+    return ReleasedWords(tuple(runs), own_rho, own_delta, together)
 
 
-def _together(account: Account, names: Sequence[str]) -> dict[str, Any]:
-    """`epsilon`, `delta`, `rho` and `mu` of these runs."""
+def _together(account: Account, names: Sequence[str]) -> Cost:
+    """What these runs cost."""
     runs, budget = [account.runs[name] for name in names], account.required_budget()
     rho, delta = _price([attempt for run in runs for attempt in run.spent()], budget.delta_conv)
-    return {"epsilon": budget.epsilon_of(rho), "delta": delta, "rho": rho, "mu": mu_of(rho)}
+    return Cost(budget.epsilon_of(rho), delta, rho, mu_of(rho))
 
 
-def _charge_of(charge: Mapping[str, Any] | None) -> dict[str, Any]:
-    """See `PrivacyStatement.spent_before`."""
-    return {} if charge is None else {"rho": charge["rho"], "reason": charge["reason"]}
-
-
-def _periods_of(balance: Balance) -> dict[str, Any]:
-    """See `PrivacyStatement.periods`."""
-    if balance.periods is None:
-        return {}
-    return {**balance.periods.to_json(), "lifetime": [asdict(one) for one in balance.lifetime]}
+def _periods_of(balance: Balance) -> PromisedByPeriod | None:
+    terms = balance.periods
+    return None if terms is None else PromisedByPeriod(terms.unit, terms.window, balance.lifetime)
 
 
 def _not_covered(account: Account) -> tuple[str, ...]:
@@ -456,10 +627,9 @@ def _not_covered(account: Account) -> tuple[str, ...]:
     return NOT_COVERED if account.founders is None else NOT_COVERED + NOT_COVERED_BY_COHORT
 
 
-def _cohorts_of(account: Account, run: RunAccount, balance: Balance) -> dict[str, Any]:
-    """See `PrivacyStatement.cohorts`."""
+def _cohorts_of(account: Account, run: RunAccount, balance: Balance) -> PaidByCohorts | None:
     if not balance.segments:
-        return {}
+        return None
     mine = [
         segment
         for segment in balance.segments
@@ -468,13 +638,7 @@ def _cohorts_of(account: Account, run: RunAccount, balance: Balance) -> dict[str
     most, most_of_them = (
         max(some, key=lambda segment: segment.rho_spent) for some in (balance.segments, mine or balance.segments)
     )
-    return {
-        "ranges": [list(pair) for pair in run.payers],
-        "named": run.cohorts is not None,
-        "known": len(account.tokens),
-        "most": most.to_json(),
-        "most_of_them": most_of_them.to_json(),
-    }
+    return PaidByCohorts(run.payers, run.cohorts is not None, len(account.tokens), most, most_of_them)
 
 
 def _price(spent: Sequence[Attempt], delta_conv: float) -> tuple[float, float]:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from fractions import Fraction
-from typing import Any
 
 from fedcore.errors import ConfigError, retired
 from fedcore.privacy.accounting import CURRENCY, Budget, exact_sum, rounded_up
 from fedcore.privacy.gdp import mu_of
 from fedcore.privacy.ledger.formats import IN_ZCDP
 from fedcore.privacy.ledger.replay import BROKEN
-from fedcore.privacy.plan import PlannedRelease
-from fedcore.privacy.statement import PrivacyStatement
-from fedcore.storage.parsing import parse_json
+from fedcore.privacy.statement import CostWithStart, PrivacyStatement
+from fedcore.storage.parsing import JsonObject, parse_json
 
 SLACK = 1e-9  # relative: by so much the rho of a raise to the same budget may differ by rounding
-LISTS = ("releases", "vouched", "shared_ids", "losses", "not_covered")
 DERIVED = ("privacy", "text")
 NAMES = {field.name for field in fields(PrivacyStatement)}
 
 
-def read_statement(content: bytes | str) -> tuple[PrivacyStatement, dict[str, Any]]:
+def read_statement(content: bytes | str) -> tuple[PrivacyStatement, JsonObject]:
     """A statement and the JSON object that it was read from. Raises ConfigError for anything else."""
     try:
         value = parse_json(content if isinstance(content, bytes) else content.encode())
@@ -40,15 +37,19 @@ def read_statement(content: bytes | str) -> tuple[PrivacyStatement, dict[str, An
         raise ConfigError(*retired("it", f"about {IN_ZCDP}, or one that was recounted from it"))
     if value["private"] and not value.get("ledger"):
         raise ConfigError(*retired("it", "without the ledger record that it was made from"))
-    said: dict[str, Any] = {
-        name: tuple(item) if name in LISTS and isinstance(item, list) else item
-        for name, item in value.items()
-        if name in NAMES
-    }
-    return PrivacyStatement(**said), value
+    try:
+        said = PrivacyStatement.from_json(value)
+        again = said.entries()
+    except (*BROKEN, OverflowError) as error:
+        raise ConfigError(
+            f"it is damaged: its entries cannot be read ({type(error).__name__}: {error!s:.200})."
+        ) from None
+    if other := [name for name in sorted(NAMES & value.keys()) if not _same(again[name], value[name])]:
+        raise ConfigError(f"it is damaged: these entries are none of a statement: {', '.join(other)}.")
+    return said, value
 
 
-def own_contradictions(statement: PrivacyStatement, value: Mapping[str, Any]) -> list[str]:
+def own_contradictions(statement: PrivacyStatement, value: JsonObject) -> list[str]:
     """What does not follow from the statement's own releases and budget, a sentence each. value: its JSON."""
     try:
         found = list(_numbers(statement)) if statement.private else list(_empty(statement))
@@ -72,20 +73,17 @@ def _empty(statement: PrivacyStatement) -> Iterator[str]:
 
 
 def _numbers(statement: PrivacyStatement) -> Iterator[str]:
-    numbers = {
-        name: statement.population[name] for name in ("epsilon", "delta", "rho_max", "delta_conv", "delta_extra")
-    }
-    budget = Budget(**numbers)
+    budget = statement.all_runs.budget
     spent, deltas = Fraction(0), Fraction(budget.delta_conv)
     for entry in statement.releases:
-        planned = PlannedRelease.from_json({name: entry[name] for name in entry.keys() - {"attempts", "noise"}})
-        if type(entry["attempts"]) is not int or entry["attempts"] < 1:
-            yield f"Release {planned.name!r} was drawn {entry['attempts']} times."
+        planned = entry.planned
+        if type(entry.attempts) is not int or entry.attempts < 1:
+            yield f"Release {planned.name!r} was drawn {entry.attempts} times."
             return
-        cost = entry["attempts"] * Fraction(planned.rho)
-        if entry["rho"] != rounded_up(cost):
-            yield _says(f"The price of release {planned.name!r}", entry["rho"], rounded_up(cost), "by its noise")
-        spent, deltas = spent + cost, deltas + entry["attempts"] * Fraction(planned.delta)
+        cost = entry.attempts * Fraction(planned.rho)
+        if entry.rho != rounded_up(cost):
+            yield _says(f"The price of release {planned.name!r}", entry.rho, rounded_up(cost), "by its noise")
+        spent, deltas = spent + cost, deltas + entry.attempts * Fraction(planned.delta)
     rho, delta = rounded_up(spent), rounded_up(deltas)
     if statement.rho != rho:
         yield _says("rho", statement.rho, rho, "by the prices of its releases")
@@ -99,38 +97,37 @@ def _numbers(statement: PrivacyStatement) -> Iterator[str]:
     yield from _budget(statement, budget, rho)
 
 
-def _both(both: Mapping[str, Any], budget: Budget, rho: float, delta: float) -> Iterator[str]:
+def _both(both: CostWithStart | None, budget: Budget, rho: float, delta: float) -> Iterator[str]:
     """both: `PrivacyStatement.together`. rho, delta: of the run."""
-    if not both:
+    if both is None:
         return
-    if both["rho"] < rho:
-        yield f"This run and run {both['run']!r} cost rho = {both['rho']:.6g}, less than this run alone, {rho:.6g}."
-    if both["delta"] < delta:
-        yield f"Delta of both runs is {both['delta']:.3g}, less than that of this run alone, {delta:.3g}."
-    if both["epsilon"] != (epsilon := budget.epsilon_of(both["rho"])):
-        yield _says("epsilon of both runs", both["epsilon"], epsilon, f"by rho = {both['rho']:.6g}")
-    if both["mu"] != (mu := mu_of(both["rho"])):
-        yield _says("mu of both runs", both["mu"], mu, f"by rho = {both['rho']:.6g}")
+    if both.rho < rho:
+        yield f"This run and run {both.run!r} cost rho = {both.rho:.6g}, less than this run alone, {rho:.6g}."
+    if both.delta < delta:
+        yield f"Delta of both runs is {both.delta:.3g}, less than that of this run alone, {delta:.3g}."
+    if both.epsilon != (epsilon := budget.epsilon_of(both.rho)):
+        yield _says("epsilon of both runs", both.epsilon, epsilon, f"by rho = {both.rho:.6g}")
+    if both.mu != (mu := mu_of(both.rho)):
+        yield _says("mu of both runs", both.mu, mu, f"by rho = {both.rho:.6g}")
 
 
 def _budget(statement: PrivacyStatement, budget: Budget, rho: float) -> Iterator[str]:
     """rho: of the run."""
-    population, before = statement.population, statement.spent_before.get("rho", 0.0)
+    population = statement.all_runs
+    before = 0.0 if statement.spent_before is None else statement.spent_before.rho
     least = max(rho, before) if statement.cohorts else rounded_up(exact_sum((rho, before)))  # by cohort others may pay
     if exact_sum((budget.delta_conv, budget.delta_extra)) > Fraction(budget.delta):
         yield "The parts of the budget's delta are more than all of it."
     if abs((largest := budget.rho_of(budget.epsilon)) - budget.rho_max) > SLACK * largest:
         yield _says("The largest rho of the budget", budget.rho_max, largest, "by its epsilon and delta")
-    if not least <= population["rho_spent"] <= budget.rho_max:
+    if not least <= population.rho_spent <= budget.rho_max:
         what = "this run and of what was spent before" if before else "this run"
         yield (
-            f"All runs together have spent rho = {population['rho_spent']:.6g}, which does not lie between that of "
+            f"All runs together have spent rho = {population.rho_spent:.6g}, which does not lie between that of "
             f"{what}, {least:.6g}, and the budget's, {budget.rho_max:.6g}."
         )
-    if population["epsilon_spent"] != (spent := budget.epsilon_of(population["rho_spent"])):
-        yield _says(
-            "epsilon of all runs", population["epsilon_spent"], spent, f"by rho = {population['rho_spent']:.6g}"
-        )
+    if population.epsilon_spent != (spent := budget.epsilon_of(population.rho_spent)):
+        yield _says("epsilon of all runs", population.epsilon_spent, spent, f"by rho = {population.rho_spent:.6g}")
 
 
 def _says(what: str, said: object, is_: object, why: str = "") -> str:
@@ -143,18 +140,14 @@ def differences(said: PrivacyStatement, found: PrivacyStatement) -> dict[str, st
         words = {True: "promises privacy", False: "promises nothing"}
         why = f" ({found.reason})" if found.reason else ""
         return {"": f"The statement {words[said.private]}, and the ledger {words[found.private]} for this run{why}."}
-    one, other, told = _plain(said), _plain(found), {}
+    one, other, told = said.entries(), found.entries(), {}
     for name in (field.name for field in fields(PrivacyStatement)):
         if not _same(one[name], other[name]):
             told[name] = " ".join(_of_entry(name, one[name], other[name]))
     return told
 
 
-def _plain(statement: PrivacyStatement) -> dict[str, Any]:
-    return {name: list(item) if isinstance(item, tuple) else item for name, item in asdict(statement).items()}
-
-
-def _same(one: Any, other: Any) -> bool:
+def _same(one: object, other: object) -> bool:
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
     if isinstance(one, list) and isinstance(other, list):
@@ -162,19 +155,12 @@ def _same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-def _has_entries(releases: Any) -> bool:
-    return isinstance(releases, list) and all(
-        isinstance(entry, Mapping) and type(entry.get("round")) is int and isinstance(entry.get("name"), str)
-        for entry in releases
-    )
-
-
-def _of_entry(name: str, said: Any, found: Any) -> Iterator[str]:
+def _of_entry(name: str, said: object, found: object) -> Iterator[str]:
     if isinstance(said, Mapping) and isinstance(found, Mapping):
         for key in sorted(said.keys() | found.keys()):
             if said.get(key) != found.get(key):
                 yield _says(f"{name}, {key}", said.get(key), found.get(key), "by the ledger")
-    elif name == "releases" and _has_entries(said) and _has_entries(found):
+    elif name == "releases" and isinstance(said, list) and isinstance(found, list):
         mine, theirs = ({(entry["round"], entry["name"]): entry for entry in some} for some in (said, found))
         for key in [*mine, *(key for key in theirs if key not in mine)]:
             if key not in theirs:

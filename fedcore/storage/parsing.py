@@ -10,8 +10,11 @@ import json
 import math
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+JsonObject = Mapping[str, Any]  # as it was read; what its entries are is not known yet
 
 DEEPEST = 100  # lists and tables within one another
 LONGEST_NUMBER = 300  # digits; a longer one is no float, and takes time that grows with the square of its length

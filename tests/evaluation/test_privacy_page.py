@@ -43,7 +43,8 @@ def of(unit="client", relation="add_or_remove_one", budget=BUDGET, thresholds=0.
         "population_id": "p-77",
         "ledger": {"id": "l-1", "seq": 17, "hash": "ab" * 32},
     }
-    return PrivacyStatement(True, "", unit, relation, **{**values, **more}).to_json()
+    made = {"private": True, "unit": unit, "relation": relation, **values, **more}
+    return PrivacyStatement.from_json(made).to_json()
 
 
 def text(tmp_path, statement, names=VOCABULARY, **info) -> str:
@@ -101,7 +102,11 @@ def test_thresholding_steps_count_in_full():
 
 @pytest.mark.parametrize(("unit", "relation"), RELATIONS)
 def test_every_unit_and_relation_has_words(tmp_path, unit, relation):
-    periods = {"unit": "month", "window": 1, "lifetime": [{"periods": 12, "epsilon": 9.0, "rho": 1.0}] * 2}
+    periods = {
+        "unit": "month",
+        "window": 1,
+        "lifetime": [{"periods": 12, "epsilon": 9.0, "delta": 1e-6, "rho": 1.0}] * 2,
+    }
     start = "what run 'a' released" if relation == "replace_one" else ""
     statement = of(unit, relation, periods=periods if unit == "client_period" else {}, start=start)
     page = text(tmp_path, statement)

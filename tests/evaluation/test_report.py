@@ -27,6 +27,7 @@ RELEASES = tuple(
     {
         "name": f"clusters_{r:03d}",
         "round": r,
+        "shape": [2, 6],
         "sensitivity": 65536,
         "noise_multiplier": 2.5,
         "attempts": r,
@@ -39,18 +40,19 @@ RELEASES = tuple(
 )
 OF_DELTA = {"delta": 1e-9, "delta_conv": 1e-10, "delta_extra": 9e-10}
 BUDGET = {"epsilon": 15.0, **OF_DELTA, "rho_max": 2.03, "rho_spent": 0.9, "epsilon_spent": 9.5}
-STATEMENT = PrivacyStatement(
-    True,
-    "",
-    "client",
-    "add_or_remove_one",
-    5.25,
-    1e-10,
-    0.48,
-    mu_of(0.48),
-    releases=RELEASES,
-    mechanism="exact noise",
-    population=BUDGET,
+STATEMENT = PrivacyStatement.from_json(
+    {
+        "private": True,
+        "unit": "client",
+        "relation": "add_or_remove_one",
+        "epsilon": 5.25,
+        "delta": 1e-10,
+        "rho": 0.48,
+        "mu": mu_of(0.48),
+        "releases": RELEASES,
+        "mechanism": "exact noise",
+        "population": BUDGET,
+    }
 ).to_json()
 
 

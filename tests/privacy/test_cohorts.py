@@ -294,9 +294,9 @@ def test_the_statement_of_a_run_names_its_cohorts_and_the_one_that_has_spent_mos
     spend(books, [release(1, 30.0)], took((3, 3), of=5))
     statement = private_statement(books.ledger, books.population, run)
     assert (statement.rho, statement.mu) == (total(release(1, 20.0)), mu_of(total(release(1, 20.0))))
-    assert statement.cohorts["ranges"] == [[2, 3], [5, 5]] and statement.cohorts["known"] == 5
+    assert statement.cohorts.ranges == ((2, 3), (5, 5)) and statement.cohorts.known == 5
     most = total(release(1, 20.0), release(1, 30.0))
-    assert statement.cohorts["most"]["first"] == 3 and statement.population["rho_spent"] == most
+    assert statement.cohorts.most.first == 3 and statement.population.rho_spent == most
     rho_max = books.ledger.balance(books.population).budget.rho_max
     text = statement.text()
     for words in (
@@ -317,8 +317,8 @@ def test_the_statement_of_a_run_names_its_cohorts_and_the_one_that_has_spent_mos
     assert "made before there were cohorts: who was there then is cohort 1" in text
     alone = private_statement(books.ledger, books.population, spend(books, [release()], took((4, 4), of=5)))
     assert "This run used cohort 4; others" in alone.text()
-    assert statement.cohorts["most_of_them"] == statement.cohorts["most"] and alone.cohorts["most"]["first"] == 3
-    assert alone.cohorts["most_of_them"]["rho_spent"] == total(release()) and spent_by_others(alone.to_json()) == 0
+    assert statement.cohorts.most_of_them == statement.cohorts.most and alone.cohorts.most.first == 3
+    assert alone.cohorts.most_of_them.rho_spent == total(release()) and spent_by_others(alone.to_json()) == 0
     assert spent_by_others(value) == pytest.approx(most - statement.rho)
 
 

@@ -134,8 +134,8 @@ def test_a_statement_quotes_it_and_is_checked(url):
     books = opened(url)
     run = spend(books, [release()])
     statement = private_statement(books.ledger, books.population, run)
-    assert statement.spent_before == {"rho": RHO, "reason": WHY} and statement.rho == release().rho
-    assert spent_before_in_words(statement.spent_before) in statement.text().splitlines()
+    assert (statement.spent_before.rho, statement.spent_before.reason) == (RHO, WHY) and statement.rho == release().rho
+    assert spent_before_in_words(RHO, WHY) in statement.text().splitlines()
     total = rounded_up(Fraction(RHO) + Fraction(release().rho))
     assert f"spent so far: mu = {mu_of(total):.6g}" in statement.text()
     value = json.loads(json.dumps(statement.to_json()))
@@ -159,4 +159,4 @@ def test_the_statement_of_another_cohort_agrees_with_itself(url):
 def test_an_account_without_one_says_nothing(books):
     run = spend(books, [release()])
     statement = private_statement(books.ledger, books.population, run)
-    assert statement.spent_before == {} and "Spent before" not in statement.text()
+    assert statement.spent_before is None and "Spent before" not in statement.text()

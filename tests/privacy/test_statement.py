@@ -34,10 +34,10 @@ def test_a_run_claims_what_its_own_charges_cost_forfeited_ones_included(books):
     assert statement.rho == total(FIRST, FIRST, SECOND)
     assert statement.epsilon == budget.epsilon_of(statement.rho)
     assert statement.delta == pytest.approx(budget.delta_conv + 2e-12, rel=1e-12)
-    assert [(entry["name"], entry["attempts"]) for entry in statement.releases] == [("sums-1", 2), ("sums-2", 1)]
-    assert statement.releases[0]["rho"] == total(FIRST, FIRST)
-    assert statement.population["epsilon"] == 2
-    assert statement.population["rho_spent"] == total(FIRST, FIRST, SECOND, release(1, 30.0))
+    assert [(entry.planned.name, entry.attempts) for entry in statement.releases] == [("sums-1", 2), ("sums-2", 1)]
+    assert statement.releases[0].rho == total(FIRST, FIRST)
+    assert statement.population.budget.epsilon == 2
+    assert statement.population.rho_spent == total(FIRST, FIRST, SECOND, release(1, 30.0))
 
 
 def test_the_text_names_everything(books):
@@ -103,7 +103,7 @@ def test_a_statement_names_its_run_and_the_newest_record_and_can_be_made_again_a
     statement = private_statement(books.ledger, books.population, run)
     head = books.ledger.head(books.population)
     assert (statement.run, statement.population_id) == (run, books.population)
-    assert statement.ledger == {"id": head.ledger_id, "seq": head.seq, "hash": head.hash}
+    assert statement.ledger == head and statement.to_json()["ledger"]["id"] == head.ledger_id
     assert f"run {run} of population {books.population}" in statement.text() and head.hash in statement.text()
     books.ledger.finish(lease, "finished")
     later = books.reserve([release(1, 40.0)])

@@ -84,7 +84,7 @@ def test_the_words_of_many_are_released_and_that_of_one_is_not(world):
     made = release_vocabulary(population, ledger)
     assert set(made.words) >= set(COMMON) and SECRET not in made.words
     assert made.words == tuple(sorted(made.words)) and made.new == len(made.words)
-    assert made.statement.private and [entry["name"] for entry in made.statement.releases] == ["vocabulary-1"]
+    assert made.statement.private and [entry.planned.name for entry in made.statement.releases] == ["vocabulary-1"]
     assert "its thresholding steps included" in made.statement.text()
     assert made.statement.delta == pytest.approx(1e-6)
     budget = ledger.balance(population.id).required_budget()
@@ -130,18 +130,18 @@ def test_a_statement_names_the_release_of_its_vocabulary_and_adds_both_up(world,
     made = release_vocabulary(population, ledger, delta=3e-8)
     statement = charged(encode(population, tmp_path / "encoded", made.words), ledger)
     budget, found = ledger.balance(population.id).required_budget(), statement.vocabulary
-    assert found["runs"] == [made.run_id] and found["rho"] == made.statement.rho and found["delta"] == 3e-8
-    both = found["together"]
-    assert both["rho"] == spent(ledger, population)[0] >= Fraction(statement.rho) + Fraction(found["rho"])
-    assert both["epsilon"] == budget.epsilon_of(both["rho"]) > max(statement.epsilon, made.statement.epsilon)
-    assert both["delta"] == pytest.approx(budget.delta_conv + 3e-8) and statement.delta == budget.delta_conv
+    assert found.runs == (made.run_id,) and found.rho == made.statement.rho and found.delta == 3e-8
+    both = found.together
+    assert both.rho == spent(ledger, population)[0] >= Fraction(statement.rho) + Fraction(found.rho)
+    assert both.epsilon == budget.epsilon_of(both.rho) > max(statement.epsilon, made.statement.epsilon)
+    assert both.delta == pytest.approx(budget.delta_conv + 3e-8) and statement.delta == budget.delta_conv
     headline, *rest = statement.text().splitlines()
-    assert f"({both['epsilon']:.4g}, {both['delta']:.3g}) together with the release of its vocabulary" in headline
+    assert f"({both.epsilon:.4g}, {both.delta:.3g}) together with the release of its vocabulary" in headline
     assert "vocabulary and thresholds are public" not in statement.text()
     assert "bounds and thresholds are public (made up)" in headline
     (line,) = (line for line in rest if line.startswith("Vocabulary:"))
-    assert made.run_id in line and f"rho = {found['rho']:.6g}" in line and f"rho = {both['rho']:.6g}" in line
-    assert statement.to_json()["vocabulary"] == found
+    assert made.run_id in line and f"rho = {found.rho:.6g}" in line and f"rho = {both.rho:.6g}" in line
+    assert statement.to_json()["vocabulary"]["together"]["rho"] == both.rho
 
 
 @pytest.mark.slow
@@ -229,7 +229,7 @@ def test_a_draw_that_was_lost_is_paid_again_with_its_delta(world, monkeypatch):
     made = release_vocabulary(population, ledger)
     assert set(made.words) >= set(COMMON)
     assert spent(ledger, population) == (pytest.approx(2 * once[0]), pytest.approx(8e-8))
-    assert made.statement.releases[0]["attempts"] == 2 and made.statement.delta >= 9e-7 + 8e-8
+    assert made.statement.releases[0].attempts == 2 and made.statement.delta >= 9e-7 + 8e-8
 
 
 @pytest.mark.slow
@@ -338,7 +338,7 @@ def test_a_process_that_is_killed_has_paid_for_what_it_may_have_drawn(world, ste
     made = release_vocabulary(population, ledger)
     assert set(made.words) >= set(COMMON) and made.run_id.endswith("-1")
     charges = [row for row in ledger.history(population.id) if row["kind"] == "charge"]
-    assert len(charges) == draws == made.statement.releases[0]["attempts"]
+    assert len(charges) == draws == made.statement.releases[0].attempts
     assert spent(ledger, population)[1] == pytest.approx(draws * 3e-8)
 
 

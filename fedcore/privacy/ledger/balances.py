@@ -50,6 +50,11 @@ class Segment:
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("first", "last", *NUMBERS)}
 
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Segment:
+        """What is left exactly is then what is left rounded."""
+        return cls(**value, exact_left=(Fraction(value["rho_left"]), Fraction(value["delta_left"])))
+
 
 @dataclass(frozen=True, slots=True)
 class ShareBalance:

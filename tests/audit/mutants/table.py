@@ -1767,7 +1767,7 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "spent before: the statement does not quote it",
         STATEMENT,
-        "*([spent_before_in_words(self.spent_before)] if self.spent_before else []),",
+        "*([spent_before_in_words(self.spent_before.rho, self.spent_before.reason)] if self.spent_before else []),",
         "",
         f"{OF_CHARGE}::test_a_statement_quotes_it_and_is_checked",
     ),
@@ -1954,7 +1954,7 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "verified statement: draws again are not counted",
         "fedcore/privacy/statement_check.py",
-        'cost = entry["attempts"] * Fraction(planned.rho)',
+        "cost = entry.attempts * Fraction(planned.rho)",
         "cost = 1 * Fraction(planned.rho)",
         "tests/privacy/test_statement_check.py::test_a_statement_is_read_as_it_was_written_and_agrees_with_itself",
     ),
@@ -2300,8 +2300,8 @@ MUTANTS: list[Mutant] = [
     _mutant(
         "cohorts: the statement names the one that has spent least",
         STATEMENT,
-        '"most": most.to_json(),',
-        '"most": min(balance.segments, key=lambda segment: segment.rho_spent).to_json(),',
+        "len(account.tokens), most, most_of_them)",
+        "len(account.tokens), min(balance.segments, key=lambda segment: segment.rho_spent), most_of_them)",
         f"{OF_COHORTS}::test_the_statement_of_a_run_names_its_cohorts_and_the_one_that_has_spent_most",
     ),
     # --- who takes part ----------------------------------------------------------------------------------------------
