@@ -99,11 +99,15 @@ def make_method(name: str, settings: Mapping[str, Any]) -> AnyMethod:
 
 
 def _made(cls: type[AnyMethod], settings: Mapping[str, Any]) -> AnyMethod:
+    fixed = cls.fixed_settings
+    chosen = {name: value for name, value in settings.items() if name not in fixed or value != fixed[name]}
     try:
-        return cls(cls.Config(**settings))
+        return cls(cls.Config(**chosen))
     except ValidationError as error:
+        gone = {name: f"is not a setting: it is {value!r} in every run" for name, value in fixed.items()}
         raise ConfigError(
-            f"settings of {cls.name!r}: {explain(error, cls.moved_settings)}", f"See `fedcore methods {cls.name}`."
+            f"settings of {cls.name!r}: {explain(error, {**gone, **cls.moved_settings})}",
+            f"See `fedcore methods {cls.name}`.",
         ) from None
 
 

@@ -181,11 +181,12 @@ def expectations(deployments: Sequence[Deployment]) -> list[str]:
     lines = []
     for item in deployments:
         try:
-            worth = resolve(item.request, open_inputs(item.request)).worth
+            spec = resolve(item.request, open_inputs(item.request))
+            worth = spec.worth
         except FedcoreError:
             continue
         if worth is not None:
-            refused = " It will be refused, unless its config says anyway = true." if worth.asks else ""
+            refused = " It will be refused, unless its config says anyway = true." if spec.is_refused else ""
             lines.append(f"{item.name}: what to expect of the next run, by the budget: {worth.in_words}.{refused}")
     return lines
 

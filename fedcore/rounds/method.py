@@ -96,17 +96,15 @@ class RoundInfo:
 class Worth:
     """What a private run is likely to be worth, by public facts alone.
 
-    word:   how good it is
+    word:   how good it is; a run whose word is "none" is refused, unless its setting `anyway` is true
     expect: what to expect of it, in words
     loss:   in `unit`, about how much is lost to noise; None: nobody knows
-    asks:   whether it is so little that a person has to ask for the run with the setting `anyway`, and has not
     """
 
     word: Literal["none", "weak", "fair", "good"]
     expect: str
     loss: float | None = None
     unit: str = ""
-    asks: bool = False
 
     @property
     def in_words(self) -> str:
@@ -168,6 +166,8 @@ class Method(ABC, Generic[ConfigT, StateT]):
         dealt to halves and are not public for evaluation (`joined`); for methods of counts
     moved_settings: settings that the method had and has no more, "name" or "name=value", with what to read of them in
         the error that refuses one: "is the method mixed_effects now"
+    fixed_settings: settings that the method had and that are constants now, with their values. Runs and files that have
+        this value are as they were; another value is refused
     feature_outputs: names of outputs of `personalise` whose last axis are the features of the population
     """
 
@@ -189,6 +189,7 @@ class Method(ABC, Generic[ConfigT, StateT]):
     free_settings: ClassVar[tuple[str, ...]] = ()
     main_settings: ClassVar[tuple[str, ...]] = ()
     moved_settings: ClassVar[Mapping[str, str]] = {}
+    fixed_settings: ClassVar[Mapping[str, Any]] = {}
     feature_outputs: ClassVar[tuple[str, ...]] = ()
 
     config: ConfigT

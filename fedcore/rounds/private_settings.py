@@ -69,11 +69,9 @@ class PrivateRunSettings(BaseModel):
         description="releases set aside beyond the plan, to draw one again that a crash lost; each costs as much as "
         "the plan's dearest",
     )
-
-
-Anyway = Annotated[
-    bool, Field(description="make a run also if its budget is too small for it to be of any use")
-]  # of methods that refuse such a run
+    anyway: bool = Field(
+        False, description="make a run also if its budget is too small for it to be of any use (its word is 'none')"
+    )
 
 
 @dataclass(frozen=True, slots=True)

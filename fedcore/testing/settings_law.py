@@ -27,7 +27,6 @@ from fedcore.testing.broken import require
 from fedcore.testing.cases import Case, added
 from fedcore.testing.results import told
 
-SCARCE = 1e-9  # rho of a budget that is of no use
 FACTORS = (2.0, 0.5, 0.1, 1e4)
 NUMBERS = (1, 2, 3, 0.5, 0.1, 5, 10)  # for a setting without a default, as far as its bounds allow
 
@@ -168,7 +167,7 @@ def what_is_seen(case: Case) -> dict[str, Any]:
         "outputs": [_or_refusal(lambda n=n, leaf=leaf: _outputs(case, leaf, n)) for n, leaf in _numbered(case)],
     }
     if method.private:
-        seen["worth"] = [method.worth(replace(case.public, rho=rho)) for rho in (case.public.rho, SCARCE)]
+        seen["worth"] = method.worth(case.public)
     if method.can_be_scored:
         seen["scores"] = _or_refusal(lambda: _scores(case))
     if method.accepts_warm_start:

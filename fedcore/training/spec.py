@@ -81,12 +81,18 @@ class RunSpec:
         """Which rows the run leaves out without an error, in sentences; empty for none. From declared columns alone."""
         return self.method.left_out(Features(self.population.features, self.population.manifest.column_names))
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether a person has to ask for a run of so little worth, and has not."""
+        worth = self.worth
+        return worth is not None and worth.word == "none" and not getattr(self.method.config, "anyway", False)
+
     def check_worth(self) -> None:
         """Raises NotWorthIt if a person has to ask for a run of so little worth, and has not. With test noise anything
         goes: nothing is promised to anybody, and nothing spent.
         """
         worth = self.worth
-        if worth is None or not worth.asks or self.test_noise is not None:
+        if worth is None or not self.is_refused or self.test_noise is not None:
             return
         raise NotWorthIt(
             f"this budget is too small for a run of method {self.method.name!r} on population "

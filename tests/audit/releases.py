@@ -88,7 +88,7 @@ CASES = {
     "clusters": Case(_small()),
     "merged": Case(_small(rounds=4, overseed=4, merge_after=2)),
     "one cell": Case(_small(clusters=1, rounds=1, overseed=1)),
-    "narrow clip": Case(_small(clusters=3, rounds=1, overseed=3, clip=0.5, first_clip=1.0)),
+    "narrow clip": Case(_small(clusters=3, rounds=1, overseed=3, clip=0.5)),
     "replaced": Case(_small(), REPLACED),
     "given": Case(_small(overseed=None), start=partial(ties, centres=2)),
     "votes": Case(_small(overseed=None), start=ties),

@@ -5,7 +5,8 @@ from functools import cache
 
 import pytest
 
-from fedcore.methods.registry import METHODS, method_class
+from fedcore.errors import ConfigError
+from fedcore.methods.registry import METHODS, make_method, method_class
 from fedcore.testing import Case, own_settings, what_changes
 from fedcore.testing.bits import difference
 from fedcore.testing.settings_law import Hint, what_is_seen
@@ -23,10 +24,7 @@ HINTS: dict[tuple[str, str], Hint] = {
     ("federated_em", "rank"): Hint(1, case="federated_em/fedem-gaussian-tables"),
     ("federated_em", "record_bound"): Hint(1, case="federated_em/private-diag"),
     ("gradient_em", "tolerance"): Hint(1e9, {"rounds": 20}),
-    ("histograms", "votes_share"): Hint(0.1, case="histograms/private-given-votes"),
-    ("mixed_effects", "alignment"): Hint("centres", case="mixed_effects/mixture"),
     ("mixed_effects", "second_start"): Hint(1, case="mixed_effects/mixture"),
-    ("mixed_effects", "shuffles"): Hint(40, {"components": 4, "shuffles": 1}, case="mixed_effects/mixture-shuffles"),
     ("mixed_effects", "start_steps"): Hint(6, case="mixed_effects/mixture"),
     ("mixed_effects", "starts"): Hint(2, case="mixed_effects/mixture"),
     ("mixed_effects", "tolerance"): Hint(1.0, {"rounds": 60}),
@@ -70,3 +68,15 @@ def test_the_same_settings_change_nothing(name):
     given = made.method.config.model_dump(exclude_unset=True)
     again = replace(made, method=type(made.method)(type(made.method).Config(**given)))
     assert not difference(what_is_seen(made), what_is_seen(again), "what is seen")
+
+
+FIXED = [(method, name) for method in METHODS for name in method_class(method).fixed_settings]
+
+
+@pytest.mark.parametrize(("method", "name"), FIXED)
+def test_a_setting_that_became_a_constant_is_accepted_with_its_value_alone(method, name):
+    """Runs and files of before have it."""
+    value = method_class(method).fixed_settings[name]
+    assert make_method(method, {name: value}) == make_method(method, {})
+    with pytest.raises(ConfigError, match=f"'{name}' is"):
+        make_method(method, {name: 0.0123})

@@ -33,7 +33,7 @@ from tests.histograms.run_in_memory import answer, no_noise, rounded_normal, run
     [
         {},
         {"reduction": "frequency", "keep": 8},
-        {"reduction": "eigenvectors", "keep": 8, "moment_share": 0.5},
+        {"reduction": "eigenvectors", "keep": 8},
         {"adaptive_clip": True},
         {"half_weight_tokens": 20.0},
     ],

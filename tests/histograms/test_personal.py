@@ -15,7 +15,7 @@ from fedcore.rounds.statistics import merge, values
 from tests.histograms.example_clients import block_of, counts_arrays, dense_histograms, random_counts, row_of
 from tests.histograms.run_in_memory import facts, run
 
-MIXTURE = HistogramsConfig(clusters=3, rounds=4, overseed=3, prior_tokens=40.0, mixture_prior=2.0)
+MIXTURE = HistogramsConfig(clusters=3, rounds=4, overseed=3, prior_tokens=40.0)
 CONFIG = MIXTURE.model_copy(update={"personalisation": "centre"})
 
 
@@ -73,7 +73,7 @@ def test_every_client_fits_its_own_mixture_of_all_centres(trained):
             np.testing.assert_allclose(outputs["estimate"][u], blend, atol=1e-6)
             assert not outputs["mixture"][u].any() and outputs["weight"][u] == 1.0 and outputs["cluster"][u] == -1
             continue
-        weights = slow_mixture(q, m, rows, 2.0, 30)
+        weights = slow_mixture(q, m, rows, 1.0, 30)
         np.testing.assert_allclose(outputs["mixture"][u], weights, atol=1e-6)
         lam = 40 / (40 + m)
         np.testing.assert_allclose(outputs["estimate"][u], lam * weights @ rows + (1 - lam) * q, atol=1e-6)
@@ -193,16 +193,7 @@ def test_the_table_is_that_of_the_dense_matrices(trained):
     assert scores.skipped == np.sum(~usable) > 0
 
 
-@pytest.mark.parametrize(
-    "name, value",
-    [
-        ("mixture_prior", 9.0),
-        ("mixture_steps", 2),
-        ("prior_tokens", 9.0),
-        ("personalisation", "centre"),
-        ("weights", "local"),
-    ],
-)
+@pytest.mark.parametrize("name, value", [("prior_tokens", 9.0), ("personalisation", "centre"), ("weights", "local")])
 def test_every_free_setting_changes_what_clients_are_given(trained, name, value):
     block, state = trained
     assert name in Histograms.free_settings

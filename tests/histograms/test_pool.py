@@ -224,10 +224,12 @@ def test_a_pool_that_no_run_leaves_is_refused(changed, words):
 # --- how large a series may become ----------------------------------------------------------------------------------
 
 
-def test_the_budget_adds_up_over_a_series():
+def test_the_budget_adds_up_over_a_series(monkeypatch):
     """Two equal runs have, but for what is forgotten, as little noise as one with both budgets."""
     block, _ = two_groups()
-    one_round = HistogramsConfig(clusters=2, rounds=2, first_share=1e-6, second_share=1e-6)
+    monkeypatch.setattr(HistogramsConfig, "first_share", 1e-6)
+    monkeypatch.setattr(HistogramsConfig, "second_share", 1e-6)
+    one_round = HistogramsConfig(clusters=2, rounds=2)
     first, _ = run(Histograms(one_round), block, facts_of_two_groups(rho=0.4))
     known = facts_of_two_groups(rho=0.4, warm_start=start_of(first))
     rho = accumulated_budget(one_round, known)[2]

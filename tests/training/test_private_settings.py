@@ -4,6 +4,10 @@ import pytest
 
 from fedcore.errors import Waiting
 from fedcore.rounds.private_settings import PrivateRunSettings
+from fedcore.training.request import TrainRequest
+from fedcore.training.spec import resolve
+from tests.command import private_population
+from tests.conftest import small_counts
 from tests.growing import Growing, ranges_of_run
 
 # name: (other settings, what it is changed to)
@@ -16,6 +20,7 @@ CHANGES = {
     "nominal_clients": ({}, 1_000_000),
     "spare_releases": ({"epsilon": 1.0}, 2),
 }
+REFUSED = "anyway"  # changes whether there is a run at all
 
 
 def promised(folder, **settings):
@@ -31,7 +36,7 @@ def promised(folder, **settings):
 
 
 def test_all_settings_are_here():
-    assert {*CHANGES} == {*PrivateRunSettings.model_fields}
+    assert {*CHANGES, REFUSED} == {*PrivateRunSettings.model_fields}
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -39,3 +44,10 @@ def test_a_setting_of_the_budget_changes_what_is_spent(tmp_path, name):
     settings, value = CHANGES[name]
     one, other = promised(tmp_path / "one", **settings), promised(tmp_path / "other", **{**settings, name: value})
     assert one != other and one != "waits"
+
+
+@pytest.mark.parametrize("anyway", [False, True])
+def test_anyway_changes_whether_a_budget_of_no_use_is_spent(tmp_path, anyway):
+    made, _ = private_population(tmp_path / "p", small_counts(20), epsilon=0.01)
+    request = TrainRequest(method="histograms", population=str(made.path), settings={"anyway": anyway})
+    assert resolve(request).is_refused != anyway

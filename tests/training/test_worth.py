@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fedcore.errors import NotWorthIt
-from fedcore.methods.histograms import Histograms, HistogramsConfig
+from fedcore.methods.histograms import Histograms
 from fedcore.methods.private_mixture import feasibility
 from fedcore.methods.registry import make_method
 from fedcore.rounds.engine import InProcessBackend
@@ -25,9 +25,8 @@ SETTINGS = ("--set", "epsilon=0.5")
 def test_a_word_for_every_strength(nominal, rho, word):
     public = facts(1000, rho=rho, nominal=nominal)
     worth = Histograms().worth(public)
-    assert worth.word == word and worth.in_words.startswith(f"{word}: ") and worth.asks == (word == "none")
+    assert worth.word == word and worth.in_words.startswith(f"{word}: ")
     assert worth.unit == "nats" and f"{worth.loss:.2g}" in worth.expect
-    assert not Histograms(HistogramsConfig(anyway=True)).worth(public).asks
 
 
 def test_less_budget_is_worth_less():
@@ -53,9 +52,8 @@ def test_mixtures_say_what_their_noise_allows(sizes, mixture, search):
     settings = {"components": components}
     for name, more, word in (("private_mixture", {}, mixture), ("private_gmm", {"radius": 20.0}, search)):
         worth = make_method(name, settings | more).worth(public)
-        assert (worth.word, worth.asks) == (word, word == "none"), (name, worth.in_words)
+        assert worth.word == word, (name, worth.in_words)
         assert ("would be enough" in worth.expect) == (word in ("none", "weak", *(["fair"] if not more else [])))
-        assert not make_method(name, settings | more | {"anyway": True}).worth(public).asks
 
 
 def test_as_many_units_as_are_said_to_be_enough_are():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Literal, Self
+from typing import ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedcore.rounds.private_settings import Anyway, PrivateRunSettings
+from fedcore.rounds.private_settings import PrivateRunSettings
 
 DEFAULT_CLUSTERS = 10
 REFERENCE_FEATURES = 1000  # vocabulary for which floors and smoothing are meant
@@ -28,6 +29,7 @@ MOVED = {
     "published_epsilon": PAPER,
     "published_delta": PAPER,
     "published_rounds": PAPER,
+    "perturbation": "is chosen by the size rules; paper_histograms has the setting",
 }
 
 
@@ -68,10 +70,33 @@ class HistogramsConfig(PrivateRunSettings):
 
     None means "choose by the size rules". Floors and smoothing hold for vocabularies of up to 1000 tokens
     (`for_vocabulary`).
+
+    The constants were settings. No measurement in docs/privacy/histograms.md and no table of the paper has others.
+    first_clip: L2 bound of plain histograms in the first, flat release
+    first_share, second_share: of the budget, for the first release (None: 0.04, or 0.08 in a run without rounds) and
+        for the whitened mean (all that is left without rounds)
+    votes_share: for the votes that choose among the centres of a warm start, if they are more than the cells
+    moment_share: for the second moments of reduction = eigenvectors
+    clip_share: of a round's budget, for the count of norms of adaptive_clip
+    first_metric_floor, metric_floor: of the mean in the first metric, and in that of the rounds
+    centre_floor: of a noised centre before it is renormalised; of a denoised one a tenth of it
+    assignment_smoothing: added to every entry of a centre before the logarithm of the assignment
+    mixture_prior: pseudo-tokens, spread evenly, of the prior on a client's mixture weights
+    mixture_steps: EM steps for a client's mixture weights
     """
 
-    # budget
-    anyway: Anyway = False
+    first_clip: ClassVar[float] = 0.2
+    first_share: ClassVar[float | None] = None
+    second_share: ClassVar[float] = 0.04
+    votes_share: ClassVar[float] = 0.04
+    moment_share: ClassVar[float] = 0.3
+    clip_share: ClassVar[float] = 0.05
+    first_metric_floor: ClassVar[float] = 3e-5
+    metric_floor: ClassVar[float] = 3e-5
+    centre_floor: ClassVar[float] = 1e-5
+    assignment_smoothing: ClassVar[float] = 1e-6
+    mixture_prior: ClassVar[float] = 1.0
+    mixture_steps: ClassVar[int] = 30
 
     # sizes
     clusters: int | None = Field(
@@ -87,12 +112,6 @@ class HistogramsConfig(PrivateRunSettings):
     merge_after: int | None = Field(
         None, ge=1, le=998, description="round T1 after which K' cells are merged to K, at most T - 2; None: T / 2 or 4"
     )
-    perturbation: float | None = Field(
-        None,
-        gt=0,
-        le=3,
-        description="standard deviation of the log of the factors that perturb the mean; None: by the size rules",
-    )
 
     # dimensionality reduction
     reduction: Literal["none", "eigenvectors", "frequency"] = Field(
@@ -107,33 +126,10 @@ class HistogramsConfig(PrivateRunSettings):
 
     # releases
     clip: float = Field(3.0, gt=0, le=1e3, description="L2 clip C of whitened histograms")
-    first_clip: float = Field(0.2, gt=0, le=1.0, description="L2 clip of plain histograms in the first, flat release")
-    first_share: float | None = Field(
-        None,
-        gt=0,
-        lt=0.5,
-        description="share of the budget for the first, flat release; None: 0.04, or 0.08 in a run without rounds",
-    )
-    second_share: float = Field(
-        0.04, gt=0, lt=0.5, description="share of the budget for the whitened mean; all that is left without rounds"
-    )
-    votes_share: float = Field(
-        0.04,
-        gt=0,
-        lt=0.5,
-        description="share of the budget for the votes that choose among the centres of a warm start, if they are more "
-        "than the cells",
-    )
-    moment_share: float = Field(
-        0.3, gt=0, lt=0.9, description="share of the budget for the second moments of reduction = eigenvectors"
-    )
     adaptive_clip: bool = Field(
         False,
         description="move the clip C towards the median norm, from one more noised count in every round but the "
         "last two",
-    )
-    clip_share: float = Field(
-        0.05, gt=0, lt=0.5, description="share of a round's budget for the count of norms of adaptive_clip"
     )
     half_weight_tokens: float = Field(
         0.0,
@@ -148,28 +144,13 @@ class HistogramsConfig(PrivateRunSettings):
         description="m_eff of the metric w ~ P sqrt(1/m_eff + P): a public guess of tokens per client, discounted for "
         "burstiness",
     )
-    first_metric_floor: float = Field(3e-5, gt=0, lt=1, description="floor of the mean in the first metric")
-    metric_floor: float = Field(3e-5, gt=0, lt=1, description="floor of the mean in the metric of the rounds")
-    centre_floor: float = Field(
-        1e-5,
-        gt=0,
-        lt=1,
-        description="floor of a noised centre before it is renormalised; of a denoised one a tenth of it",
-    )
 
     # scores and personalisation
-    assignment_smoothing: float = Field(
-        1e-6, gt=0, lt=1, description="added to every entry of a centre before the logarithm of the assignment"
-    )
     personalisation: Literal["mixture", "centre"] = Field(
         "mixture",
         description="what is mixed with a client's own histogram: its own mixture of all released centres and the "
         "mean, or the centre of its cluster (the paper's)",
     )
-    mixture_prior: float = Field(
-        1.0, gt=0, le=1e6, description="pseudo-tokens, spread evenly, of the prior on a client's mixture weights"
-    )
-    mixture_steps: int = Field(30, ge=1, le=1000, description="EM steps for a client's mixture weights")
     prior_tokens: float | None = Field(
         None,
         gt=0,
@@ -192,13 +173,6 @@ class HistogramsConfig(PrivateRunSettings):
     )
 
     @model_validator(mode="after")
-    def _shares_agree(self) -> Self:
-        moments = self.moment_share if self.reduction == "eigenvectors" else 0.0
-        if max((self.first_share or 0.04) + self.second_share, self.votes_share) + moments >= 1:
-            raise ValueError("the shares of the releases before the rounds leave nothing for the rounds")
-        return self
-
-    @model_validator(mode="after")
     def _sizes_agree(self) -> Self:
         check_cells(self.clusters, self.overseed, self.merge_after, self.rounds)
         return self
@@ -210,3 +184,10 @@ class HistogramsConfig(PrivateRunSettings):
     def for_vocabulary(self, features: int) -> Self:
         """This config with its floors and smoothing for a vocabulary of `features` tokens."""
         return self.model_copy(update={name: scaled(getattr(self, name), features) for name in SCALED})
+
+
+CONSTANTS: Final = [name for name in HistogramsConfig.__annotations__ if name in HistogramsConfig.__class_vars__]
+FIXED: Final[Mapping[str, float | None]] = {
+    "perturbation": None,
+    **{name: getattr(HistogramsConfig, name) for name in CONSTANTS},
+}

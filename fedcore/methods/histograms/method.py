@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedcore.methods.histograms import choice, clients, personal, releases, scores, server, sizes, start, weights
-from fedcore.methods.histograms.config import MOVED, HistogramsConfig
+from fedcore.methods.histograms.config import FIXED, MOVED, HistogramsConfig
 from fedcore.methods.histograms.messages import ReleaseMessage, WeightsMessage
 from fedcore.methods.histograms.result import result_of
 from fedcore.methods.histograms.round_metrics import METRICS
@@ -48,18 +48,12 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
         "anyway",
     )
     moved_settings: ClassVar[Mapping[str, str]] = MOVED
+    fixed_settings: ClassVar[Mapping[str, Any]] = FIXED
     accepts_warm_start: ClassVar[bool] = True
     warm_starts_for: ClassVar[tuple[str, ...]] = ("paper_histograms",)
     series_arrays: ClassVar[tuple[str, ...]] = start.SERIES_NAMES + start.LATER_NAMES
     feature_outputs: ClassVar[tuple[str, ...]] = ("estimate",)
-    free_settings: ClassVar[tuple[str, ...]] = (
-        "prior_tokens",
-        "floor",
-        "mixture_prior",
-        "mixture_steps",
-        "personalisation",
-        "weights",
-    )
+    free_settings: ClassVar[tuple[str, ...]] = ("prior_tokens", "floor", "personalisation", "weights")
 
     # --- privacy ----------------------------------------------------------------------------------------------------
 

@@ -116,10 +116,7 @@ def sizes_of(config: HistogramsConfig, public: PublicFacts) -> Sizes:
     if public.warm_start is not None:
         centres = len(public.warm_start["centres"])
         chosen = _sizes_of_warm_start(config, chosen, centres, continues_series(config, public))
-    chosen = replace(
-        chosen, rounds=config.rounds or chosen.rounds, perturbation=config.perturbation or chosen.perturbation
-    )
-    return with_merge(chosen, config.overseed, config.merge_after)
+    return with_merge(replace(chosen, rounds=config.rounds or chosen.rounds), config.overseed, config.merge_after)
 
 
 def with_merge(chosen: Sizes, overseed: int | None, merge_after: int | None) -> Sizes:
@@ -277,7 +274,7 @@ def worth(config: HistogramsConfig, public: PublicFacts) -> Worth:
     b, loss = expected_loss(config, public)
     word = _word(b)
     expect = f"{EXPECT[word]} (strength {b:.2g}, noise costs about {loss:.2g} nats)"
-    return Worth(word, expect, loss, "nats", asks=word == "none" and not config.anyway)
+    return Worth(word, expect, loss, "nats")
 
 
 def noise_loss(sigma: float, clip: float, features: int, clients: float) -> float:

@@ -45,12 +45,13 @@ class MixedEffects(NonPrivateMethod[MixedEffectsConfig, MixedEffectsState]):
         "components",
         "intercept",
         "robust",
+        "aligned_clients",
         "starts",
-        "alignment",
         "second_start",
         "rounds",
         "tolerance",
     )
+    fixed_settings: ClassVar[Mapping[str, Any]] = {"alignment": "auto", "shuffles": MixedEffectsConfig.shuffles}
     scores_use_memories: ClassVar[bool] = True
 
     @property

@@ -204,7 +204,7 @@ def after_start(
             f"no client has the rows to fit {config.components} components by itself.", "Ask for fewer components."
         )
     theta = sent[:, 2:].reshape(len(sent), config.components, -1)
-    orders = alignment.by_rule(config.alignment, config.shuffles, theta, stream(state.seed, "gradient_em/alignment"))
+    orders = alignment.by_rule("auto", config.shuffles, theta, stream(state.seed, "gradient_em/alignment"))
     squares = np.asarray(result["squares"]) / rows
     mass = rows / (clients * config.components)
     commons = mixture.first_commons(alignment.reordered(theta, orders), sent[:, 1], squares, mass)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from fedcore.errors import ConfigError
-from fedcore.rounds.private_settings import Anyway, PrivateRunSettings
+from fedcore.rounds.private_settings import PrivateRunSettings
 
 Covariance = Literal["spherical", "diag", "full"]
 WIDE = 8.0  # sigma_max / sigma_min from which components may hide in each other's scale, so that two levels are planned
@@ -21,6 +21,9 @@ class PrivateGMMConfig(PrivateRunSettings):
     radius, sigma_min, sigma_max and least_weight are public inputs: set them from what is known before anybody looks at
     the data. None means "by the rule that the description names".
     """
+
+    # share of the budget that the search gets; was a setting, of which no table has another value
+    partition_share: ClassVar[float] = 0.6
 
     # the mixture
     components: int = Field(3, ge=2, le=64, description="components k of the mixture")
@@ -67,10 +70,6 @@ class PrivateGMMConfig(PrivateRunSettings):
     )
     widths: int = Field(4, ge=2, le=6, description="widths of boxes in which candidate centres are looked for")
     box_dimensions: int = Field(8, ge=1, le=10, description="leading principal directions in which boxes are cut")
-    partition_share: float = Field(0.6, gt=0.05, lt=0.95, description="share of the budget that the search gets")
-
-    # the budget
-    anyway: Anyway = False
 
     @property
     def public_radius(self) -> float:

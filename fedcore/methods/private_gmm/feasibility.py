@@ -92,8 +92,4 @@ def worth(config: PrivateGMMConfig, public: PublicFacts) -> Worth | None:
         return Worth("good" if factor <= AMPLE else "fair", "components that lie apart are likely to be found")
     said = Forecast(2 * needed / config.w_min, factor).in_words(public.unit)
     hopeless = factor >= HOPELESS and public.unit == "client"
-    return Worth(
-        "none" if hopeless else "weak",
-        f"noise is likely to hide components of the least weight; {said}",
-        asks=hopeless and not config.anyway,
-    )
+    return Worth("none" if hopeless else "weak", f"noise is likely to hide components of the least weight; {said}")

@@ -64,6 +64,7 @@ class PrivateGMM(PrivateMethod[PrivateGMMConfig, PrivateGMMState]):
         "sigma_max",
         "least_weight",
     )
+    fixed_settings: ClassVar[Mapping[str, Any]] = {"partition_share": PrivateGMMConfig.partition_share}
     streams_rows: ClassVar[bool] = True
     units: ClassVar[tuple[str, ...]] = ("client", "record")
     facts_in_state: ClassVar[tuple[str, ...]] = ("unit", "relation")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import BeforeValidator, Field
 
-from fedcore.rounds.private_settings import Anyway, PrivateRunSettings
+from fedcore.rounds.private_settings import PrivateRunSettings
 
 Categories: TypeAlias = tuple[tuple[int, ...], ...]  # the columns of each
 Steps: TypeAlias = tuple[tuple[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]], ...]  # by column
@@ -43,4 +43,3 @@ class PrivateMixtureConfig(PrivateRunSettings):
     nominal_records: int | None = Field(
         None, ge=1, description="public number of records, if the budget is for records; None: as many as clients"
     )
-    anyway: Anyway = False

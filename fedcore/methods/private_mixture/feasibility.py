@@ -100,4 +100,4 @@ def worth(config: PrivateMixtureConfig, public: PublicFacts) -> Worth:
             f"; probabilities of answers, in a component of equal size, with noise of about {float(f'{points:.2g}'):g} "
             "percentage points before they are drawn to those of all"
         )
-    return Worth(word, expect, asks=word == "none" and not config.anyway)
+    return Worth(word, expect)

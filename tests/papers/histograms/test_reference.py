@@ -97,7 +97,7 @@ def test_the_private_pipeline_with_exact_sums(counts, clusters, more, rounds, rh
     merge_after = max(1, rounds // 2) if more and rounds > 2 else 0
     cells = clusters + more if merge_after else clusters
     config = HistogramsConfig(
-        clusters=clusters, rounds=rounds, overseed=cells, merge_after=merge_after or None, clip=clip, perturbation=0.4
+        clusters=clusters, rounds=rounds, overseed=cells, merge_after=merge_after or None, clip=clip
     )
     method, d = Histograms(config), counts.shape[1]
     public = facts(d, rho=rho, nominal=1000, seed=seed)
@@ -106,10 +106,11 @@ def test_the_private_pipeline_with_exact_sums(counts, clusters, more, rounds, rh
         named = stream(seed, "histograms/reseed", t) if t else stream(seed, "histograms/start")
         return named.standard_normal((k, d))
 
+    width = method.init(public).perturbation
     sigma = np.array([release.noise_multiplier for release in method.plan(public)])
     histograms = counts / counts.sum(axis=1, keepdims=True)
     with with_margin(1e-3, counts):
-        centres, mean = reference.private_pipeline(histograms, sigma, clusters, cells, merge_after, 0.4, clip, normal)
+        centres, mean = reference.private_pipeline(histograms, sigma, clusters, cells, merge_after, width, clip, normal)
     state, _ = run(method, block_of(counts), public, clients_per_leaf=16)
     np.testing.assert_allclose(state.centres, centres, atol=1e-3)
     np.testing.assert_allclose(state.mean, mean, atol=1e-3)
