@@ -237,7 +237,7 @@ def test_promises_are_held_against_the_passes_that_were_made(tmp_path, monkeypat
     monkeypatch.setattr(plan, "train", lambda *asked, **where: Trained(rounds, 9.0, 8.0, 2, 4))
     people = lambda folder, clients: SimpleNamespace(path=folder, n_clients=clients)  # noqa: E731
     monkeypatch.setattr(plan, "CASES", tuple(case._replace(population=people) for case in plan.CASES))
-    (row,) = plan.measure(options(tmp_path, only=["dictionaries, background"]))["rows"]
+    (row,) = plan.measure(options(tmp_path, only=["background"]))["rows"]
     assert row["clients"] == 20 and row["seconds"] == found["seconds"]
 
 

@@ -1,6 +1,6 @@
 """The background of a camera on generated clips that are harder: what sways, light that moves, objects that stay.
 
-`dictionaries` with model = "background", with and without modes, beside the median of the frames and robust PCA of all
+`background` with and without modes, beside the median of the frames and robust PCA of all
 of them in one place; on `simulation.swaying_video`, whose truth is known for every frame.
 """
 

@@ -20,14 +20,14 @@ from fedcore.papers.perma.baselines import pooled
 from fedcore.papers.perma.runs import Trained, train
 from fedcore.papers.perma.simulation import video
 
-from fedcore.methods.dictionaries.robust import TO_STANDARD_DEVIATION
+from fedcore.methods.background.frames import TO_STANDARD_DEVIATION
 from fedcore.population.ingest.sources_frames import VIDEOS, video_frames
 from fedcore.rounds.pictures import difference, own_threshold
 
 SHOWN = 4
 FEATURES = 576  # numbers of a sample that blocks of a clip are chosen for, as in the paper
 GLOBAL, LOCAL, SPARSITY = 30, 20, 10  # of the robust background of somebody's clip, if samples suffice
-FRAMES_PER_CLIENT = 3  # of the model "background"; clips of experiments are short
+FRAMES_PER_CLIENT = 3  # of the method background; clips of experiments are short
 FRAMES, QUICK_FRAMES = 60, 12
 WIDE = 240  # pixels of a picture in the figure
 BACKGROUNDS = {
@@ -66,18 +66,18 @@ def kept_as(name: str, frames: np.ndarray) -> str:
 
 
 def background_of(place: Place, key: str, frames: np.ndarray, name: str, seed: int) -> np.ndarray:
-    """(F, H, W, C) backgrounds of frames, by a run with model = "background". name: of their population."""
+    """(F, H, W, C) backgrounds of frames, by a run of the method background. name: of their population."""
     return background_run(place, key, frames, name, seed, FRAMES_PER_CLIENT, {})[0]
 
 
 def background_run(
     place: Place, key: str, frames: np.ndarray, name: str, seed: int, frames_per_client: int, settings: Mapping
 ) -> tuple[np.ndarray, Trained]:
-    """(backgrounds (F, H, W, C) of frames, the run with model = "background" and these settings that made them)."""
+    """(backgrounds (F, H, W, C) of frames, the run of the method background with these settings that made them)."""
     rows = frames.astype(np.float32).reshape(len(frames), -1)
     clients = [rows[at : at + frames_per_client] for at in range(0, len(rows), frames_per_client)]
     population = rows_population(place, kept_as(name, frames), lambda: clients, "a clip for an experiment")
-    trained = train(place, key, {"model": "background", **settings}, population, seed)
+    trained = train(place, key, settings, population, seed, method="background")
     return np.asarray(trained.outputs["rows_global"], np.float64).reshape(frames.shape), trained
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from fedcore.papers.experiment import Place
 from fedcore.papers.simulation import simulate
 
-from fedcore.methods.dictionaries import Dictionaries, DictionariesState
 from fedcore.population.blocks import leaves
 from fedcore.population.store import Population
 from fedcore.rounds.clients import read_memory
-from fedcore.rounds.method import ClientOutputs, RoundInfo
+from fedcore.rounds.method import AnyMethod, ClientOutputs, RoundInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +22,16 @@ class Trained:
     """common: (rg, d); local: (N, l, d) of each client, zeros beyond its rank; outputs: of `personalise`, all clients;
     infos: of every round, the start first; seconds: of the training alone, wall."""
 
-    method: Dictionaries
-    state: DictionariesState
+    method: AnyMethod
+    state: Any
     outputs: ClientOutputs
     infos: tuple[RoundInfo, ...]
     seconds: float
 
     @property
     def common(self) -> np.ndarray:
-        return self.state.common
+        common: np.ndarray = self.state.common
+        return common
 
     @property
     def local(self) -> np.ndarray:
@@ -48,22 +49,22 @@ def train(
     population: Population,
     seed: int,
     start: dict | None = None,
-    on_round: Callable[[DictionariesState, RoundInfo], None] | None = None,
+    on_round: Callable[[Any, RoundInfo], None] | None = None,
+    method: str = "dictionaries",
 ) -> Trained:
-    """Train with these settings of the method dictionaries, and personalise for every client; see `simulate`."""
+    """Train a method with these settings, and personalise for every client; see `simulate`."""
     infos: list[RoundInfo] = []
 
-    def listen(state: DictionariesState, info: RoundInfo) -> None:
+    def listen(state: Any, info: RoundInfo) -> None:
         infos.append(info)
         if on_round is not None:
             on_round(state, info)
 
     began = time.perf_counter()
-    method, state = simulate(
-        place, key, "dictionaries", dict(settings), population, seed=seed, warm_start=start, on_round=listen
+    trained, state = simulate(
+        place, key, method, dict(settings), population, seed=seed, warm_start=start, on_round=listen
     )
     seconds = time.perf_counter() - began
-    assert isinstance(method, Dictionaries) and isinstance(state, DictionariesState)
     memories = place.folder / "runs" / key / "memory"
     last = max(memories.iterdir()) if memories.is_dir() else None  # of the last round: names are numbers
     parts: list[ClientOutputs] = []
@@ -74,6 +75,6 @@ def train(
             first = leaf.first - block.first
             at = slice(first, first + leaf.clients)
             mine = None if kept is None else {name: value[at] for name, value in kept.items()}
-            parts.append(method.personalise(state, leaf, mine))
+            parts.append(trained.personalise(state, leaf, mine))
     outputs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return Trained(method, state, outputs, tuple(infos), seconds)
+    return Trained(trained, state, outputs, tuple(infos), seconds)

@@ -40,7 +40,7 @@ FAST = [
     "dictionaries/default",
     "dictionaries/statistics-omp",
     "dictionaries/private",
-    "dictionaries/background",
+    "background/default",
 ]
 SLOW = [
     "histograms/private-merged",

@@ -389,7 +389,9 @@ def private_dictionaries(name: str, given: str | None = None, relation: str = "a
 private_dictionaries("private")
 private_dictionaries("private-replace-one", relation="replace_one", atoms=10, global_atoms=5)
 private_dictionaries("private-series", given="dictionaries/private")
-CASES["dictionaries/background"] = Case("dictionaries", "frames", {"model": "background", "rounds": 12})
-CASES["dictionaries/background-samples"] = Case(
-    "dictionaries", "frames", {"model": "background", "weights": "samples", "weight_cap": 3, "precision": "float32"}
-)
+
+
+# --- background -------------------------------------------------------------------------------------------------------
+
+CASES["background/default"] = Case("background", "frames", {"rounds": 12})
+CASES["background/samples"] = Case("background", "frames", {"weight_cap": 3, "precision": "float32"})

@@ -24,7 +24,7 @@ def trained(tmp_path_factory):
     clip = video.surveillance(3, 9, 15, 20, gain=0.06)
     np.save(place / "clip.npy", np.clip(clip.frames, 0, 1))
     population = ingest(place / "clip.npy", place / "p", format="frames", frames_per_client=4)
-    return clip, population, train(population, place, "dictionaries", model="background", rounds=6), place
+    return clip, population, train(population, place, "background", rounds=6), place
 
 
 def test_arrays_of_pictures(trained):
@@ -52,7 +52,7 @@ def test_arrays_of_pictures(trained):
     assert stat.S_IMODE((place / "out.pngs").stat().st_mode) == 0o700
     assert not list(place.glob(".*"))
     export_run(run, place / "background.png")
-    image = run.read_state()["common"].reshape(15, 20, 3)
+    image = run.read_state()["images"].reshape(15, 20, 3)
     np.testing.assert_array_equal(np.asarray(Image.open(place / "background.png")), np.rint(np.clip(image, 0, 1) * 255))
 
 
@@ -66,11 +66,7 @@ def test_rows_that_are_no_pictures_are_refused(trained, tmp_path):
         personalise(run.path, plain.path, tmp_path / "out.pngs")
     bytes_ = ingest(tmp_path / "x.npz", tmp_path / "bytes", image="15x20")
     with pytest.raises(ConfigError, match="from 0 to 1"):
-        personalise(
-            train(bytes_, tmp_path, "dictionaries", model="background", rounds=2).path,
-            bytes_.path,
-            tmp_path / "out.pngs",
-        )
+        personalise(train(bytes_, tmp_path, "background", rounds=2).path, bytes_.path, tmp_path / "out.pngs")
     assert not (tmp_path / "out.pngs").exists() and not list(tmp_path.glob(".*"))
 
 

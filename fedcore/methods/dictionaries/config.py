@@ -65,9 +65,12 @@ PROFILES: dict[str, dict[str, Any]] = {
 }
 
 
-MODES = 4
-BACKGROUND: dict[str, Any] = {"model": "background", "rounds": 16}
-OF_BACKGROUND = ("model", "modes", "rounds", "cut", "weights", "weight_cap", "precision")
+OF_BACKGROUND = "is a setting of the method background"
+MOVED = {
+    "model": "is not a setting: dictionaries learns atoms alone, leave it out",
+    "model=background": "is the method background now",
+    "modes": OF_BACKGROUND,
+}
 
 
 class DictionariesConfig(PrivateRunSettings):
@@ -84,20 +87,6 @@ class DictionariesConfig(PrivateRunSettings):
         "what clients have in common, with 3 of 6 atoms: recommended: star, median, unit, lsa, 5 starts; paper: path, "
         "mean, none, greedy, 1 start; scripts (the authors' programs): path, mean, polar, seq, 1 start; robust: star, "
         "median, polar, loss huber, from singular vectors",
-    )
-
-    model: Literal["dictionary", "background"] = Field(
-        "dictionary",
-        description="dictionary: atoms; background: rows are frames of a camera that stands still, all pixels in "
-        "position, and the model is one image times each frame's gain, plus its offset, by robust sums; takes modes, "
-        "rounds (default 16), cut, weights, weight_cap and precision, and no other setting",
-    )
-    modes: int = Field(
-        MODES,
-        ge=0,
-        le=32,
-        description="model = background: images by which it may vary at most, as of branches that sway or light that "
-        "moves; those that frames do not show are dropped; 0, or fewer than 12 rounds: none",
     )
 
     # sizes
@@ -270,8 +259,6 @@ class DictionariesConfig(PrivateRunSettings):
     def _fill_in(cls, settings: Any) -> Any:
         if isinstance(settings, dict) and settings.get("sweeps") == 1:  # of earlier runs; it is what there is
             settings = {name: value for name, value in settings.items() if name != "sweeps"}
-        if isinstance(settings, dict) and settings.get("model") == "background":
-            return BACKGROUND | settings
         if isinstance(settings, dict) and settings.get("profile", "statistics") in PROFILES:
             return PROFILES[settings.get("profile", "statistics")] | with_private_defaults(settings)
         return settings
@@ -299,19 +286,12 @@ class DictionariesConfig(PrivateRunSettings):
     @property
     def nested(self) -> bool:
         """Whether global atoms are those that a learner of all samples in one place would have."""
-        return self.model == "dictionary" and self.learner == "statistics" and self.split == "nested"
-
-    @property
-    def is_background(self) -> bool:
-        return self.model == "background"
+        return self.learner == "statistics" and self.split == "nested"
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:
-        if self.is_background:
-            return self._without_others()
         count = self.global_atoms
         for wrong, text in (
-            (self.modes != MODES, "modes are of model = background"),
             (
                 isinstance(count, int) and (count < 0 or self.atoms is not None and count > self.atoms),
                 f"global_atoms must be 0 to atoms = {self.atoms}",
@@ -344,23 +324,10 @@ class DictionariesConfig(PrivateRunSettings):
             ),
             (self.learner == "statistics" and self.local_steps > 1, "local_steps is for Algorithms 4 and 5"),
             (self.automatic and self.start == "sums", f"global_atoms = {count} needs a matching: start = local"),
-            (
-                self.start == "sums" and not self.nested and not self.is_background,
-                "start = sums goes with learner = statistics, split = nested",
-            ),
+            (self.start == "sums" and not self.nested, "start = sums goes with learner = statistics, split = nested"),
             (self.start == "sums" and count == 0, "start = sums learns global atoms: at least 1"),
             *contradictions(self),
         ):
             if wrong:
                 raise ValueError(text)
-        return self
-
-    def _without_others(self) -> Self:
-        """Itself. Raises ValueError for a setting that a background has no use for."""
-        usual = {name: field.default for name, field in type(self).model_fields.items()} | BACKGROUND
-        others = [name for name in usual if name not in OF_BACKGROUND and getattr(self, name) != usual[name]]
-        if others:
-            raise ValueError(f"model = background has no use for {', '.join(others)}")
-        if self.weight_cap is not None and self.weights != "samples":
-            raise ValueError("weight_cap goes with weights = samples")
         return self

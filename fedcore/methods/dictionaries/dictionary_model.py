@@ -1,4 +1,4 @@
-"""model = "dictionary", as `method` asks for it: atoms. `background_model` has the same functions."""
+"""What `method` asks of rounds with noise or without, and of what they found."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedcore.methods.dictionaries import background_model, dictionary_model, series, start
-from fedcore.methods.dictionaries.config import DictionariesConfig
+from fedcore.methods.dictionaries import dictionary_model, series, start
+from fedcore.methods.dictionaries.config import MOVED, DictionariesConfig
 from fedcore.methods.dictionaries.private import plan as private_plan
 from fedcore.methods.dictionaries.round_metrics import METRICS
 from fedcore.methods.dictionaries.state import DictionariesState
@@ -57,6 +57,7 @@ class Dictionaries(PrivateMethod[DictionariesConfig, DictionariesState]):
     )
     scores_use_memories: ClassVar[bool] = True
     accepts_warm_start: ClassVar[bool] = True
+    moved_settings: ClassVar[Mapping[str, str]] = MOVED
     series_arrays: ClassVar[tuple[str, ...]] = (*series.SERIES_NAMES, start.RELEASED)
 
     @property
@@ -67,13 +68,8 @@ class Dictionaries(PrivateMethod[DictionariesConfig, DictionariesState]):
     def not_private_because(self) -> str:
         if self.private:
             return ""
-        because: str = self._model.not_private_because(self.config)
+        because: str = dictionary_model.not_private_because(self.config)
         return because
-
-    @property
-    def _model(self) -> Any:
-        """The module with the functions of the setting `model`."""
-        return background_model if self.config.is_background else dictionary_model
 
     def plan(self, public: PublicFacts) -> Sequence[PlannedRelease]:
         """Raises ConfigError if a private run has no budget, no nominal number of clients or no start it asks for."""
@@ -95,64 +91,62 @@ class Dictionaries(PrivateMethod[DictionariesConfig, DictionariesState]):
         return private_plan.likely_warm_start(self.config, public) if self.private else None
 
     def init(self, public: PublicFacts) -> DictionariesState:
-        state: DictionariesState = self._model.init(self.config, public)
+        state: DictionariesState = dictionary_model.init(self.config, public)
         return state
 
     def total_rounds(self, state: DictionariesState) -> int:
-        rounds: int = self._model.total_rounds(self.config, state)
+        rounds: int = dictionary_model.total_rounds(self.config, state)
         return rounds
 
     def message(self, state: DictionariesState) -> Message | None:
-        return self._model.message(self.config, state)
+        return dictionary_model.message(self.config, state)
 
     def client_update(
         self, message: Message, block: ClientBlock, memory: Memory | None
     ) -> tuple[Statistics, Memory | None]:
-        answer: tuple[Statistics, Memory | None] = self._model.client_update(self.config, message, block, memory)
+        answer: tuple[Statistics, Memory | None] = dictionary_model.client_update(self.config, message, block, memory)
         return answer
 
     def server_update(self, state: DictionariesState, result: Mapping[str, Any]) -> tuple[DictionariesState, RoundInfo]:
-        moved: tuple[DictionariesState, RoundInfo] = self._model.server_update(self.config, state, result)
+        moved: tuple[DictionariesState, RoundInfo] = dictionary_model.server_update(self.config, state, result)
         return moved
 
     def phase(self, state: DictionariesState, message: Message) -> str:
         return state.phase
 
     def clients_kept_apart(self, clients: int) -> int:
-        count: int = self._model.clients_kept_apart(self.config)
+        count: int = dictionary_model.clients_kept_apart(self.config)
         return count
 
     def result(self, state: DictionariesState, features: Features) -> Result:
-        shown: Result = self._model.result(state, features)
+        shown: Result = dictionary_model.result(state, features)
         return shown
 
     def fitted_model(self, state: DictionariesState) -> FittedDictionary:
-        """The atoms that all share, as an estimator that codes samples. Raises RunError if there are none, ConfigError
-        of a background."""
-        fitted: FittedDictionary = self._model.fitted_model(self.config, state)
+        """The atoms that all share, as an estimator that codes samples. Raises RunError if there are none."""
+        fitted: FittedDictionary = dictionary_model.fitted_model(self.config, state)
         return fitted
 
     def warm_start_of(self, state: DictionariesState) -> dict[str, np.ndarray]:
-        """global: (rg, d) the global dictionary, one atom a row; of a background see `background_start`."""
-        left: dict[str, np.ndarray] = self._model.warm_start_of(state)
+        """global: (rg, d) the global dictionary, one atom a row"""
+        left: dict[str, np.ndarray] = dictionary_model.warm_start_of(state)
         return left
 
     def checked_warm_start(self, arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
-        """global: (rg, d), atoms scaled to norm 1; of a background see `background_start`."""
-        checked: dict[str, np.ndarray] = self._model.checked_warm_start(self.config, arrays, what, features)
+        """global: (rg, d), atoms scaled to norm 1"""
+        checked: dict[str, np.ndarray] = dictionary_model.checked_warm_start(self.config, arrays, what, features)
         return checked
 
     def personalise(self, state: DictionariesState, block: ClientBlock, memory: Memory | None) -> ClientOutputs:
-        """Per client: local atoms, and its samples split in two; see `fedcore.methods.dictionaries.personal`. Of a
-        background see `background_outputs.split_frames`."""
-        outputs: ClientOutputs = self._model.personalise(self.config, state, block, memory)
+        """Per client: local atoms, and its samples split in two; see `fedcore.methods.dictionaries.personal`."""
+        outputs: ClientOutputs = dictionary_model.personalise(self.config, state, block, memory)
         return outputs
 
     def score_block(self, state: DictionariesState, block: ClientBlock, memories: KnownMemories | None) -> Statistics:
-        """See `fedcore.methods.dictionaries.scores` and `background_outputs.score_frames`."""
-        statistics: Statistics = self._model.score_block(self.config, state, block, memories)
+        """See `fedcore.methods.dictionaries.scores`."""
+        statistics: Statistics = dictionary_model.score_block(self.config, state, block, memories)
         return statistics
 
     def score_table(self, statistics: Mapping[str, np.ndarray]) -> ScoreTable:
-        table: ScoreTable = self._model.score_table(statistics)
+        table: ScoreTable = dictionary_model.score_table(statistics)
         return table

@@ -32,6 +32,8 @@ def checked_warm_start(
 ) -> dict[str, np.ndarray]:
     """The array 'global' as float64 (rg, d), atoms scaled to norm 1, and those of `series`. Raises ConfigError, naming
     `what`."""
+    if "background" in arrays:
+        raise ConfigError(f"{what} has the background of a camera.", "Train the method background from it.")
     common = arrays.get("global")
     if common is None or common.dtype.kind not in "iuf" or not np.isfinite(common).all():
         raise ConfigError(f"{what} has no array 'global' of finite numbers.")

@@ -20,7 +20,6 @@ class DictionariesState:
     """State after a round. r: atoms of a client; rg: global ones; d: features.
 
     phase:      "start" until the matching or the first sums, then "rounds", then perhaps "local", then "done";
-                model "background": "start", "mean", "rounds", "done"
     round:      number of rounds after it
     seed:       of the streams of simulation randomness
     features:   d
@@ -29,9 +28,6 @@ class DictionariesState:
     matched:    (P,) numbers of the clients that were matched, increasing; index: (P, rg) which of their atoms are the
                 global ones, -1 for none; both are empty once round 1 has used them
     far:        share of the clients of the last round who were far from the global atoms
-    low, high:  range of the pixels, model "background" only; spread: median one of the frames about the image before
-                the last round, -1 before there is any. `common` is then (1 + K, d): the image, and its modes
-                if there are any, whose codes' mean squares are `energies` (K,)
     xx, xy:     (rg, rg), (rg, d) sums of codes and samples, fading over rounds if clients are sampled; learner
                 "statistics" only, else (0, 0)
     previous:   (rg, d) the global dictionary of the round before, split "nested"; (0, 0) if there was none
@@ -62,9 +58,6 @@ class DictionariesState:
     far: float = 0.0
     xx: np.ndarray = field(default_factory=_no_numbers)
     xy: np.ndarray = field(default_factory=_no_numbers)
-    low: float = 0.0
-    high: float = 0.0
-    spread: float = -1.0
     previous: np.ndarray = field(default_factory=_no_numbers)
     cap: float = 0.0
     warm: bool = False

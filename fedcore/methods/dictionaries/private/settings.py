@@ -24,7 +24,7 @@ def contradictions(config: Any) -> tuple[tuple[bool, str], ...]:
     if not config.private:
         return ((config.epsilon is not None, "epsilon is for private = true"),)
     return (
-        (not config.nested, "a private run is one of model = dictionary, learner = statistics, split = nested"),
+        (not config.nested, "a private run is one of learner = statistics, split = nested"),
         (config.code != "omp", "a private run codes by matching pursuit: code = omp"),
         (config.start == "local", "a private run matches no dictionaries of clients: start = sums or given"),
         (config.global_atoms == 0, "a private run learns global atoms: at least 1"),

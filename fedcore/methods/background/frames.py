@@ -1,4 +1,4 @@
-"""Model "background": one image that all frames share, times the gain of each, plus its offset, plus what is sparse.
+"""A camera's background: one image that all frames share, times the gain of each, plus its offset, plus what is sparse.
 
     y_t = g_t B + o_t + s_t + noise        of every frame t of every client; B (d,), s_t sparse: objects that move
 
@@ -10,8 +10,8 @@ pixel over its frames, of which the server makes one step of iteratively reweigh
 
 In the last rounds w is Tukey's biweight (1 - r^2 / k^2)^2, which is 0 beyond k: an M-estimate of high efficiency from a
 robust start. A client's answer is bounded whatever it holds: |g w(r) r| <= 4 c for each of its frames, and all of them
-have weight 1 together (`weights`); so are gains and offsets in the sums that the image is brought to scale by. Only the
-mean image at the start has no residuals; there pixels are cut to a range.
+have weight 1 together (`weight_cap`); so are gains and offsets in the sums that the image is brought to scale by. Only
+the mean image at the start has no residuals; there pixels are cut to a range.
 
 Medians do not add over clients. What is wanted of them, the range and the spread of residuals, is read from histograms
 over a fixed grid of logarithms, which do: each client adds 1 to them.
@@ -27,10 +27,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcore.errors import PopulationError
-from fedcore.methods.dictionaries.robust import TO_STANDARD_DEVIATION
 from fedcore.population.blocks import RowsBlock
 from fedcore.randomness import stream
 
+TO_STANDARD_DEVIATION = 1.4826  # of a normal distribution, from its median absolute value
 SAMPLED = 8192  # pixels of a frame by which its gain, offset and spread are found
 FRAMES = 8  # of a client that are in memory together; its sums do not depend on where they are read from
 TILE = 8192  # pixels of them that are treated together: what is made of them stays in the cache

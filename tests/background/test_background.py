@@ -1,4 +1,4 @@
-"""model = "background": robust sums find the scene behind what moves, whatever single clients hold."""
+"""Robust sums find the scene behind what moves, whatever single clients hold."""
 
 from dataclasses import replace
 
@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 from fedcore.papers.perma.simulation import video
 from fedcore.papers.perma.simulation.errors_against_truth import best_mask_scores, psnr
-from pydantic import ValidationError
 
 from fedcore.errors import ConfigError, PopulationError, RunError
-from fedcore.methods.dictionaries import Dictionaries, DictionariesConfig
-from fedcore.methods.dictionaries.background import exposures, histogram, quantile
-from fedcore.methods.dictionaries.background_modes import BOUND
+from fedcore.methods.background import Background
+from fedcore.methods.background.frames import exposures, histogram, quantile
+from fedcore.methods.background.modes import BOUND
 from fedcore.randomness import stream
 from fedcore.rounds import pictures
 from fedcore.rounds.results import Features
-from tests.dictionaries.run_in_memory import block_of, facts, run
+from tests.background.run_in_memory import block_of, facts, run
 
 HIGH, WIDE = 15, 20
 
@@ -39,8 +38,8 @@ def miss(found, truth):
 @pytest.mark.parametrize("gain", [0.0, 0.06])
 def test_background_and_masks_are_found(gain):
     made = clip(gain=gain)
-    ran = run(clients(made.frames), model="background")
-    assert miss(ran.state.common, made.background) > 48
+    ran = run(clients(made.frames))
+    assert miss(ran.state.images, made.background) > 48
     out = ran.outputs()
     background = out["rows_global"].reshape(made.frames.shape)
     assert best_mask_scores(pictures.difference(made.frames, background), made.masks)[0].f1 > 0.98
@@ -50,7 +49,7 @@ def test_background_and_masks_are_found(gain):
     assert ran.column("modes")[-1] == 0  # nothing sways
     if gain:
         median = np.median(made.frames, axis=0)
-        assert miss(ran.state.common, made.background) > 5 + miss(median, made.background)
+        assert miss(ran.state.images, made.background) > 5 + miss(median, made.background)
 
 
 @pytest.mark.parametrize(
@@ -68,9 +67,9 @@ def test_one_or_two_of_six_clients_cannot_ruin_it(kind):
         "noise": lambda: stream(1, "noise").random((len(bad), *made.background.shape)),
         "moved": lambda: np.roll(frames[bad], (7, 9), (1, 2)),
     }[kind]()
-    ran = run(clients(frames), model="background")
-    assert miss(ran.state.common, made.background) > 44
-    assert np.abs(ran.state.common).max() < 4
+    ran = run(clients(frames))
+    assert miss(ran.state.images, made.background) > 44
+    assert np.abs(ran.state.images).max() < 4
     if kind not in ("moved", "shifted"):
         assert ran.column("strangers")[-1] == len(bad)
         assert not ran.outputs()["rows_shown"][bad].any()
@@ -82,8 +81,8 @@ def test_a_client_moves_a_pixel_by_no_more_than_its_cut():
     for value in (0.9, 1e6, 1e30):  # of a pixel in frames that show the scene otherwise
         frames = made.frames.astype(np.float32).reshape(18, -1)
         frames[3:6, 100] = value
-        method = Dictionaries(DictionariesConfig(model="background"))
-        state = run(clients(made.frames), model="background", rounds=3).state
+        method = Background()
+        state = run(clients(made.frames), rounds=3).state
         state = type(state)(**{n: getattr(state, n) for n in state.__slots__} | {"phase": "rounds"})
         message = method.message(state)
         statistics, memory = method.client_update(message, block_of([frames[3:6]]), None)
@@ -103,22 +102,22 @@ def lit(made, size=0.15):
 
 def test_light_that_moves_is_background():
     frames, truth = lit(clip(gain=0.0))
-    ran = run(clients(frames), model="background")
+    ran = run(clients(frames))
     assert list(ran.column("modes")[5:7]) == [0, 4] and ran.column("modes")[-1] in (2, 3)
     errors = [
         np.mean((made.outputs()["rows_global"].reshape(truth.shape) - truth) ** 2)
-        for made in (ran, run(clients(frames), model="background", modes=0))
+        for made in (ran, run(clients(frames), modes=0))
     ]
     assert psnr(errors[0]) > psnr(errors[1]) + 10
-    images = ran.state.common
+    images = ran.state.images
     np.testing.assert_allclose(images[1:] @ images[1:].T / images.shape[1], np.eye(len(images) - 1), atol=1e-9)
     np.testing.assert_allclose(images[1:] @ np.stack([images[0], np.ones(HIGH * WIDE * 3)]).T, 0, atol=1e-9)
 
 
 def test_what_a_client_adds_to_the_modes_is_bounded():
     frames, _ = lit(clip())
-    method = Dictionaries(DictionariesConfig(model="background"))
-    state = replace(run(clients(frames), model="background", rounds=12).state, phase="rounds")
+    method = Background()
+    state = replace(run(clients(frames), rounds=12).state, phase="rounds")
     message, answers = method.message(state), []
     assert len(message.energies) >= 2
     for value in (0.9, 1e6):
@@ -135,12 +134,12 @@ def test_what_a_client_adds_to_the_modes_is_bounded():
 
 def test_a_run_from_an_earlier_one_ends_where_one_from_scratch_does():
     made = clip()
-    first = run(clients(made.frames[:12]), model="background", rounds=6)
+    first = run(clients(made.frames[:12]), rounds=6)
     left = first.method.checked_warm_start(first.method.warm_start_of(first.state), "a run", HIGH * WIDE * 3)
-    warm, cold = (run(clients(made.frames), model="background", given=given) for given in (left, None))
+    warm, cold = (run(clients(made.frames), given=given) for given in (left, None))
     assert len(warm.infos) == len(cold.infos) - 1 == 17
-    np.testing.assert_allclose(warm.state.common[0], cold.state.common[0], atol=2e-3)
-    assert miss(warm.state.common[0], made.background) > 48
+    np.testing.assert_allclose(warm.state.images[0], cold.state.images[0], atol=2e-3)
+    assert miss(warm.state.images[0], made.background) > 48
 
 
 def test_exposures_are_those_of_most_pixels():
@@ -171,17 +170,13 @@ def test_the_last_quantile_is_where_the_last_values_are():
 
 
 def test_what_it_does_not_take():
-    for wrong in ({"learner": "gradient"}, {"atoms": 3}, {"participation": 0.5}, {"loss": "huber"}):
-        with pytest.raises(ValidationError, match=next(iter(wrong))):
-            DictionariesConfig(model="background", **wrong)
-    assert DictionariesConfig(**DictionariesConfig(model="background", cut=1.5).model_dump()).cut == 1.5
     frames = clip().frames[:6]
     frames[4, 2, 3, 1] = np.nan
     with pytest.raises(PopulationError, match="client number 1 has frames"):
-        run(clients(frames), model="background")
+        run(clients(frames))
     with pytest.raises(PopulationError, match="all pixels"):
-        run(clients(np.full((6, 4, 4, 1), 0.5)), model="background")
-    method, block = Dictionaries(DictionariesConfig(model="background")), clients(np.ones((2, 2, 2, 3)))
+        run(clients(np.full((6, 4, 4, 1), 0.5)))
+    method, block = Background(), clients(np.ones((2, 2, 2, 3)))
     for wrong in ({"global": np.ones((1, 12))}, {"background": np.ones(11)}):
         with pytest.raises(ConfigError, match="of it|it has no"):
             method.checked_warm_start(wrong, "it", 12)
@@ -193,8 +188,8 @@ def test_what_it_does_not_take():
 
 def test_the_result_is_the_image_in_colour():
     made = clip()
-    ran = run(clients(made.frames), model="background", rounds=4)
-    method = Dictionaries(DictionariesConfig(model="background"))
+    ran = run(clients(made.frames), rounds=4)
+    method = Background()
     shown = method.result(ran.state, Features(HIGH * WIDE * 3, image=(HIGH, WIDE)))
     assert shown.figures[0].images.shape == (1, HIGH, WIDE, 3) and shown.figures[0].brightness
     assert Features(12, image=(2, 2)).name(11) == "pixel 1,1 blue"
@@ -202,8 +197,8 @@ def test_the_result_is_the_image_in_colour():
 
 def test_scores_of_held_out_frames():
     made = clip()
-    ran = run(clients(made.frames[:12]), model="background", rounds=5)
-    method = Dictionaries(DictionariesConfig(model="background"))
+    ran = run(clients(made.frames[:12]), rounds=5)
+    method = Background()
     block = replace(clients(made.frames[:6]), heldout=clients(made.frames[12:]))
     statistics = {name: one.value() for name, one in method.score_block(ran.state, block, None).items()}
     with_exposure, alone, flat = (line["mse"] for line in method.score_table(statistics).to_json("x")["rows"])

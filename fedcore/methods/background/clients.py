@@ -1,4 +1,4 @@
-"""A client's side of the model "background": sums over its frames, `fedcore.methods.dictionaries.background`."""
+"""A client's side: sums over its frames, as `fedcore.methods.background.frames` has them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedcore.methods.dictionaries.background import TILE, BackgroundMessage, frames_of, histogram, sampled_pixels
-from fedcore.methods.dictionaries.background_modes import Codes, codes_of
-from fedcore.methods.dictionaries.config import DictionariesConfig
+from fedcore.methods.background.config import BackgroundConfig
+from fedcore.methods.background.frames import TILE, BackgroundMessage, frames_of, histogram, sampled_pixels
+from fedcore.methods.background.modes import Codes, codes_of
 from fedcore.population.blocks import RowsBlock
 from fedcore.randomness import stream
-from fedcore.rounds.method import Memory
 from fedcore.rounds.statistics import FloatSum, Statistic, Statistics
 
 COUNTS = 7  # weight, frames, gains, offsets, strangers, loss, clients
@@ -72,23 +71,19 @@ def add_sums(
     return Sums(up, down, modes, loss)
 
 
-def client_weight(config: DictionariesConfig, frames: int) -> float:
+def client_weight(config: BackgroundConfig, frames: int) -> float:
     """Of all frames of a client together."""
-    if config.weights == "clients":
-        return 1.0
     return float(frames if config.weight_cap is None else min(frames, config.weight_cap))
 
 
-def background_update(
-    config: DictionariesConfig, message: BackgroundMessage, block: RowsBlock
-) -> tuple[Statistics, Memory | None]:
-    """The answer of a leaf; clients remember nothing. Raises PopulationError for values that are not finite."""
+def client_update(config: BackgroundConfig, message: BackgroundMessage, block: RowsBlock) -> Statistics:
+    """The answer of a leaf of clients. Raises PopulationError for values that are not finite."""
     pixels = sampled_pixels(message.seed, block.features)
     if message.phase == "start":
-        return _pixels_of(block, pixels), None
+        return _pixels_of(block, pixels)
     if message.phase == "mean":
-        return _means_of(config, message, block), None
-    return _residuals_of(config, message, block, pixels), None
+        return _means_of(config, message, block)
+    return _residuals_of(config, message, block, pixels)
 
 
 def _pixels_of(block: RowsBlock, pixels: np.ndarray) -> Statistics:
@@ -101,7 +96,7 @@ def _pixels_of(block: RowsBlock, pixels: np.ndarray) -> Statistics:
     return {"pixels": FloatSum.at(block.leaf, total), "counts": FloatSum.at(block.leaf, counts)}
 
 
-def _means_of(config: DictionariesConfig, message: BackgroundMessage, block: RowsBlock) -> Statistics:
+def _means_of(config: BackgroundConfig, message: BackgroundMessage, block: RowsBlock) -> Statistics:
     sizes, up, counts = np.diff(block.ptr), np.zeros(block.features), np.zeros(COUNTS)
     for client in map(int, np.flatnonzero(sizes)):
         weight = client_weight(config, int(sizes[client])) / float(sizes[client])
@@ -113,7 +108,7 @@ def _means_of(config: DictionariesConfig, message: BackgroundMessage, block: Row
 
 
 def _residuals_of(
-    config: DictionariesConfig, message: BackgroundMessage, block: RowsBlock, pixels: np.ndarray
+    config: BackgroundConfig, message: BackgroundMessage, block: RowsBlock, pixels: np.ndarray
 ) -> Statistics:
     sizes, d, width = np.diff(block.ptr), block.features, message.high - message.low
     images = np.array(message.images, block.x.dtype)

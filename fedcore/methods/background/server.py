@@ -1,11 +1,11 @@
-"""The server's side of the model "background": a range, a mean image, then steps of reweighted least squares.
+"""The server's side: a range, a mean image, then steps of reweighted least squares.
 
 start    histogram of the pixels: the range that pixels of the mean are cut to
 mean     the first image; left out where a warm start gives one
 rounds   image += sum v g w r / sum v g^2 w; then gains have mean 1 and offsets mean 0 over the frames that show the
          scene, which gain and image do not tell apart otherwise. The first round cuts at the range, and fits gains
          by it; the others at multiples of the median spread of the frames about the image before. Round SKETCHED asks
-         for a sketch of what the image leaves; from then on modes move with it (`background_modes`), and from round
+         for a sketch of what the image leaves; from then on modes move with it (`modes`), and from round
          TESTED on those that are not of the scene are dropped
 """
 
@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 
 from fedcore.errors import PopulationError, RunError
-from fedcore.methods.dictionaries.background import BIWEIGHT, BackgroundMessage, quantile
-from fedcore.methods.dictionaries.background_modes import first_modes, kept, moved_modes
-from fedcore.methods.dictionaries.config import DictionariesConfig
-from fedcore.methods.dictionaries.messages import in_message_precision
-from fedcore.methods.dictionaries.state import DictionariesState
-from fedcore.rounds.method import PublicFacts, RoundInfo
+from fedcore.methods.background.config import BackgroundConfig
+from fedcore.methods.background.frames import BIWEIGHT, BackgroundMessage, quantile
+from fedcore.methods.background.modes import first_modes, kept, moved_modes
+from fedcore.methods.background.state import BackgroundState
+from fedcore.rounds.method import RoundInfo
 
 SHARES = (0.3, 0.1, 0.02, 0.0)  # of the pixels below the range's core, and above; the next where a core has no width
 WIDER = 3.0  # widths of the core by which the range goes beyond it
@@ -37,18 +36,7 @@ BIWEIGHT_OF_MODES = 7.0  # standard deviations: while modes are learnt, what swa
 SMALLEST = 1e-6  # cut, of the range: below it residuals are rounding
 
 
-def init(config: DictionariesConfig, public: PublicFacts) -> DictionariesState:
-    state = DictionariesState("start", 0, public.seed, public.features, public.clients or 0)
-    given = public.warm_start
-    return replace(state, common=given["background"][None], warm=True) if given else state
-
-
-def total_rounds(config: DictionariesConfig, state: DictionariesState) -> int:
-    """With the passes for the range and, unless an image is given, for the mean."""
-    return config.rounds + (1 if state.warm else 2)
-
-
-def message(config: DictionariesConfig, state: DictionariesState) -> BackgroundMessage | None:
+def message(config: BackgroundConfig, state: BackgroundState) -> BackgroundMessage | None:
     if state.phase == "done":
         return None
     number = state.round + 1
@@ -58,14 +46,14 @@ def message(config: DictionariesConfig, state: DictionariesState) -> BackgroundM
     if biweight:
         factor = BIWEIGHT if number > config.rounds - BIWEIGHT_ROUNDS else BIWEIGHT_OF_MODES
     cut = width if state.spread < 0 else max(factor * state.spread, SMALLEST * width)
-    images = in_message_precision(config, state.common) if len(state.common) else np.zeros((0, state.features))
+    images = state.images.astype(config.precision, copy=False) if len(state.images) else state.images
     sketched = config.modes if number == SKETCHED and config.rounds >= FEWEST else 0
     return BackgroundMessage(
         state.phase, number, state.seed, images, state.energies, sketched, state.low, state.high, cut, biweight
     )
 
 
-def _biweight(config: DictionariesConfig, number: int) -> bool:
+def _biweight(config: BackgroundConfig, number: int) -> bool:
     """Whether this is one of the rounds with the biweight: the last ones, and all in which modes are learnt, or objects
     would become part of them."""
     if number > config.rounds - BIWEIGHT_ROUNDS and number > HUBER_ROUNDS:
@@ -74,8 +62,8 @@ def _biweight(config: DictionariesConfig, number: int) -> bool:
 
 
 def server_update(
-    config: DictionariesConfig, state: DictionariesState, result: Mapping[str, Any]
-) -> tuple[DictionariesState, RoundInfo]:
+    config: BackgroundConfig, state: BackgroundState, result: Mapping[str, Any]
+) -> tuple[BackgroundState, RoundInfo]:
     """Raises PopulationError if nobody has frames, RunError if no frame shows what the others show."""
     if state.phase == "start":
         return _after_start(state, result)
@@ -83,11 +71,11 @@ def server_update(
         weight, frames = (float(value) for value in np.asarray(result["counts"])[:2])
         image = np.asarray(result["up"]) / weight
         sent = 8.0 * image.size * state.clients
-        return replace(state, phase="rounds", common=image[None]), RoundInfo({"rows": frames, "bytes_up": sent})
+        return replace(state, phase="rounds", images=image[None]), RoundInfo({"rows": frames, "bytes_up": sent})
     return _after_round(config, state, result)
 
 
-def _after_start(state: DictionariesState, result: Mapping[str, Any]) -> tuple[DictionariesState, RoundInfo]:
+def _after_start(state: BackgroundState, result: Mapping[str, Any]) -> tuple[BackgroundState, RoundInfo]:
     clients, rows, silent = (float(value) for value in result["counts"])
     if clients == 0:
         raise PopulationError("no client of the population has frames.", "Check what was ingested.")
@@ -100,20 +88,20 @@ def _after_start(state: DictionariesState, result: Mapping[str, Any]) -> tuple[D
         raise PopulationError(f"all pixels of all frames are about {low:g}.", "There is no background to be found.")
     low, high = low - WIDER * (high - low), high + WIDER * (high - low)
     scalars = {"clients": clients, "rows": rows, "silent": silent, "bytes_up": 8.0 * pixels.size * clients}
-    phase = "rounds" if state.warm else "mean"
+    phase = "rounds" if state.given else "mean"
     return replace(state, phase=phase, clients=clients, rows=rows, low=low, high=high), RoundInfo(scalars)
 
 
 def _after_round(
-    config: DictionariesConfig, state: DictionariesState, result: Mapping[str, Any]
-) -> tuple[DictionariesState, RoundInfo]:
+    config: BackgroundConfig, state: BackgroundState, result: Mapping[str, Any]
+) -> tuple[BackgroundState, RoundInfo]:
     weight, frames, gains, offsets, strangers, loss, clients = (float(value) for value in result["counts"])
     if weight == 0:
         raise RunError(
             "no frame shows what the mean of the frames shows.",
             "Frames of one camera that stands still have a background: look at the frames.",
         )
-    up, down, before = np.asarray(result["up"]), np.asarray(result["down"]), state.common[0]
+    up, down, before = np.asarray(result["up"]), np.asarray(result["down"]), state.images[0]
     moves = down > FEW * weight
     step = np.divide(up, down, out=np.zeros_like(up), where=moves)
     if 1 < state.round + 1 and not _biweight(config, state.round + 1):
@@ -133,20 +121,16 @@ def _after_round(
         "modes": float(len(modes)),
         "active_clients": clients,
         "bytes_up": sent,
-        "bytes_down": clients * np.dtype(config.precision).itemsize * state.common.size,
+        "bytes_down": clients * np.dtype(config.precision).itemsize * state.images.size,
     }
     phase = "done" if number >= config.rounds else "rounds"
     images = np.concatenate([image[None], modes])
-    moved = replace(state, round=number, phase=phase, common=images, energies=energies, spread=spread)
+    moved = replace(state, round=number, phase=phase, images=images, energies=energies, spread=spread)
     return moved, RoundInfo(scalars)
 
 
 def _modes_after(
-    config: DictionariesConfig,
-    state: DictionariesState,
-    result: Mapping[str, Any],
-    image: np.ndarray,
-    share: np.ndarray,
+    config: BackgroundConfig, state: BackgroundState, result: Mapping[str, Any], image: np.ndarray, share: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """((K, d) modes, (K,) energies). share: (d,) of the weight that pixels keep, 0 for those that do not move."""
     if "modes" not in result:
@@ -154,7 +138,7 @@ def _modes_after(
     sums, (weight, frames) = np.asarray(result["modes"]), (float(value) for value in np.asarray(result["counts"])[:2])
     if "gram" not in result:
         return first_modes(sums, image, state.spread)
-    modes, gram, number = state.common[1:], np.asarray(result["gram"]) / weight, state.round + 1
+    modes, gram, number = state.images[1:], np.asarray(result["gram"]) / weight, state.round + 1
     medians = np.array([quantile(counts, 0.5) for counts in np.asarray(result["codes"])])
     if number >= TESTED:
         stay = kept(modes, gram, medians, state.spread, frames)

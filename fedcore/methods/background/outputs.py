@@ -1,4 +1,4 @@
-"""What the model "background" gives to each client, shows to people, and is scored by."""
+"""What clients are given, what people are shown, and scores on held-out frames."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import cast
 import numpy as np
 
 from fedcore.errors import RunError
-from fedcore.methods.dictionaries.background import frames_of, sampled_pixels
-from fedcore.methods.dictionaries.background_clients import predicted
-from fedcore.methods.dictionaries.background_modes import codes_of
-from fedcore.methods.dictionaries.state import DictionariesState
+from fedcore.methods.background.clients import predicted
+from fedcore.methods.background.frames import frames_of, sampled_pixels
+from fedcore.methods.background.modes import codes_of
+from fedcore.methods.background.state import BackgroundState
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds import scores as held_rows
 from fedcore.rounds.method import ClientOutputs
@@ -24,13 +24,13 @@ LINES = (RUN, PLAIN, FLAT)
 CAPTION = "The image that all frames share, at their mean gain; black is 0 and white 1."
 
 
-def check_trained(state: DictionariesState) -> None:
+def check_trained(state: BackgroundState) -> None:
     """Raises RunError before there is a background that the rounds made."""
     if state.round < 1:
         raise RunError("the run stopped before it had a background.", "Resume it first.")
 
 
-def split_frames(state: DictionariesState, block: RowsBlock) -> ClientOutputs:
+def split_frames(state: BackgroundState, block: RowsBlock) -> ClientOutputs:
     """Of every frame of a leaf; also of clients that took no part in the run: nobody has to remember anything.
 
     rows_gain, rows_offset, rows_spread: (N,) float64: its exposure, and 1.4826 median |frame - background|
@@ -38,9 +38,9 @@ def split_frames(state: DictionariesState, block: RowsBlock) -> ClientOutputs:
     rows_global, rows_local: (N, d) float32 background, and the frame less it; they add up to the frame
     """
     check_trained(state)
-    images = state.common.astype(np.float32)
+    images = state.images.astype(np.float32)
     pixels = sampled_pixels(state.seed, state.features)
-    at_pixels = state.common[:, pixels]
+    at_pixels = state.images[:, pixels]
     count = len(block.x)
     outputs = {name: np.zeros(count) for name in ("rows_gain", "rows_offset", "rows_spread")}
     outputs["rows_shown"] = np.zeros(count, np.int64)
@@ -57,11 +57,11 @@ def split_frames(state: DictionariesState, block: RowsBlock) -> ClientOutputs:
     return {**outputs, "rows_global": shared, "rows_local": local}
 
 
-def background_result(state: DictionariesState, features: Features) -> Result:
+def result_of(state: BackgroundState, features: Features) -> Result:
     """How bright and how sharp the background is; and the image, where rows are pictures."""
     if state.round < 1:
         return Result()
-    image = state.common[0]
+    image = state.images[0]
     rows = {
         "numbers": float(image.size),
         "mean": float(image.mean()),
@@ -77,12 +77,12 @@ def background_result(state: DictionariesState, features: Features) -> Result:
     return Result((table,), (Pictures("background", "Background", CAPTION, ("background",), picture, brightness=True),))
 
 
-def score_frames(state: DictionariesState, block: RowsBlock) -> Statistics:
+def score_frames(state: BackgroundState, block: RowsBlock) -> Statistics:
     """Squared errors of held-out frames by the background with their own gain and offset, by it alone, and by the mean
     of the frame. What moves is in all of them. Raises RunError if there is no background."""
     held = cast(RowsBlock, held_out(block))
     check_trained(state)
-    images, pixels = state.common, sampled_pixels(state.seed, state.features)
+    images, pixels = state.images, sampled_pixels(state.seed, state.features)
     at_pixels = images[:, pixels]
     losses = {name: np.zeros(block.clients) for name in LINES}
     for client in range(block.clients):
@@ -97,6 +97,6 @@ def score_frames(state: DictionariesState, block: RowsBlock) -> Statistics:
     return held_rows.sums(block.leaf, np.diff(held.ptr).astype(np.float64), losses)
 
 
-def background_scores(statistics: Mapping[str, np.ndarray]) -> held_rows.Table:
+def score_table(statistics: Mapping[str, np.ndarray]) -> held_rows.Table:
     """The table of the finished sums of all leaves. Raises PopulationError if nothing was held out."""
     return held_rows.table(statistics, LINES, "mse")

@@ -27,8 +27,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedcore.methods.dictionaries.background import BIWEIGHT, EXPOSURE_CUT, FLAT, exposures, shows_the_scene
-from fedcore.methods.dictionaries.robust import TO_STANDARD_DEVIATION
+from fedcore.methods.background.frames import (
+    BIWEIGHT,
+    EXPOSURE_CUT,
+    FLAT,
+    TO_STANDARD_DEVIATION,
+    exposures,
+    shows_the_scene,
+)
 
 HUBER_STEPS, BIWEIGHT_STEPS = 4, 3  # of the regression of a frame
 BOUND = 1.7  # of a code, in roots of its mode's energy

@@ -1,0 +1,37 @@
+"""What the next round needs. Frozen; arrays and scalars only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class BackgroundState:
+    """State after a round. d: pixels of a frame, of all channels; K: modes.
+
+    phase:     "start" until the range of the pixels is known, "mean" unless an image was given, "rounds", "done"
+    round:     number of rounds after the mean
+    seed:      of the streams of simulation randomness
+    features:  d
+    given:     whether the run began with the image of a warm start
+    clients, rows: those with frames, and their frames
+    images:    (1 + K, d) the background and its modes; (0, d) before there is one
+    energies:  (K,) mean squares of the codes of the modes
+    low, high: range of the pixels, in the units of the data
+    spread:    median spread of the frames about the image before the last round, -1 before there is any
+    """
+
+    phase: str
+    round: int
+    seed: int
+    features: int
+    images: np.ndarray
+    given: bool = False
+    clients: float = 0.0
+    rows: float = 0.0
+    energies: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    low: float = 0.0
+    high: float = 0.0
+    spread: float = -1.0
