@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 from benchmarks import floors, machine
 from benchmarks.in_memory import InMemory, block_of
 from benchmarks.measured import in_turns
-from fedcore.methods.dictionaries import Dictionaries, DictionariesConfig
+from fedcore.methods.perma import Perma, PermaConfig
 
 CLIENTS, SAMPLES, COLUMNS, ATOMS, SHARED = 1000, 200, 64, 32, 16
 THRESHOLD, TOGETHER = 0.15, 64
@@ -25,7 +25,6 @@ SETTINGS = {
     "atoms": ATOMS,
     "global_atoms": SHARED,
     "threshold": THRESHOLD,
-    "start": "given",
     "start_steps": 2,
     "rounds": 1_000_000,
 }
@@ -60,7 +59,7 @@ def measure(options) -> dict:
 def training(clients: int) -> tuple[InMemory, np.ndarray]:
     """Ours after its first round, which puts clients' atoms in order; (C, m, d) the samples."""
     truth = shared_atoms(1, clients=clients, features=COLUMNS, common=SHARED, local=ATOMS - SHARED, samples=SAMPLES)
-    ours = InMemory(Dictionaries(DictionariesConfig(**SETTINGS)), block_of(truth.samples), {"global": truth.common})
+    ours = InMemory(Perma(PermaConfig(**SETTINGS)), block_of(truth.samples), {"global": truth.common})
     with threadpool_limits(1):
         ours.step()
         ours.step()

@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks.floors import in_turn, polar_step
 from benchmarks.measured import Measured
-from fedcore.methods.dictionaries.matching import matched_atoms, path
+from fedcore.methods.perma.matching import matched_atoms, path
 from fedcore.randomness import stream
 from fedcore.rounds.engine import InProcessBackend
 

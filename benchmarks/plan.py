@@ -90,7 +90,7 @@ CASES = (
     ),
     ATOMS("dictionaries, statistics", settings={"atoms": 32, "global_atoms": 16, "rounds": 20}),
     ATOMS("dictionaries, private", settings={"private": True, "epsilon": 8.0, "rounds": 10}),
-    ATOMS("dictionaries, PerMA", settings={"profile": "recommended", "atoms": 32, "global_atoms": 16, "rounds": 20}),
+    ATOMS("perma", method="perma", settings={"atoms": 32, "global_atoms": 16, "rounds": 20}),
     Case("background", method="background", population=still_cameras, part=1000, settings={}),
     Case(
         "private_gmm",

@@ -14,9 +14,8 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from benchmarks.measured import Measured, in_turns
-from fedcore.methods.dictionaries.matching_pursuit import omp
-from fedcore.methods.dictionaries.shared_statistics import SharedSums
-from fedcore.methods.dictionaries.sparse_coding import Coder
+from fedcore.methods.dictionaries.sums import SharedSums
+from fedcore.methods.dictionary_learning.matching_pursuit import omp
 
 SHAPES = ((5000, 784, 100, 5), (5000, 784, 100, 10), (5000, 784, 100, 20), (5000, 64, 32, 5), (20_000, 64, 256, 10))
 LEAST, MOST = 5, 20
@@ -57,10 +56,8 @@ def _compared(what: str, samples: np.ndarray, atoms: np.ndarray, k: int | np.nda
 
 
 def _round(samples: np.ndarray, atoms: np.ndarray, k: np.ndarray, repeats: int) -> list[dict]:
-    coder = Coder("omp", sparsity=MOST)
-
     def ours() -> float:
-        return float(SharedSums.none(*atoms.shape).add(samples, atoms, coder, k).sum())
+        return float(SharedSums.none(*atoms.shape).add(samples, atoms, k).sum())
 
     def floor() -> float:
         codes = scikit_learns(samples, atoms, k)

@@ -58,6 +58,7 @@ METHOD_ROOM = {
     "fedcore.rounds.results",
     "fedcore.rounds.scores",
     "fedcore.rounds.statistics",
+    "fedcore.methods.dictionary_learning",
     "fedcore.methods.mixture_models",
 }
 BASELINES = METHOD_ROOM | {"fedcore.privacy.accounting", "fedcore.privacy.composition", "fedcore.privacy.mechanisms"}
@@ -208,6 +209,13 @@ def test_mixture_models_know_no_rounds():
             known |= {"fedcore.rounds.statistics", "fedcore.rounds.results"}  # plain values of no round
             others = {other for other in imports(module) if not other.startswith("fedcore.methods.mixture_models")}
             assert others <= known, f"{module} imports {sorted(others - known)}"
+
+
+def test_dictionary_learning_knows_no_method():
+    for module in modules():
+        if module.startswith("fedcore.methods.dictionary_learning"):
+            others = [other for other in imports(module) if other.startswith("fedcore.methods")]
+            assert all(other.startswith("fedcore.methods.dictionary_learning") for other in others), module
 
 
 def test_no_shared_module_names_a_method():

@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 
 from fedcore.errors import FedcoreError, RunError
 from fedcore.evaluation.figures import PARTS, WHOLE
-from fedcore.methods.registry import make_method, method_class
+from fedcore.methods.registry import METHODS, make_method, method_class
 from fedcore.population.store import Population
 from fedcore.rounds.method import AnyMethod
 from fedcore.rounds.results import Features, Metric, Result
@@ -29,8 +29,8 @@ NO_DEPLOYMENT = "-"  # in tables
 def run_summary(run: Run) -> dict[str, Any]:
     """What is known of a run, as JSON: parts that do not exist are left out.
 
-    run_id, status, method, rounds, private (whether it may claim privacy), algorithm (of methods with
-    several), outcome (of methods that tell one),
+    run_id, status, method, rounds, private (whether it may claim privacy), algorithm (where the
+    method says which it is), outcome (of methods that tell one),
     population {name, version, id}, started, code_version, seed, seconds (wall, of all rounds), metrics (the last row),
     peak_memory_bytes {flow, workers}, privacy (`privacy_of`), evaluation (title, rows), promise
     (`fedcore.runs.plan_check.compare`). Raises RunError for unreadable files.
@@ -43,8 +43,8 @@ def run_summary(run: Run) -> dict[str, Any]:
         "rounds": max(run.round, 0),
         "private": privacy["private"],
     }
-    if (info.get("config") or {}).get("algorithm"):
-        summary["algorithm"] = info["config"]["algorithm"]
+    if algorithm := _algorithm_of(info):
+        summary["algorithm"] = algorithm
     if run.head.get("outcome"):
         summary["outcome"] = run.head["outcome"]
     population = info.get("population") or {}
@@ -64,6 +64,14 @@ def run_summary(run: Run) -> dict[str, Any]:
     if promised is not None:
         summary["promise"] = compare(run, promised)
     return summary | {"privacy": privacy}
+
+
+def _algorithm_of(info: Mapping[str, Any]) -> str:
+    """That of its settings, or of its method if that is installed; empty if neither says anything."""
+    if chosen := (info.get("config") or {}).get("algorithm"):
+        return str(chosen)
+    name = info.get("method")
+    return method_class(name).algorithm if isinstance(name, str) and name in METHODS else ""
 
 
 def privacy_of(run: Run) -> dict[str, Any]:

@@ -104,8 +104,7 @@ class PersonalDictionaries(FederatedEstimator):
     """Atoms that all clients share, and atoms that each client has alone, from rows of clients.
 
     It is the method `dictionaries`: shared atoms from sums over all clients, and own ones where held-out samples of the
-    client say so; with `settings={"profile": "recommended"}` PerMA (Liang, Shi, Al Kontar, Fattahi 2023). It is not
-    private unless `settings` say so (docs/privacy/dictionaries.md).
+    client say so. It is not private unless `settings` say so (docs/privacy/dictionaries.md).
 
     n_components: atoms of a client, r; n_global: how many of them are shared; None: by the method, 100 shared ones and
         20 of its own for a client, fewer where there are few features

@@ -32,6 +32,7 @@ OWN = {
     "mixed_effects": "fedcore.methods.mixed_effects:MixedEffects",
     "private_gmm": "fedcore.methods.private_gmm:PrivateGMM",
     "private_mixture": "fedcore.methods.private_mixture:PrivateMixture",
+    "perma": "fedcore.methods.perma:Perma",
     "background": "fedcore.methods.background:Background",
     "dictionaries": "fedcore.methods.dictionaries:Dictionaries",
 }

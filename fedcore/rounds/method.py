@@ -164,6 +164,7 @@ class Method(ABC, Generic[ConfigT, StateT]):
         under "Advanced". At most `MOST_MAIN`; a method with no more settings in all may leave it empty
     personalises_all_documents: whether a client's outputs are made of both halves of its documents, where these were
         dealt to halves and are not public for evaluation (`joined`); for methods of counts
+    algorithm: what runs are said to train, of a method without a setting of this name; empty: nothing is said
     moved_settings: settings that the method had and has no more, "name" or "name=value", with what to read of them in
         the error that refuses one: "is the method mixed_effects now"
     fixed_settings: settings that the method had and that are constants now, with their values. Runs and files that have
@@ -188,6 +189,7 @@ class Method(ABC, Generic[ConfigT, StateT]):
     personalises_all_documents: ClassVar[bool] = False
     free_settings: ClassVar[tuple[str, ...]] = ()
     main_settings: ClassVar[tuple[str, ...]] = ()
+    algorithm: ClassVar[str] = ""
     moved_settings: ClassVar[Mapping[str, str]] = {}
     fixed_settings: ClassVar[Mapping[str, Any]] = {}
     feature_outputs: ClassVar[tuple[str, ...]] = ()

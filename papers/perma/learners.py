@@ -72,11 +72,13 @@ def svd(place: Place, key: str, images: Images, seed: int, quick: bool) -> Learn
     return Learnt(pooled.singular_vectors(images.samples, ATOMS))
 
 
-def method(place: Place, key: str, images: Images, seed: int, quick: bool, settings: Mapping[str, object]) -> Learnt:
+def method(
+    place: Place, key: str, images: Images, seed: int, quick: bool, settings: Mapping[str, object], of: str
+) -> Learnt:
     population = rows_population(place, f"images-{seed}", lambda: images.samples, "a published research data set")
     if quick:
         settings = {**settings, "rounds": 8, **({"start_steps": 3} if "start_steps" in settings else {})}
-    trained = train(place, key, settings, population, seed)
+    trained = train(place, key, settings, population, seed, method=of)
     wanted = len(trained.common)
     ranks = np.maximum(trained.outputs["rank"] - wanted, 0)
     own = [local[:rank] for local, rank in zip(trained.local, ranks, strict=True)]
@@ -96,9 +98,9 @@ def alone(place: Place, key: str, images: Images, seed: int, quick: bool) -> Lea
 LINES = {
     "zero": Line("zero image", zero),
     "svd": Line("singular vectors of all images, best k", svd),
-    "statistics": Line("**default: statistics**", partial(method, settings={})),
+    "statistics": Line("**default: statistics**", partial(method, settings={}, of="dictionaries")),
     **{
-        name: Line(f"PerMA, profile {name}", partial(method, settings={**PERMA, "profile": name}))
+        name: Line(f"PerMA, profile {name}", partial(method, settings={**PERMA, "profile": name}, of="perma"))
         for name in ("recommended", "paper", "scripts", "robust")
     },
     "alone": Line("scikit-learn, each client alone", alone),

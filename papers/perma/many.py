@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 from fedcore.papers.perma.simulation.synthetic import SharedAtoms
 
-from fedcore.methods.dictionaries import learners
-from fedcore.methods.dictionaries.aggregation import aggregate
-from fedcore.methods.dictionaries.alignment import align, divide
-from fedcore.methods.dictionaries.distances import d12
-from fedcore.methods.dictionaries.initialisation import Schedule, best_of_starts, starting_dictionaries
-from fedcore.methods.dictionaries.matching import matched_atoms, path, star
-from fedcore.methods.dictionaries.sparse_coding import Coder
+from fedcore.methods.dictionary_learning.distances import d12
+from fedcore.methods.perma import learners
+from fedcore.methods.perma.aggregation import aggregate
+from fedcore.methods.perma.alignment import align, divide
+from fedcore.methods.perma.initialisation import Schedule, best_of_starts, starting_dictionaries
+from fedcore.methods.perma.matching import matched_atoms, path, star
+from fedcore.methods.perma.sparse_coding import Coder
 from fedcore.randomness import stream
 
 FAR, FAR_ROUNDS = 0.7, 3  # as the method leaves clients out

@@ -24,9 +24,9 @@ from fedcore.papers.perma.runs import train
 from fedcore.papers.perma.simulation.errors_against_truth import image_quality, reconstructed
 from threadpoolctl import threadpool_limits
 
-from fedcore.methods.dictionaries.initialisation import Schedule, best_of_starts, singular_start
-from fedcore.methods.dictionaries.operators import random_atoms
-from fedcore.methods.dictionaries.sparse_coding import Code, Coder
+from fedcore.methods.dictionary_learning.operators import random_atoms
+from fedcore.methods.perma.initialisation import Schedule, best_of_starts, singular_start
+from fedcore.methods.perma.sparse_coding import Code, Coder
 from fedcore.randomness import stream
 
 SOURCE = ("mnist", "mnist.npz")
@@ -37,7 +37,6 @@ FIRST = 0  # the client of digit 1, whose column stands for the paper's
 SEEDS = 3
 TOP = {"atoms": ATOMS, "code": "top_k", "sparsity": 20}
 SCRIPTS = {**TOP, "profile": "scripts"}
-ONLINE = {"atoms": ATOMS, "learner": "statistics"}
 
 
 class Size(NamedTuple):
@@ -90,11 +89,20 @@ def _alone(stacked: np.ndarray, size: Size) -> np.ndarray:
 def perma(
     place: Place, key: str, size: Size, samples: list[np.ndarray], seed: int, changes: Mapping[str, object]
 ) -> list[np.ndarray]:
-    """A run of the method. changes: of the settings."""
+    """A run of the method perma. changes: of the settings."""
     population = rows_population(place, f"mnist-{seed}", lambda: samples, "a published research data set")
-    rounds = size.online_rounds if changes.get("learner") == "statistics" else size.rounds
-    settings = {"start_steps": size.start_steps, "starts": 1, "rounds": rounds, **changes}
+    settings = {"start_steps": size.start_steps, "starts": 1, "rounds": size.rounds, **changes}
     trained = train(place, key, settings, population, seed)
+    return [trained.atoms(client) for client in range(len(samples))]
+
+
+def sums(
+    place: Place, key: str, size: Size, samples: list[np.ndarray], seed: int, global_atoms: int
+) -> list[np.ndarray]:
+    """A run of the method dictionaries."""
+    population = rows_population(place, f"mnist-{seed}", lambda: samples, "a published research data set")
+    settings = {"atoms": ATOMS, "global_atoms": global_atoms, "rounds": size.online_rounds}
+    trained = train(place, key, settings, population, seed, method="dictionaries")
     return [trained.atoms(client) for client in range(len(samples))]
 
 
@@ -157,8 +165,8 @@ LINES = {
     "central": Line("Algorithm 4, pooled", "top_k", central),
     "consensus": Line("consensus-ADMM DL", "omp", consensus),
     "k-svd": Line("FedAvg K-SVD", "omp", k_svd),
-    "online": Line("federated sums, 100 global", "omp", partial(perma, changes={**ONLINE, "global_atoms": 100})),
-    "online-80": Line("federated sums, 80 + 20", "omp", partial(perma, changes={**ONLINE, "global_atoms": 80})),
+    "online": Line("federated sums, 100 global", "omp", partial(sums, global_atoms=100)),
+    "online-80": Line("federated sums, 80 + 20", "omp", partial(sums, global_atoms=80)),
     "sklearn-own": Line("scikit-learn, each client alone", "omp", partial(mini_batch, together=False)),
     "sklearn": Line("scikit-learn, pooled", "omp", partial(mini_batch, together=True)),
 }

@@ -50,7 +50,7 @@ def train(
     seed: int,
     start: dict | None = None,
     on_round: Callable[[Any, RoundInfo], None] | None = None,
-    method: str = "dictionaries",
+    method: str = "perma",
 ) -> Trained:
     """Train a method with these settings, and personalise for every client; see `simulate`."""
     infos: list[RoundInfo] = []

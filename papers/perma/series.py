@@ -20,7 +20,7 @@ from fedcore.papers.perma.runs import train
 from fedcore.papers.perma.simulation.errors_against_truth import reconstructed
 from threadpoolctl import threadpool_limits
 
-from fedcore.methods.dictionaries.operators import normalise, random_atoms
+from fedcore.methods.dictionary_learning.operators import normalise, random_atoms
 from fedcore.randomness import stream
 
 FEATURES, TRUE, K = 12, 20, 2
@@ -68,7 +68,7 @@ def of_series(place: Place, key: str, seed: int, world: str, way: str) -> tuple[
         population = rows_population(place, f"{world}-{seed}-{run}", partial(list, now), "generated")
         settings = SETTINGS if forgetting is None else SETTINGS | {"forgetting": forgetting}
         began = time.process_time()
-        trained = train(place, f"{key}-{run}", settings, population, seed, start)
+        trained = train(place, f"{key}-{run}", settings, population, seed, start, method="dictionaries")
         seconds, atoms = time.process_time() - began, trained.common
         start = None if forgetting is None else trained.method.warm_start_of(trained.state)
     return error(fresh, atoms), seconds
@@ -82,7 +82,7 @@ def of_hostile(place: Place, key: str, seed: int, kind: str) -> tuple[float, flo
         rows[-2:] = [size * generator.standard_normal((SAMPLES, FEATURES)) / 2 for _ in range(2)]
     population = rows_population(place, f"hostile-{kind}-{seed}", lambda: rows, "generated")
     began = time.process_time()
-    trained = train(place, key, SETTINGS, population, seed)
+    trained = train(place, key, SETTINGS, population, seed, method="dictionaries")
     return error(drawn(generator, atoms, FRESH), trained.common), time.process_time() - began
 
 
@@ -96,7 +96,7 @@ def of_uneven(place: Place, key: str, seed: int, kind: str) -> tuple[float, floa
     ]
     population = rows_population(place, f"uneven-{kind}-{seed}", lambda: rows, "generated")
     began = time.process_time()
-    trained = train(place, key, SETTINGS, population, seed)
+    trained = train(place, key, SETTINGS, population, seed, method="dictionaries")
     seconds = time.process_time() - began
     return error(drawn(generator, atoms, FRESH), trained.common), seconds
 

@@ -18,7 +18,7 @@ from fedcore.papers.fedem.runs import own_data_only
 from fedcore.papers.perma import many
 from fedcore.papers.perma.simulation.synthetic import shared_atoms
 
-from fedcore.methods.dictionaries.distances import d12
+from fedcore.methods.dictionary_learning.distances import d12
 
 FAILED = 1e-2  # error of a global atom from which a problem counts as failed
 PROBLEMS, QUICK_PROBLEMS = 60, 12

@@ -101,7 +101,6 @@ def perma(
         "global_atoms": common,
         "code": "top_k",
         "sparsity": KEPT,
-        "first": "singular",
         "starts": 1,
         "start_steps": 1,
         "rounds": size.rounds,

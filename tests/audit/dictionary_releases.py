@@ -53,7 +53,7 @@ def _config(**settings) -> DictionariesConfig:
 CASES = {
     "dictionaries": Samples(_config()),
     "dictionaries, replaced": Samples(_config(sparsity=2), "replace_one"),
-    "dictionaries, given": Samples(_config(start="given"), given=True),
+    "dictionaries, given": Samples(_config(), given=True),
 }
 
 

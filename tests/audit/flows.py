@@ -125,6 +125,7 @@ FLOWS: dict[str, Audited] = {
     "train-gradient-em": Audited(because="has no private algorithm; its statement says `privacy: none`"),
     "train-paper-histograms": Audited(because="has no private algorithm; its statement says `privacy: none`"),
     "train-paper-gradient-em": Audited(because="has no private algorithm; its statement says `privacy: none`"),
+    "train-perma": Audited(because="has no private algorithm; its statement says `privacy: none`"),
     "train-background": Audited(because="has no private algorithm; its statement says `privacy: none`"),
     "train-mixed-effects": Audited(because="has no private algorithm; its statement says `privacy: none`"),
     "train-dictionaries": Audited(

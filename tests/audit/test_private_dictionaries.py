@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.methods.dictionaries.matching_pursuit import omp
-from fedcore.methods.dictionaries.operators import normalise
 from fedcore.methods.dictionaries.private import clients
 from fedcore.methods.dictionaries.private.messages import MomentsMessage, PrivateSumsMessage
+from fedcore.methods.dictionary_learning.matching_pursuit import omp
+from fedcore.methods.dictionary_learning.operators import normalise
 from fedcore.population.blocks import leaves
 from fedcore.rounds.statistics import merge_all
 from tests.audit.attack import PRODUCT, Build, attack_release, attack_runs

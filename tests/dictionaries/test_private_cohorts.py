@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedcore.errors import Waiting
-from fedcore.methods.dictionaries.operators import random_atoms
+from fedcore.methods.dictionary_learning.operators import random_atoms
 from fedcore.population.erasing import forget
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population

@@ -329,66 +329,58 @@ private_mixture("one", "separated_not", anyway=True)
 private_mixture("series", given="private_mixture/clients")
 
 
+# --- perma ------------------------------------------------------------------------------------------------------------
+
+
+def perma(name: str, population: str = "atoms", given: str | None = None, **settings) -> None:
+    settings = {"rounds": 4, "start_steps": 5, "sparsity": 2, **settings}
+    CASES[f"perma/{name}"] = Case("perma", population, settings, given)
+
+
+GRADIENT = {"learner": "gradient"}
+
+perma("recommended")
+perma("recommended-top-k", code="top_k")
+perma("recommended-near", far=0.2)
+perma("recommended-refined", refine_steps=2)
+perma("recommended-few-samples", "atoms_few_samples")
+perma("recommended-restarts", restarts=2, start_steps=None)
+perma("recommended-square", atoms=8, global_atoms=3)
+perma("recommended-null", global_atoms="null")
+perma("recommended-jump", global_atoms="jump")
+perma("recommended-given", given="atoms")
+perma("recommended-after-paper", given="perma/paper")
+perma("paper", profile="paper")
+perma("scripts", profile="scripts")
+perma("robust", profile="robust", rounds=3)
+perma("robust-threshold", profile="robust", code="threshold", aggregate="mean", rounds=3, refine_steps=2)
+perma("robust-given", given="atoms", profile="robust", rounds=3)
+perma("median-polar", norm="polar", align="greedy")
+perma("mean-unit", aggregate="mean", norm="unit", align="seq")
+perma("gradient", **GRADIENT)
+perma("gradient-top-k", **GRADIENT, code="top_k")
+perma("gradient-omp", **GRADIENT, code="omp", atoms=10)
+perma("gradient-restarts", **GRADIENT, restarts=1)
+
+
 # --- dictionaries -----------------------------------------------------------------------------------------------------
 
 
-def dictionaries(name: str, population: str = "atoms", given: str | None = None, **settings) -> None:
-    settings = {"rounds": 4, "start_steps": 5, "sparsity": 2, "profile": "recommended", **settings}
-    if given is not None:
-        settings["start"] = "given"
-    CASES[f"dictionaries/{name}"] = Case("dictionaries", population, settings, given)
-
-
-GRADIENT, STATISTICS = {"learner": "gradient"}, {"learner": "statistics", "local_rounds": 2}
-
-dictionaries("recommended")
-dictionaries("recommended-top-k", code="top_k", local_steps=2)
-dictionaries("recommended-float32", precision="float32", far=0.2, far_rounds=1)
-dictionaries("recommended-sampled", participation=0.6, refine_steps=2)
-dictionaries("recommended-few-samples", "atoms_few_samples")
-dictionaries("recommended-ragged", "atoms_few_samples", ragged=True)
-dictionaries("recommended-few-matched", matched_clients=6)
-dictionaries("recommended-to-tolerance", tolerance=1e-3, rounds=30)
-dictionaries("recommended-restarts", restarts=2, start_steps=None)
-dictionaries("recommended-square", atoms=8, global_atoms=3)
-dictionaries("recommended-random", first="random", density=0.3)
-dictionaries("recommended-null", global_atoms="null")
-dictionaries("recommended-jump", global_atoms="jump")
-dictionaries("recommended-given", given="atoms")
-dictionaries("recommended-after-paper", given="dictionaries/paper")
-dictionaries("paper", profile="paper")
-dictionaries("paper-orders", profile="paper", orders=4)
-dictionaries("paper-samples", profile="paper", weights="samples", weight_cap=25, participation=0.6)
-dictionaries("scripts", profile="scripts")
-dictionaries("robust", profile="robust", rounds=3)
-dictionaries("robust-threshold", profile="robust", code="threshold", aggregate="mean", rounds=3, refine_steps=2)
-dictionaries("robust-given", given="atoms", profile="robust", rounds=3)
-dictionaries("median-polar", norm="polar", align="greedy", first="samples")
-dictionaries("mean-unit", aggregate="mean", norm="unit", align="seq", first="unit")
-dictionaries("gradient", **GRADIENT)
-dictionaries("gradient-top-k", **GRADIENT, code="top_k", step_size=0.05)
-dictionaries("gradient-omp", **GRADIENT, code="omp", atoms=10, local_steps=2)
-dictionaries("gradient-lasso", **GRADIENT, code="lasso", alpha=0.05, restarts=1)
-DEFAULT = {"profile": "statistics", "atoms": 12, "sparsity": None}
-
-dictionaries("default", **DEFAULT)
-dictionaries("default-given", given="dictionaries/default", **DEFAULT, participation=0.6)
-dictionaries("statistics-omp", **STATISTICS, code="omp", atoms=10)
-dictionaries("statistics-lasso", **STATISTICS, code="lasso", alpha=0.05)
-dictionaries("statistics-joint", **STATISTICS, code="omp", split="joint")
-dictionaries("statistics-sampled", **STATISTICS, code="omp", participation=0.6, ragged=True)
-dictionaries("statistics-given", given="atoms", **STATISTICS, code="omp")
-OF_PRIVATE = {"private": True, "nominal_clients": 26, "global_atoms": 8, "sparsity": 2, "rounds": 3}
-
-
-def private_dictionaries(name: str, given: str | None = None, relation: str = "add_or_remove_one", **settings) -> None:
-    settings = {**OF_PRIVATE, **settings}
+def dictionaries(name: str, given: str | None = None, relation: str = "add_or_remove_one", **settings) -> None:
     CASES[f"dictionaries/{name}"] = Case("dictionaries", "atoms", settings, given, relation=relation)
 
 
-private_dictionaries("private")
-private_dictionaries("private-replace-one", relation="replace_one", atoms=10, global_atoms=5)
-private_dictionaries("private-series", given="dictionaries/private")
+DEFAULT = {"rounds": 4, "atoms": 12}
+FEW = {"rounds": 4, "sparsity": 2, "atoms": 6, "global_atoms": 3, "local_rounds": 2}
+OF_PRIVATE = {"private": True, "nominal_clients": 26, "global_atoms": 8, "sparsity": 2, "rounds": 3}
+
+dictionaries("default", **DEFAULT)
+dictionaries("default-given", given="dictionaries/default", **DEFAULT, participation=0.6)
+dictionaries("few", **FEW)
+dictionaries("few-given", given="atoms", **FEW)
+dictionaries("private", **OF_PRIVATE)
+dictionaries("private-replace-one", relation="replace_one", **{**OF_PRIVATE, "atoms": 10, "global_atoms": 5})
+dictionaries("private-series", given="dictionaries/private", **OF_PRIVATE)
 
 
 # --- background -------------------------------------------------------------------------------------------------------

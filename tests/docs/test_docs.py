@@ -51,6 +51,7 @@ ERROR, LEFT_OUT, READ = "error", "the row is left out", "read as unobserved"
         ("`federated_em`, not private", "federated_em", {"model": "regression", "rounds": 2}, ERROR),
         ("`gradient_em`", "gradient_em", {}, ERROR),
         ("`mixed_effects`", "mixed_effects", {}, ERROR),
+        ("`perma`", "perma", {"atoms": 2, "global_atoms": 1}, ERROR),
         ("`background`", "background", {}, ERROR),
         ("`dictionaries`, not private", "dictionaries", {"atoms": 2, "global_atoms": 1}, ERROR),
         ("`histograms`", "histograms", {}, "reads counts"),

@@ -8,8 +8,8 @@ from fedcore.errors import PopulationError, RunError
 from fedcore.evaluation.evaluate import evaluate_run
 from fedcore.evaluation.memories import remembered_of
 from fedcore.evaluation.report import run_figures
-from fedcore.methods.dictionaries import DictionariesConfig, DictionariesState
-from fedcore.methods.dictionaries.scores import ALONE, PERSONAL, RUN, TRAINED, ZERO, evaluate_block, table
+from fedcore.methods.dictionary_learning.scores import ALONE, PERSONAL, RUN, TRAINED, ZERO, table
+from fedcore.methods.perma import Perma, PermaConfig, PermaState
 from fedcore.population.blocks import RowsBlock
 from fedcore.population.ingest.ingest import ingest
 from fedcore.population.writer import PopulationWriter
@@ -19,7 +19,7 @@ from fedcore.rounds.statistics import values
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, start_run
 
-CONFIG = DictionariesConfig(profile="recommended", atoms=3, global_atoms=1, code="top_k", sparsity=1)
+METHOD = Perma(PermaConfig(atoms=3, global_atoms=1, code="top_k", sparsity=1))
 
 
 def block(training, heldout) -> RowsBlock:
@@ -30,16 +30,21 @@ def block(training, heldout) -> RowsBlock:
     return one([np.asarray(r, float) for r in training], one([np.asarray(r, float) for r in heldout]))
 
 
-def state(common, phase="done") -> DictionariesState:
+def state(common, phase="done") -> PermaState:
     common = np.asarray(common, float)
-    return DictionariesState(phase, 1, 1, common.shape[1], 2, common=common)
+    none = np.zeros((0, 0), np.int64)
+    return PermaState(phase, 1, 1, common.shape[1], 2, common, none.ravel(), none)
+
+
+def evaluate_block(found, block, known=None):
+    return METHOD.score_block(found, block, known)
 
 
 def test_by_hand():
     """Held-out rows along the global atom, along the client's own direction, and neither. One atom a code."""
     training = [[[0, 2.0, 0], [0, 1.0, 0]], [[3.0, 0, 0]], np.zeros((0, 3))]
     heldout = [[[4.0, 0, 0], [0, 5.0, 0]], [[0, 0, 3.0]], [[1.0, 0, 0]]]
-    found = table(values(evaluate_block(CONFIG, state([[1.0, 0, 0]]), block(training, heldout))))
+    found = table(values(evaluate_block(state([[1.0, 0, 0]]), block(training, heldout))))
     assert (found.clients, found.rows, found.skipped) == (2, 3, 1)
     mse = {line.method: line.loss for line in found.lines}
     assert mse[ZERO] == pytest.approx((16 + 25 + 9) / 9)
@@ -60,7 +65,7 @@ def test_own_atoms_as_trained_by_hand():
     memory = {"rank": np.array([0, 2, 1]), "local": np.zeros((3, 2, 3)), "distance": np.zeros(3)}
     memory["local"][1, 0] = [0, 0.6, 0.8]
     kept = KnownMemories(memory, np.array([False, True, True]))
-    found = table(values(evaluate_block(CONFIG, state([[1.0, 0, 0]]), block(training, heldout), kept)))
+    found = table(values(evaluate_block(state([[1.0, 0, 0]]), block(training, heldout), kept)))
     lines = {line.method: line for line in found.lines}
     assert lines[TRAINED].loss == pytest.approx((9 * (1 - 0.64) + 4) / 2 / 3)  # client 2 has the global atom alone
     assert (lines[TRAINED].clients, lines[TRAINED].rows) == (2, 2)
@@ -69,7 +74,7 @@ def test_own_atoms_as_trained_by_hand():
     assert (shown[TRAINED]["clients"], shown[TRAINED]["held-out rows"]) == (2, 2)
     assert (shown[RUN]["clients"], shown[RUN]["held-out rows"]) == (3, 4)
     nobody = KnownMemories(memory, np.zeros(3, bool))
-    found = table(values(evaluate_block(CONFIG, state([[1.0, 0, 0]]), block(training, heldout), nobody)))
+    found = table(values(evaluate_block(state([[1.0, 0, 0]]), block(training, heldout), nobody)))
     assert TRAINED not in {line.method for line in found.lines} and "clients" not in found.to_json("p")["rows"][0]
 
 
@@ -77,13 +82,13 @@ def test_what_cannot_be_scored():
     rows = [[[1.0, 0, 0]]]
     whole = block(rows, rows)
     with pytest.raises(RunError, match="global dictionary"):
-        evaluate_block(CONFIG, state(np.zeros((0, 3)), "start"), whole)
+        evaluate_block(state(np.zeros((0, 3)), "start"), whole)
     with pytest.raises(ValueError, match="held-out"):
-        evaluate_block(CONFIG, state([[1.0, 0, 0]]), RowsBlock(0, 0, whole.ptr, whole.x))
+        evaluate_block(state([[1.0, 0, 0]]), RowsBlock(0, 0, whole.ptr, whole.x))
     with pytest.raises(PopulationError, match="client number 0"):
-        evaluate_block(CONFIG, state([[1.0, 0, 0]]), block(rows, [[[np.nan, 0, 0]]]))
+        evaluate_block(state([[1.0, 0, 0]]), block(rows, [[[np.nan, 0, 0]]]))
     with pytest.raises(PopulationError, match="held-out"):
-        table(values(evaluate_block(CONFIG, state([[1.0, 0, 0]]), block(rows, [np.zeros((0, 3))]))))
+        table(values(evaluate_block(state([[1.0, 0, 0]]), block(rows, [np.zeros((0, 3))]))))
 
 
 def packed(drawn, clients, cut):
@@ -103,11 +108,11 @@ def made(writer, drawn, clients):
 
 def trained(population, tmp_path):
     request = TrainRequest(
-        method="dictionaries",
+        method="perma",
         population=str(population.path),
         runs=str(tmp_path / "runs"),
         run_id="r",
-        settings={"profile": "recommended", "rounds": 3, "starts": 1},
+        settings={"rounds": 3, "starts": 1},
     )
     with concluding(session := start_run(request, InProcessBackend(), stamp="then")):
         while session.training.step() is not None:

@@ -27,7 +27,7 @@ from fedcore.runs.store import Run
 from fedcore.storage import files
 from tests.command import fedcore as command
 from tests.command import works
-from tests.dictionaries import run_in_memory
+from tests.perma import run_in_memory
 from tests.private_gmm import worlds as gmm_worlds
 from tests.private_mixture import worlds as mixture_worlds
 

@@ -13,16 +13,16 @@ import pytest
 from fedcore.rounds.clients import memory_file
 from fedcore.runs.store import Run, load_run
 from fedcore.storage.arrays import read_values
-from tests.dictionaries import test_run as dictionaries
-from tests.dictionaries.test_rounds import task
 from tests.faults.driver import Kill, of_memory
 from tests.faults.place import Place, bits, same_result, to_end
 from tests.gradient_em import test_run as gradient_em
+from tests.perma import test_run as perma
+from tests.perma.test_rounds import task
 from tests.private_gmm import test_run as private_gmm
 
 SETTINGS = {
     "gradient_em": gradient_em.FAST | {"rounds": 4},
-    "dictionaries": dictionaries.FAST,
+    "perma": perma.FAST,
     "private_gmm": private_gmm.SETTINGS | {"spare_releases": 1},
 }
 ROUND, LAST = 3, 5  # of the runs with memories: one with memories before and after; the last
@@ -74,8 +74,8 @@ def calm(tmp_path_factory):
 def populate(method: str, path: Path) -> None:
     if method == "gradient_em":
         gradient_em.population_of(path, gradient_em.tasks_of())
-    elif method == "dictionaries":
-        dictionaries.population_of(path, task(0, clients=12, sizes=dictionaries.SIZES)[0])
+    elif method == "perma":
+        perma.population_of(path, task(0, clients=12, sizes=perma.SIZES)[0])
     else:
         private_gmm.population(path, test=True)
 
@@ -95,7 +95,7 @@ REMEMBERED = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", REMEMBERED, ids=str)
-@pytest.mark.parametrize("method", ["gradient_em", "dictionaries"])
+@pytest.mark.parametrize("method", ["gradient_em", "perma"])
 def test_states_and_memories_after_a_kill(learning, calm, method, kill):
     here, undisturbed = learning(method), calm[method][1]
     assert load_run(undisturbed.run_path).head["round"] == LAST

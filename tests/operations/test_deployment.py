@@ -329,6 +329,7 @@ SHIPPED = [
     "mixed_effects",
     "private_gmm",
     "private_mixture",
+    "perma",
     "background",
     "dictionaries",
 ]

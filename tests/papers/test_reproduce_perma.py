@@ -43,18 +43,18 @@ def finished(tmp_path, name, options=QUICK):
 # --- what is shared -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("profile, starts, density", [("paper", 1, 0.2), ("recommended", 2, None)])
-def test_stacked_rounds_are_those_of_the_method(tmp_path, profile, starts, density):
+@pytest.mark.parametrize("profile, starts", [("paper", 1), ("recommended", 2)])
+def test_stacked_rounds_are_those_of_the_method(tmp_path, profile, starts):
     """Two problems, one with garbage, learnt together and by runs of the method."""
     seeds = [3, 4]
     problems = [shared_atoms(3, 4, samples=60), shared_atoms(4, 4, samples=60, garbage=1)]
     norm, align = ("none", "greedy") if profile == "paper" else ("unit", "lsa")
     matcher, aggregate = ("path", "mean") if profile == "paper" else ("star", "median")
-    started = many.start(problems, seeds, starts, density)
+    started = many.start(problems, seeds, starts)
     learnt = many.learn(started, 4, matcher, aggregate, norm, align)
     for s, (seed, problem) in enumerate(zip(seeds, problems, strict=True)):
         population = rows_population(here(tmp_path), f"p{seed}", lambda own=problem: own.samples, "drawn")
-        settings = {"profile": profile, "starts": starts, "rounds": 4, "density": density}
+        settings = {"profile": profile, "starts": starts, "rounds": 4}
         ran = train(here(tmp_path), "run", settings, population, seed)
         np.testing.assert_allclose(learnt.common[s], ran.common, atol=1e-9)
         np.testing.assert_allclose(learnt.local[s], ran.local, atol=1e-9)

@@ -40,7 +40,7 @@ class Background(NonPrivateMethod[BackgroundConfig, BackgroundState]):
     Config = BackgroundConfig
     State = BackgroundState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
-    setting_groups: ClassVar[Mapping[str, str]] = {"modes": "model", "weight_cap": "clients"}
+    algorithm: ClassVar[str] = "robust sums of frames"
     accepts_warm_start: ClassVar[bool] = True
     outputs_use_memories: ClassVar[bool] = False
 

@@ -1,4 +1,4 @@
-"""Personalised dictionary learning: PerMA (Liang, Shi, Al Kontar, Fattahi 2023) and what it is compared with."""
+"""Personalised dictionaries from sums of codes and samples over clients, also private."""
 
 from fedcore.methods.dictionaries.config import DictionariesConfig
 from fedcore.methods.dictionaries.method import Dictionaries

@@ -1,41 +1,47 @@
-"""The method `dictionaries`: PerMA, and a federated dictionary learner without orthogonality."""
+"""The method `dictionaries`: atoms that all clients share, from sums of codes and samples, and atoms of their own.
+
+    start    clients answer with sums of which the first atoms are made; or atoms are given
+    rounds   with sums of codes and samples (`sums`), by which every atom moves to its minimum
+    local    every client learns atoms of its own, and keeps them where they pay (`local_atoms`)
+
+`clients` and `server` put this between messages, memories and states; with `private = true` those of `private` do, with
+noise, and nothing is learnt of local atoms.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from fedcore.methods.dictionaries import dictionary_model, series, start
+from fedcore.errors import RunError
+from fedcore.methods.dictionaries import clients, personal, server, start
 from fedcore.methods.dictionaries.config import MOVED, DictionariesConfig
+from fedcore.methods.dictionaries.messages import Message
+from fedcore.methods.dictionaries.private import clients as private_clients
 from fedcore.methods.dictionaries.private import plan as private_plan
+from fedcore.methods.dictionaries.private import server as private_server
+from fedcore.methods.dictionaries.private.messages import PrivateMessage
 from fedcore.methods.dictionaries.round_metrics import METRICS
+from fedcore.methods.dictionaries.sizes import sparsity_of
 from fedcore.methods.dictionaries.state import DictionariesState
-from fedcore.population.blocks import ClientBlock, Kind
+from fedcore.methods.dictionary_learning import scores
+from fedcore.methods.dictionary_learning.result import result_of
+from fedcore.population.blocks import ClientBlock, Kind, RowsBlock
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.fitted import FittedDictionary
-from fedcore.rounds.method import (
-    INCOMPLETE_ROWS,
-    ClientOutputs,
-    Memory,
-    Message,
-    PrivateMethod,
-    PublicFacts,
-    RoundInfo,
-    Worth,
-)
+from fedcore.rounds.method import INCOMPLETE_ROWS, ClientOutputs, Memory, PrivateMethod, PublicFacts, RoundInfo, Worth
 from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
 
 
 class Dictionaries(PrivateMethod[DictionariesConfig, DictionariesState]):
-    """Personalised dictionaries: atoms that all clients share, learnt together, and atoms that each has alone.
+    """Personalised dictionaries: atoms that all clients share, from sums over clients, and atoms that each has alone.
 
-    Source: Liang, Shi, Al Kontar, Fattahi, "Personalized Dictionary Learning for Heterogeneous Datasets" (2023),
-    Algorithm 1 (PerMA). With the learner "statistics" the global atoms are learnt from sums of codes and samples, which
-    add over clients; `private = true` is `fedcore.methods.dictionaries.private`.
+    Source: Mairal, Bach, Ponce, Sapiro, "Online learning for matrix factorization and sparse coding" (2010), Algorithm
+    2, whose sums add over clients.
     """
 
     name: ClassVar[str] = "dictionaries"
@@ -46,19 +52,19 @@ class Dictionaries(PrivateMethod[DictionariesConfig, DictionariesState]):
     State = DictionariesState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
     main_settings: ClassVar[tuple[str, ...]] = (
-        "profile",
         "global_atoms",
         "atoms",
         "sparsity",
-        "learner",
-        "code",
         "rounds",
         "private",
+        "epsilon",
+        "participation",
     )
+    algorithm: ClassVar[str] = "sums of codes and samples"
+    moved_settings: ClassVar[Mapping[str, str]] = MOVED
     scores_use_memories: ClassVar[bool] = True
     accepts_warm_start: ClassVar[bool] = True
-    moved_settings: ClassVar[Mapping[str, str]] = MOVED
-    series_arrays: ClassVar[tuple[str, ...]] = (*series.SERIES_NAMES, start.RELEASED)
+    series_arrays: ClassVar[tuple[str, ...]] = (*start.SERIES_NAMES, start.RELEASED)
 
     @property
     def private(self) -> bool:
@@ -68,11 +74,12 @@ class Dictionaries(PrivateMethod[DictionariesConfig, DictionariesState]):
     def not_private_because(self) -> str:
         if self.private:
             return ""
-        because: str = dictionary_model.not_private_because(self.config)
-        return because
+        return "sums of codes and samples reach the server without noise in every round"
+
+    # --- what a private run releases --------------------------------------------------------------------------------
 
     def plan(self, public: PublicFacts) -> Sequence[PlannedRelease]:
-        """Raises ConfigError if a private run has no budget, no nominal number of clients or no start it asks for."""
+        """Raises ConfigError if a private run has no budget or no nominal number of clients."""
         return private_plan.plan(self.config, public) if self.private else []
 
     def budget_sketch(self, public: PublicFacts, plan: Sequence[PlannedRelease]) -> dict[str, Any]:
@@ -90,63 +97,76 @@ class Dictionaries(PrivateMethod[DictionariesConfig, DictionariesState]):
     def likely_warm_start(self, public: PublicFacts) -> dict[str, np.ndarray] | None:
         return private_plan.likely_warm_start(self.config, public) if self.private else None
 
+    # --- rounds -----------------------------------------------------------------------------------------------------
+
     def init(self, public: PublicFacts) -> DictionariesState:
-        state: DictionariesState = dictionary_model.init(self.config, public)
-        return state
+        return private_server.init(self.config, public) if self.private else server.init(self.config, public)
 
     def total_rounds(self, state: DictionariesState) -> int:
-        rounds: int = dictionary_model.total_rounds(self.config, state)
-        return rounds
+        if self.private:
+            return private_server.total_rounds(self.config, state)
+        return server.total_rounds(self.config, state)
 
-    def message(self, state: DictionariesState) -> Message | None:
-        return dictionary_model.message(self.config, state)
+    def message(self, state: DictionariesState) -> Message | PrivateMessage | None:
+        return private_server.message(self.config, state) if self.private else server.message(self.config, state)
 
     def client_update(
-        self, message: Message, block: ClientBlock, memory: Memory | None
+        self, message: Message | PrivateMessage, block: ClientBlock, memory: Memory | None
     ) -> tuple[Statistics, Memory | None]:
-        answer: tuple[Statistics, Memory | None] = dictionary_model.client_update(self.config, message, block, memory)
-        return answer
+        rows = cast(RowsBlock, block)
+        if self.private:
+            return private_clients.client_update(cast(PrivateMessage, message), rows), None
+        return clients.client_update(self.config, cast(Message, message), rows, memory)
 
     def server_update(self, state: DictionariesState, result: Mapping[str, Any]) -> tuple[DictionariesState, RoundInfo]:
-        moved: tuple[DictionariesState, RoundInfo] = dictionary_model.server_update(self.config, state, result)
-        return moved
+        update = private_server.server_update if self.private else server.server_update
+        return update(self.config, state, result)
 
-    def phase(self, state: DictionariesState, message: Message) -> str:
+    def phase(self, state: DictionariesState, message: Message | PrivateMessage) -> str:
         return state.phase
 
     def clients_kept_apart(self, clients: int) -> int:
-        count: int = dictionary_model.clients_kept_apart(self.config)
-        return count
+        return 0
+
+    # --- what a run shows, and leaves to the next -------------------------------------------------------------------
 
     def result(self, state: DictionariesState, features: Features) -> Result:
-        shown: Result = dictionary_model.result(state, features)
-        return shown
+        """The global atoms; see `fedcore.methods.dictionary_learning.result`. Empty before the first round."""
+        if not state.begun:
+            return Result()
+        energies = np.maximum(state.energies, 0.0)
+        if len(state.xx):
+            energies = np.diagonal(state.xx) * np.linalg.norm(state.common, axis=1) ** 2
+        return result_of(state.common, features, energies)
 
     def fitted_model(self, state: DictionariesState) -> FittedDictionary:
-        """The atoms that all share, as an estimator that codes samples. Raises RunError if there are none."""
-        fitted: FittedDictionary = dictionary_model.fitted_model(self.config, state)
-        return fitted
+        """The atoms that all share, which code samples by matching pursuit; clients' own are not in the state. Raises
+        RunError before the first round."""
+        if not state.begun:
+            raise RunError("the run has no global atoms.", "Resume it.")
+        norms = np.linalg.norm(state.common, axis=1, keepdims=True)
+        unit = state.common / np.where(norms > 0, norms, 1.0)
+        return FittedDictionary(
+            unit, "omp", min(sparsity_of(self.config, state.features), *unit.shape), None, state.round
+        )
 
     def warm_start_of(self, state: DictionariesState) -> dict[str, np.ndarray]:
-        """global: (rg, d) the global dictionary, one atom a row"""
-        left: dict[str, np.ndarray] = dictionary_model.warm_start_of(state)
-        return left
+        """global: (rg, d) the global dictionary, one atom a row; and what runs of a series keep, see `start`."""
+        return start.warm_start_of(state)
 
     def checked_warm_start(self, arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
-        """global: (rg, d), atoms scaled to norm 1"""
-        checked: dict[str, np.ndarray] = dictionary_model.checked_warm_start(self.config, arrays, what, features)
-        return checked
+        """global: (rg, d), atoms scaled to norm 1."""
+        return start.checked_warm_start(self.config, arrays, what, features)
+
+    # --- for each client, and on held-out data ----------------------------------------------------------------------
 
     def personalise(self, state: DictionariesState, block: ClientBlock, memory: Memory | None) -> ClientOutputs:
-        """Per client: local atoms, and its samples split in two; see `fedcore.methods.dictionaries.personal`."""
-        outputs: ClientOutputs = dictionary_model.personalise(self.config, state, block, memory)
-        return outputs
+        """Local atoms, and samples split in two; see `fedcore.methods.dictionaries.personal`."""
+        return personal.personalise(self.config, state, cast(RowsBlock, block), memory)
 
     def score_block(self, state: DictionariesState, block: ClientBlock, memories: KnownMemories | None) -> Statistics:
-        """See `fedcore.methods.dictionaries.scores`."""
-        statistics: Statistics = dictionary_model.score_block(self.config, state, block, memories)
-        return statistics
+        """Of global atoms, and with local ones; see `fedcore.methods.dictionary_learning.scores`."""
+        return personal.score_block(self.config, state, cast(RowsBlock, block), memories)
 
     def score_table(self, statistics: Mapping[str, np.ndarray]) -> ScoreTable:
-        table: ScoreTable = dictionary_model.score_table(statistics)
-        return table
+        return scores.table(statistics)

@@ -1,4 +1,4 @@
-"""What each client is given: its local atoms, and its samples split into a global and a local part."""
+"""What each client is given, and how well its held-out rows are rebuilt; with codes by matching pursuit."""
 
 from __future__ import annotations
 
@@ -7,41 +7,65 @@ from dataclasses import replace
 import numpy as np
 
 from fedcore.errors import RunError
-from fedcore.methods.dictionaries.client_groups import groups
-from fedcore.methods.dictionaries.clients import with_local_atoms
 from fedcore.methods.dictionaries.config import DictionariesConfig
-from fedcore.methods.dictionaries.matching_pursuit import omp
-from fedcore.methods.dictionaries.messages import RoundMessage
-from fedcore.methods.dictionaries.robust import robust_parts
-from fedcore.methods.dictionaries.sizes import local_atoms_of
-from fedcore.methods.dictionaries.sparse_coding import Coder, coder_of
+from fedcore.methods.dictionaries.sizes import local_atoms_of, sparsity_of
 from fedcore.methods.dictionaries.state import DictionariesState
+from fedcore.methods.dictionary_learning import scores
+from fedcore.methods.dictionary_learning.client_groups import groups
+from fedcore.methods.dictionary_learning.matching_pursuit import omp
+from fedcore.methods.dictionary_learning.outputs import Parts, outputs_of, parts_together
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds.method import ROWS, ClientOutputs, Memory, took_no_part
+from fedcore.rounds.scores import KnownMemories
+from fedcore.rounds.statistics import Statistics
 
 
 def personalise(
     config: DictionariesConfig, state: DictionariesState, block: RowsBlock, memory: Memory | None
 ) -> ClientOutputs:
-    """One row for each client of a leaf, or for each of its samples. The global dictionary is in the state.
-
-    local:    (C, r - rg, d) float64 local atoms, zeros beyond a client's rank
-    rank:     (C,) int64 atoms of its dictionary [G | L_i]; 0 for a client without samples other than zero
-    loss:     (C,) float64 mean squared residual of a sample with the codes given here; NaN without samples
-    distance: (C,) float64 mean distance of its own version of the global atoms from them, in its last round
-    rows_global, rows_local: (N, d) float32 parts of the samples; their sum is the reconstruction
+    """See `dictionary_learning.outputs.outputs_of`; distances are 0. The global dictionary is in the state.
 
     Rows that the clients of a private run leave out, because they or their squares are not finite, have parts of NaN
-    and count nowhere. Raises RunError before the matching, and for clients that took no part; PopulationError for
+    and count nowhere. Raises RunError before the first round, and for clients that took no part; PopulationError for
     values that are not finite in a run that is not private.
     """
     if not state.begun:
         raise RunError("the run stopped before its first round.", "Resume it first.")
     if config.private:
-        return of_usable_rows(config, state, block)
+        return _of_usable_rows(config, state, block)
     if memory is None:
         raise took_no_part()
-    return outputs_of(config, state, block, remembered(state, block, memory))
+    return outputs_of(parts_of(config, state), state.common, block, remembered(state, memory))
+
+
+def score_block(
+    config: DictionariesConfig, state: DictionariesState, block: RowsBlock, known: KnownMemories | None
+) -> Statistics:
+    """See `dictionary_learning.scores`. Raises RunError before the first round, ValueError if the block has no held-out
+    part, PopulationError for rows that are not finite, which are left out if the run is private."""
+    if not state.begun:
+        raise RunError("the run stopped before it had a global dictionary.", "Resume it first.")
+    if known is not None:
+        known = replace(known, memory=remembered(state, known.memory))
+    local_atoms = local_atoms_of(config, state.features, len(state.common))
+    usable = usable_rows if config.private else None
+    return scores.evaluate_block(parts_of(config, state), state.common, local_atoms, block, known, usable)
+
+
+def parts_of(config: DictionariesConfig, state: DictionariesState) -> Parts:
+    k = sparsity_of(config, state.features)
+    return parts_together(lambda samples, atoms: omp(samples, atoms, k))
+
+
+def remembered(state: DictionariesState, memory: Memory) -> Memory:
+    """What clients remember, with local atoms also before the pass in which they learn some: none."""
+    if "local" in memory:
+        return memory
+    rank = np.where(memory["rank"] > 0, len(state.common), 0)
+    return {**memory, "rank": rank, "local": np.zeros((len(rank), 0, state.features))}
+
+
+# --- clients of a private run, who remember nothing -----------------------------------------------------------------
 
 
 def usable_rows(x: np.ndarray) -> np.ndarray:
@@ -51,13 +75,13 @@ def usable_rows(x: np.ndarray) -> np.ndarray:
         return np.isfinite(np.einsum("ij,ij->i", rows, rows))
 
 
-def of_usable_rows(config: DictionariesConfig, state: DictionariesState, block: RowsBlock) -> ClientOutputs:
-    """Outputs of clients of a private run: no row of anybody makes them fail, as none made the run fail."""
+def _of_usable_rows(config: DictionariesConfig, state: DictionariesState, block: RowsBlock) -> ClientOutputs:
+    """No row of anybody makes them fail, as none made the run fail."""
     with np.errstate(all="ignore"):
         usable = usable_rows(block.x)
         ptr = np.concatenate([[0], np.cumsum(usable)])[block.ptr]
         kept = block if usable.all() else replace(block, x=block.x[usable], ptr=ptr)
-        outputs = outputs_of(config, state, kept, afresh(config, state, kept))
+        outputs = outputs_of(parts_of(config, state), state.common, kept, afresh(config, state, kept))
     if usable.all():
         return outputs
     for name in [name for name in outputs if name.startswith(ROWS)]:
@@ -67,79 +91,19 @@ def of_usable_rows(config: DictionariesConfig, state: DictionariesState, block: 
     return outputs
 
 
-def outputs_of(config: DictionariesConfig, state: DictionariesState, block: RowsBlock, memory: Memory) -> ClientOutputs:
-    """As `personalise`, of what clients remember."""
-    shape = block.x.shape
-    outputs = {
-        "local": memory["local"],
-        "rank": memory["rank"],
-        "loss": np.full(block.clients, np.nan),
-        "distance": memory["distance"],
-        "rows_global": np.zeros(shape, np.float32),
-        "rows_local": np.zeros(shape, np.float32),
-    }
-    sizes = np.diff(block.ptr)
-    outputs["loss"][(sizes > 0) & (memory["rank"] == 0)] = 0.0
-    coder, wanted = coder_of(config, block.features), len(state.common)
-    for group in groups(block, memory["rank"]):
-        done = np.zeros(len(group.clients), np.int64)
-        loss = np.zeros(len(group.clients))
-        local = memory["local"][group.clients, : group.rank - wanted]
-        for tile in group.tiles():
-            whole = None if config.robust else parts(config, coder, tile, state.common, local)
-            for i, client in enumerate(group.clients):
-                low = int(block.ptr[client] + done[i])
-                high = min(low + tile.shape[1], int(block.ptr[client + 1]))
-                samples = tile[i, : high - low]
-                if whole is None:
-                    global_part, local_part = parts(config, coder, samples, state.common, local[i])
-                else:
-                    global_part, local_part = (part[i, : high - low] for part in whole)
-                outputs["rows_global"][low:high], outputs["rows_local"][low:high] = global_part, local_part
-                loss[i] += ((samples - global_part - local_part) ** 2).sum()
-                done[i] += high - low
-        outputs["loss"][group.clients] = loss / group.sizes
-    return outputs
-
-
-def parts(
-    config: DictionariesConfig, coder: Coder, samples: np.ndarray, common: np.ndarray, local: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """(global part, local part) of samples (n, d), coded with [G | L] together, or robustly with G first.
-
-    common: (rg, d); local: (l, d). Many clients at once, if not robustly: samples (c, n, d), local (c, l, d).
-
-    Together they are coded by matching pursuit where k atoms are asked for: G and L are orthogonal to each other only
-    nearly, and a plain top-k is then biased.
-    """
-    if config.robust:
-        return robust_parts(config, samples, common, local, coder)
-    atoms = common
-    if local.shape[-2]:
-        atoms = np.concatenate([np.broadcast_to(common, (*local.shape[:-2], *common.shape)), local], axis=-2)
-    codes = omp(samples, atoms, coder.sparsity) if coder.code == "top_k" else coder(samples, atoms)
-    return codes[..., : len(common)] @ common, codes[..., len(common) :] @ local
-
-
-def remembered(state: DictionariesState, block: RowsBlock, memory: Memory) -> Memory:
-    """What clients remember, with their local atoms in "local" also if the run stopped before its first round."""
-    message = RoundMessage(state.round, state.seed, state.common, state.matched, state.index, 1.0, False, False)
-    return with_local_atoms(message, block, memory)
-
-
 def afresh(config: DictionariesConfig, state: DictionariesState, block: RowsBlock) -> Memory:
-    """As `remembered`, for the clients of a private run, who keep nothing: local atoms are singular vectors of what the
-    global atoms leave, and distances are 0. A client whose sums are not finite has no local atoms."""
+    """As `remembered`: local atoms are singular vectors of what the global atoms leave, and distances are 0. A client
+    whose sums are not finite has no local atoms."""
     local_atoms = local_atoms_of(config, block.features, len(state.common))
     rank = np.zeros(block.clients, np.int64)
-    local, coder = np.zeros((block.clients, local_atoms, block.features)), coder_of(config, block.features)
+    local, parts = np.zeros((block.clients, local_atoms, block.features)), parts_of(config, state)
     for group in groups(block, np.full(block.clients, len(state.common) + local_atoms)):
         for i, client in enumerate(group.clients):
             rest, nonzero = np.zeros((block.features, block.features)), False
             for tile in group.tiles():
                 nonzero = nonzero or bool(tile[i].any())
                 if local_atoms:
-                    left = tile[i] - parts(config, coder, tile[i], state.common, state.common[:0])[0]
+                    left = tile[i] - parts(tile[i], state.common, state.common[:0])[0]
                     rest += left.T @ left
             rank[client] = len(state.common) + local_atoms if nonzero else 0
             if nonzero and local_atoms and np.isfinite(rest).all():

@@ -1,4 +1,4 @@
-"""How many atoms a dictionary has, and how many of them code a sample, where the settings leave it to the features."""
+"""How many atoms, atoms of a code and rounds there are, where the settings leave it to the features."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ LOCAL_SHARE = 5  # global atoms for each local one
 SPARSITY = 20
 FEATURES_PER_CODE = 4  # a code of more atoms than this share of the features compresses nothing
 WIDEST = 4  # ratio of the largest and the least number of atoms of a code while learning
+ROUNDS, PRIVATE_ROUNDS = 60, 20
 
 
-def global_atoms_of(config: DictionariesConfig, features: int) -> int | None:
-    """Global atoms rg, from settings and public facts alone; None where matching finds their number."""
-    if config.automatic:
-        return None
-    if isinstance(config.global_atoms, int):
+def global_atoms_of(config: DictionariesConfig, features: int) -> int:
+    """Global atoms rg, from settings and public facts alone."""
+    if config.global_atoms is not None:
         return config.global_atoms
     if config.atoms is not None:
         return config.atoms - config.atoms // (LOCAL_SHARE + 1)
@@ -28,7 +27,7 @@ def atoms_of(config: DictionariesConfig, features: int, common: int = 0) -> int:
     """Atoms r of a client's dictionary at most: global and local ones. common: global ones, where these are known."""
     if config.atoms is not None:
         return config.atoms
-    count = common or global_atoms_of(config, features) or GLOBAL_ATOMS
+    count = common or global_atoms_of(config, features)
     if config.private:  # which learns no local atoms; a client has some if they are asked for
         return count
     return count + -(-count // LOCAL_SHARE)
@@ -52,3 +51,8 @@ def least_sparsity_of(config: DictionariesConfig, features: int) -> int:
     """Least k of a sample while global atoms are learnt, at most `sparsity_of`."""
     k = sparsity_of(config, features)
     return min(config.least_sparsity or max(k // WIDEST, 1), k)
+
+
+def rounds_of(config: DictionariesConfig) -> int:
+    """Rounds T."""
+    return config.rounds or (PRIVATE_ROUNDS if config.private else ROUNDS)

@@ -1,44 +1,53 @@
-"""Warm starts: a run that begins with a global dictionary of an earlier run, or of a file."""
+"""What a run may start from: atoms of an earlier run or of a file; and what runs of a series keep of each other's sums.
+
+Where clients have come since, and those that were there are as they were, the new clients alone answer; for the others
+stand the sums of the run before, with the weight `forgetting`, coded by the atoms of that time (Mairal, Bach, Ponce,
+Sapiro 2010 do so from sample to sample). Where any of their samples are others, or nobody has come, everybody answers,
+from the atoms of the run before.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.methods.dictionaries import series
 from fedcore.methods.dictionaries.config import DictionariesConfig
-from fedcore.methods.dictionaries.operators import polar
 from fedcore.methods.dictionaries.sizes import atoms_of, global_atoms_of
 from fedcore.methods.dictionaries.state import DictionariesState
 from fedcore.rounds.method import PublicFacts
 
 RELEASED = "released"  # of a warm start: these very clients have made the atoms, in a private run
+SAME = 1e-9  # share by which sums of the same numbers differ at most, if they are added in another order
+SERIES_NAMES = ("sums_codes", "sums_samples", "known")
+
+
+# --- warm starts ----------------------------------------------------------------------------------------------------
 
 
 def warm_start_of(state: DictionariesState) -> dict[str, np.ndarray]:
-    """global: (rg, d) the global dictionary; of private runs also RELEASED; of others the sums that `series` names, of
-    the learner that has any. Raises ConfigError before the first round."""
+    """global: (rg, d) the global dictionary; of private runs also RELEASED; of others the sums that SERIES_NAMES are.
+    Raises ConfigError before the first round."""
     if not state.begun:
         raise ConfigError("stopped before it had a global dictionary.", "Name a run that has.")
     if len(state.scales):
         return {"global": state.common, RELEASED: np.ones(1)}
-    return {"global": state.common} | (series.arrays_of(state) if state.cap > 0 else {})
+    return {"global": state.common} | (series_arrays_of(state) if state.cap > 0 else {})
 
 
 def checked_warm_start(
     config: DictionariesConfig, arrays: Mapping[str, np.ndarray], what: str, features: int
 ) -> dict[str, np.ndarray]:
-    """The array 'global' as float64 (rg, d), atoms scaled to norm 1, and those of `series`. Raises ConfigError, naming
+    """The array 'global' as float64 (rg, d), atoms scaled to norm 1, and those of a series. Raises ConfigError, naming
     `what`."""
     if "background" in arrays:
         raise ConfigError(f"{what} has the background of a camera.", "Train the method background from it.")
     common = arrays.get("global")
     if common is None or common.dtype.kind not in "iuf" or not np.isfinite(common).all():
         raise ConfigError(f"{what} has no array 'global' of finite numbers.")
-    if config.automatic:
-        raise ConfigError("a run from a given global dictionary needs global_atoms as a number.")
     _check_shape(config, common, what, features)
     common = np.asarray(common, np.float64)
     norms = np.linalg.norm(common, axis=1)
@@ -46,40 +55,73 @@ def checked_warm_start(
         raise ConfigError(f"'global' of {what} has an atom of norm 0.")
     if config.private:
         return {"global": common / norms[:, None], **({RELEASED: np.ones(1)} if RELEASED in arrays else {})}
-    kept = series.checked(arrays, what, (len(common), features)) if config.nested else {}
-    return {"global": common / norms[:, None]} | kept
-
-
-def first_global_dictionary(config: DictionariesConfig, public: PublicFacts) -> np.ndarray:
-    """(rg, d) from the warm start; (0, d) if the settings ask for none. Raises ConfigError if none fits.
-
-    start = "sums" takes one where there is one, so that the first run of a series and the later ones are asked alike.
-    """
-    if config.start == "local" or config.start == "sums" and public.warm_start is None:
-        return np.zeros((0, public.features))
-    if public.warm_start is None or "global" not in public.warm_start:
-        raise ConfigError(
-            'start = "given" needs a global dictionary to start from.',
-            "Name a start: an earlier run, or a file with an array 'global'.",
-        )
-    common = given_atoms(config, public)
-    return polar(common) if config.robust else common
+    return {"global": common / norms[:, None]} | checked_series(arrays, what, (len(common), features))
 
 
 def given_atoms(config: DictionariesConfig, public: PublicFacts) -> np.ndarray:
-    """(rg, d) of a warm start that there is. Raises ConfigError if they are of another shape."""
-    assert public.warm_start is not None
+    """(rg, d) of the warm start; (0, d) if there is none. Raises ConfigError if they are of another shape."""
+    if public.warm_start is None or "global" not in public.warm_start:
+        return np.zeros((0, public.features))
     common = np.asarray(public.warm_start["global"], np.float64)
     _check_shape(config, common, "the start", public.features)
     return common
 
 
 def _check_shape(config: DictionariesConfig, common: np.ndarray, what: str, features: int) -> None:
-    """Raises ConfigError unless it is (rg, d); with global_atoms = "auto" any rg is as good that atoms has room for."""
-    open_number = config.global_atoms == "auto" and common.ndim == 2 and len(common)
+    """Raises ConfigError unless it is (rg, d); without global_atoms any rg is as good that atoms has room for."""
+    open_number = config.global_atoms is None and common.ndim == 2 and len(common)
     shape = (len(common) if open_number else global_atoms_of(config, features), features)
     if common.shape != shape:
         raise ConfigError(f"'global' of {what} has shape {common.shape}, and the run needs {shape}.")
-    most = atoms_of(config, features, len(common) if config.nested else 0)
+    most = atoms_of(config, features, len(common))
     if len(common) > most:
         raise ConfigError(f"{what} has {len(common)} atoms, and clients' dictionaries {most}.", "Raise atoms.")
+
+
+# --- series ---------------------------------------------------------------------------------------------------------
+
+
+def series_arrays_of(state: DictionariesState) -> dict[str, np.ndarray]:
+    """As arrays of a warm start: sums of codes (rg, rg), of codes and samples (rg, d), and (3,) how many clients and
+    samples they are of, and the samples' prints; none before there are any, or where prints are not finite."""
+    there = state.round and len(state.xx) and state.population and state.rows
+    if not there or not math.isfinite(state.prints):
+        return {}
+    xx, xy = state.xx, state.xy
+    if state.remembers:
+        xx, xy = state.old_xx + xx, state.old_xy + xy
+    known = np.array([state.population, state.rows, state.prints], np.float64)
+    return dict(zip(SERIES_NAMES, (xx, xy, known), strict=True))
+
+
+def checked_series(arrays: Mapping[str, np.ndarray], what: str, shape: tuple[int, int]) -> dict[str, np.ndarray]:
+    """The arrays of a series as float64; empty if there are none. shape: (rg, d). Raises ConfigError, naming `what`."""
+    if not any(name in arrays for name in SERIES_NAMES):
+        return {}
+    shapes = dict(zip(SERIES_NAMES, ((shape[0], shape[0]), shape, (3,)), strict=True))
+    for name, expected in shapes.items():
+        array = arrays.get(name)
+        if array is None or array.dtype.kind not in "iuf" or array.shape != expected or not np.isfinite(array).all():
+            raise ConfigError(f"{what} has no array {name!r} of finite numbers of shape {expected}.")
+    return {name: np.asarray(arrays[name], np.float64) for name in SERIES_NAMES}
+
+
+def begun_series(state: DictionariesState, arrays: Mapping[str, np.ndarray], forgetting: float) -> DictionariesState:
+    """The first state of a run with what is remembered of the series, if clients have come since."""
+    if not forgetting or not all(name in arrays for name in SERIES_NAMES):
+        return state
+    xx, xy, known = (np.asarray(arrays[name], np.float64) for name in SERIES_NAMES)
+    clients, rows = (int(number) for number in known[:2])
+    if not 0 < clients < state.population or len(xx) != len(state.common):
+        return state
+    old_xx, old_xy = forgetting * xx, forgetting * xy
+    return replace(state, old_xx=old_xx, old_xy=old_xy, seen=clients, seen_rows=rows, seen_prints=float(known[2]))
+
+
+def after_count(state: DictionariesState, rows: float, prints: float) -> DictionariesState:
+    """The state once it is known what samples the clients of earlier runs have now: sums of others are dropped."""
+    same = int(rows) == state.seen_rows and math.isclose(prints, state.seen_prints, rel_tol=SAME)
+    if not state.remembers or same:
+        return state
+    none = np.zeros((0, 0))
+    return replace(state, old_xx=none, old_xy=none, seen=0, seen_rows=0)

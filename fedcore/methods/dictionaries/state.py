@@ -17,24 +17,20 @@ def _nothing() -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class DictionariesState:
-    """State after a round. r: atoms of a client; rg: global ones; d: features.
+    """State after a round. rg: global atoms; d: features.
 
     phase:      "start" until the matching or the first sums, then "rounds", then perhaps "local", then "done";
     round:      number of rounds after it
     seed:       of the streams of simulation randomness
     features:   d
     population: clients of the population; clients, rows: those with samples, and their samples
-    common:     (rg, d) the global dictionary G, one atom a row; (0, d) before the matching
-    matched:    (P,) numbers of the clients that were matched, increasing; index: (P, rg) which of their atoms are the
-                global ones, -1 for none; both are empty once round 1 has used them
-    far:        share of the clients of the last round who were far from the global atoms
-    xx, xy:     (rg, rg), (rg, d) sums of codes and samples, fading over rounds if clients are sampled; learner
-                "statistics" only, else (0, 0)
-    previous:   (rg, d) the global dictionary of the round before, split "nested"; (0, 0) if there was none
-    cap:        norm beyond which samples are scaled down, 0 for none; learner "statistics", split "nested"
-    warm:       whether that learner started from given atoms
+    common:     (rg, d) the global dictionary G, one atom a row; (0, d) before the first sums
+    xx, xy:     (rg, rg), (rg, d) sums of codes and samples, fading over rounds if clients are sampled
+    previous:   (rg, d) the global dictionary of the round before; (0, 0) if there was none
+    cap:        norm beyond which samples are scaled down, 0 for none
+    warm:       whether the run started from given atoms
     old_xx, old_xy: sums of earlier runs of a series, forgotten as far as they are; (0, 0) if there are none
-    prints:     of all samples (`shared_statistics.prints`), by which a later run sees that they are the same
+    prints:     of all samples (`sums.prints`), by which a later run sees that they are the same
     seen, seen_rows, seen_prints: clients and samples that are in old_xx, old_xy; 0 if there are none
 
     Of private runs (`private`), whose phases are "scale", "moments", "rounds", "done"; clients is the public number:
@@ -53,9 +49,6 @@ class DictionariesState:
     clients: float = 0.0
     rows: float = 0.0
     common: np.ndarray = field(default_factory=_no_numbers)
-    matched: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    index: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int64))
-    far: float = 0.0
     xx: np.ndarray = field(default_factory=_no_numbers)
     xy: np.ndarray = field(default_factory=_no_numbers)
     previous: np.ndarray = field(default_factory=_no_numbers)

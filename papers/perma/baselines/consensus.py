@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedcore.methods.dictionaries.operators import normalise
-from fedcore.methods.dictionaries.sparse_coding import Coder
+from fedcore.methods.dictionary_learning.operators import normalise
+from fedcore.methods.perma.sparse_coding import Coder
 
 
 def consensus_admm(

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedcore.methods.dictionaries.matching_pursuit import omp
-from fedcore.methods.dictionaries.operators import normalise
+from fedcore.methods.dictionary_learning.matching_pursuit import omp
+from fedcore.methods.dictionary_learning.operators import normalise
 
 
 def k_svd_step(samples: np.ndarray, atoms: np.ndarray, k: int) -> np.ndarray:

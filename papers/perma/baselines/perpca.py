@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedcore.methods.dictionaries.operators import polar, random_atoms
+from fedcore.methods.dictionary_learning.operators import polar, random_atoms
 from fedcore.randomness import stream
 
 SHRINK = np.exp(-1.0)  # of the step, after a round that made things worse

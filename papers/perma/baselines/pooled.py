@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.methods.dictionaries.operators import normalise
+from fedcore.methods.dictionary_learning.operators import normalise
 
 
 def zero_image(samples: np.ndarray) -> np.ndarray:

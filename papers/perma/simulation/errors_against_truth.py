@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.ndimage import uniform_filter
 
-from fedcore.methods.dictionaries.sparse_coding import Code, Coder
+from fedcore.methods.perma.sparse_coding import Code, Coder
 
 WINDOW = 7  # pixels of an SSIM window, each way
 STABLE = (0.01, 0.03)  # K1, K2 of the SSIM

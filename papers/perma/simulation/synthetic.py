@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.methods.dictionaries.operators import random_atoms
+from fedcore.methods.dictionary_learning.operators import random_atoms
 from fedcore.randomness import stream
 
 GARBAGE_DENSITY = 0.9

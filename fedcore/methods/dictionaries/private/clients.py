@@ -19,7 +19,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from fedcore.methods.dictionaries.matching_pursuit import APART, omp_apart
 from fedcore.methods.dictionaries.private.ladders import ENERGIES, NORMS, Ladder
 from fedcore.methods.dictionaries.private.messages import (
     MomentsMessage,
@@ -27,6 +26,7 @@ from fedcore.methods.dictionaries.private.messages import (
     PrivateSumsMessage,
     ScaleMessage,
 )
+from fedcore.methods.dictionary_learning.matching_pursuit import APART, omp_apart
 from fedcore.population.blocks import RowsBlock
 from fedcore.privacy.grid import GRID_NORM, bound_norms
 from fedcore.rounds.statistics import IntegerSum, Statistics

@@ -10,11 +10,11 @@ import numpy as np
 
 from fedcore.errors import ConfigError
 from fedcore.methods.dictionaries.config import DictionariesConfig
-from fedcore.methods.dictionaries.operators import random_atoms
 from fedcore.methods.dictionaries.private.clients import SHARES, sums_cells, triangle
 from fedcore.methods.dictionaries.private.ladders import ENERGIES
-from fedcore.methods.dictionaries.sizes import global_atoms_of
+from fedcore.methods.dictionaries.sizes import global_atoms_of, rounds_of
 from fedcore.methods.dictionaries.start import RELEASED
+from fedcore.methods.dictionary_learning.operators import random_atoms
 from fedcore.privacy.grid import GRID_NORM
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.randomness import stream
@@ -40,15 +40,9 @@ def release_name(number: int) -> str:
     return f"sums_{number:04d}"
 
 
-def begins_given(config: DictionariesConfig, public: PublicFacts) -> bool:
-    """Whether the run starts from given atoms. Raises ConfigError if it should and there are none."""
-    given = public.warm_start is not None and "global" in public.warm_start
-    if config.start == "given" and not given:
-        raise ConfigError(
-            'start = "given" needs a global dictionary to start from.',
-            "Name a start: an earlier private run, or a public file with an array 'global'.",
-        )
-    return given
+def begins_given(public: PublicFacts) -> bool:
+    """Whether the run starts from given atoms."""
+    return public.warm_start is not None and "global" in public.warm_start
 
 
 def nominal(public: PublicFacts) -> int:
@@ -63,28 +57,27 @@ def nominal(public: PublicFacts) -> int:
 
 def shape_of(config: DictionariesConfig, public: PublicFacts) -> tuple[int, int]:
     """(r, d) of the atoms; those of a start that is given, where the settings leave their number open."""
-    if config.global_atoms == "auto" and begins_given(config, public):
+    if config.global_atoms is None and begins_given(public):
         assert public.warm_start is not None
         return len(public.warm_start["global"]), public.features
-    count = global_atoms_of(config, public.features)
-    assert count is not None  # settings of private runs
-    return count, public.features
+    return global_atoms_of(config, public.features), public.features
 
 
 def plan(config: DictionariesConfig, public: PublicFacts) -> list[PlannedRelease]:
-    """Releases whose prices, rounded up, sum to at most public.rho. Raises ConfigError without a budget, a nominal
-    number of clients, or a start that was asked for."""
+    """Releases whose prices, rounded up, sum to at most public.rho. Raises ConfigError without a budget or a
+    nominal number of clients."""
     if public.rho is None or not public.rho > 0:
         raise ConfigError("a private dictionary run needs a privacy budget.", "Set a budget for the population.")
     nominal(public)
     r, d = shape_of(config, public)
     first = [(SCALE, ENERGIES.cells, SCALE_SHARE, "one cell for each client")]
-    if not begins_given(config, public):
+    if not begins_given(public):
         first.append((MOMENTS, triangle(d), MOMENTS_SHARE, "one clipped matrix for each client"))
-    each = (1.0 - math.fsum(share for _, _, share, _ in first)) / config.rounds
+    rounds = rounds_of(config)
+    each = (1.0 - math.fsum(share for _, _, share, _ in first)) / rounds
     sums = (
         (release_name(number), sums_cells(r, d), each, "one vector for each client, its parts clipped by themselves")
-        for number in range(1, config.rounds + 1)
+        for number in range(1, rounds + 1)
     )
     asked, rho = [*first, *sums], public.rho
     sensitivity = SPREADS[public.relation] * GRID_NORM

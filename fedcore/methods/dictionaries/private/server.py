@@ -16,8 +16,6 @@ from dataclasses import replace
 import numpy as np
 
 from fedcore.methods.dictionaries.config import DictionariesConfig
-from fedcore.methods.dictionaries.distances import d12
-from fedcore.methods.dictionaries.operators import normalise
 from fedcore.methods.dictionaries.private.clients import CELL_BOUND, ENERGY_BOUND, ENERGY_CLIP, STEP_BOUND, unpacked
 from fedcore.methods.dictionaries.private.ladders import ENERGIES, NORMS
 from fedcore.methods.dictionaries.private.messages import (
@@ -26,18 +24,12 @@ from fedcore.methods.dictionaries.private.messages import (
     PrivateSumsMessage,
     ScaleMessage,
 )
-from fedcore.methods.dictionaries.private.plan import (
-    MOMENTS,
-    SCALE,
-    begins_given,
-    nominal,
-    plan,
-    release_name,
-    shape_of,
-)
-from fedcore.methods.dictionaries.sizes import sparsity_of
+from fedcore.methods.dictionaries.private.plan import MOMENTS, SCALE, nominal, plan, release_name, shape_of
+from fedcore.methods.dictionaries.sizes import rounds_of, sparsity_of
 from fedcore.methods.dictionaries.start import RELEASED, given_atoms
 from fedcore.methods.dictionaries.state import DictionariesState
+from fedcore.methods.dictionary_learning.distances import d12
+from fedcore.methods.dictionary_learning.operators import normalise
 from fedcore.privacy.grid import GRID_NORM
 from fedcore.randomness import stream
 from fedcore.rounds.method import PublicFacts, RoundInfo
@@ -54,7 +46,7 @@ SLOWER = 4.0  # how much noise shortens a step
 def init(config: DictionariesConfig, public: PublicFacts) -> DictionariesState:
     """Raises ConfigError as `plan` does, and for given atoms of another shape."""
     planned = plan(config, public)
-    common = given_atoms(config, public) if begins_given(config, public) else np.zeros((0, public.features))
+    common = given_atoms(config, public)
     return DictionariesState(
         SCALE,
         0,
@@ -146,7 +138,7 @@ def _after_sums(
 ) -> tuple[DictionariesState, RoundInfo]:
     r, d = state.common.shape
     number, n = state.round + 1, state.clients
-    noise = float(state.scales[-config.rounds + state.round]) / n  # of a grid step, in a mean over clients
+    noise = float(state.scales[-rounds_of(config) + state.round]) / n  # of a grid step, in a mean over clients
     mean = grid / n
     step_unit, energy_unit = state.clip / STEP_BOUND, ENERGY_CLIP * state.scale / ENERGY_BOUND
     steps = mean[: r * d].reshape(r, d) * step_unit
@@ -159,7 +151,7 @@ def _after_sums(
     nu = noise * step_unit * math.sqrt(d) / safe
     full = steps / safe[:, None]
     lengths = np.maximum(np.linalg.norm(full, axis=1), np.finfo(float).tiny)
-    factor = state.step * min(1.0, 2.0 * (1.0 - state.round / config.rounds)) / (1.0 + SLOWER * nu)
+    factor = state.step * min(1.0, 2.0 * (1.0 - state.round / rounds_of(config))) / (1.0 + SLOWER * nu)
     common = normalise(state.common + np.minimum(factor, LARGEST_STEP / lengths)[:, None] * full)[0]
     clip = state.scale * NORMS.quantile(ladder, QUANTILE)
     info = RoundInfo(
@@ -172,7 +164,7 @@ def _after_sums(
     )
     after = replace(
         state,
-        phase="done" if number >= config.rounds else "rounds",
+        phase="done" if number >= rounds_of(config) else "rounds",
         round=number,
         common=common,
         clip=clip,
