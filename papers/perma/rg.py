@@ -14,8 +14,7 @@ from fedcore.papers.fedem.runs import own_data_only
 from fedcore.papers.perma import many
 from fedcore.papers.perma.simulation.synthetic import shared_atoms
 
-from fedcore.methods.perma.matching import path, star
-from fedcore.methods.perma.number_of_global_atoms import by_jump, by_null
+from fedcore.methods.perma.matching import by_jump, by_null, path, star
 from fedcore.randomness import stream
 
 FEATURES, SAMPLES, CLIENTS, STARTS = 10, 400, 10, 5

@@ -9,7 +9,7 @@ import pytest
 import zarr
 
 import deployments
-from fedcore.errors import RunError
+from fedcore.errors import ConfigError, RunError
 from fedcore.evaluation.run_summary import run_summary
 from fedcore.methods.dictionary_learning import client_groups
 from fedcore.methods.dictionary_learning.distances import d12
@@ -39,11 +39,10 @@ def population_of(path, rows, *, leaf=3, block=6):
 
 def begin(population, tmp_path, settings, **changes):
     request = TrainRequest(
-        method="perma",
         population=str(population.path),
         settings=settings,
         runs=str(tmp_path / "runs"),
-        **{"run_id": "r", **changes},
+        **{"run_id": "r", "method": "perma", **changes},
     )
     return start_run(request, InProcessBackend(), stamp="then")
 
@@ -101,6 +100,21 @@ def test_the_next_run_starts_from_the_one_before(tmp_path):
         monkey.close()
         edit_record(monkey.run.path, lambda info: info.update(kernel="perma-0"))
         resume(monkey.run.path, InProcessBackend())
+
+
+@pytest.mark.parametrize(
+    ("earlier", "method"), [({"profile": "recommended"}, "perma"), ({"model": "background"}, "background")]
+)
+def test_runs_of_dictionaries_that_belong_elsewhere_are_no_start(tmp_path, earlier, method):
+    """Runs of before the split: their settings name the method."""
+    population = population_of(tmp_path / "p", task(4, clients=6)[0])
+    settings = {"rounds": 2, "atoms": 3, "global_atoms": 3}
+    first = to_end(begin(population, tmp_path, settings, run_id="first", method="dictionaries"))
+    second = {"run_id": "second", "method": "dictionaries", "start_from": str(first.path)}
+    to_end(begin(population, tmp_path, settings, **second))
+    edit_record(first.path, lambda info: info["config"].update(earlier))
+    with pytest.raises(ConfigError, match=f"the method {method} now"):
+        begin(population, tmp_path, settings, **{**second, "run_id": "third"})
 
 
 def test_the_example_deployment_can_be_read():

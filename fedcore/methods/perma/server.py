@@ -18,9 +18,8 @@ from fedcore.methods.dictionary_learning.operators import polar
 from fedcore.methods.perma.aggregation import Aggregate, aggregate, with_norm
 from fedcore.methods.perma.clients import MATCHED
 from fedcore.methods.perma.config import PermaConfig
-from fedcore.methods.perma.matching import Matching, matched_atoms, path, star
+from fedcore.methods.perma.matching import Matching, matched_atoms, number_by_rule, path, star
 from fedcore.methods.perma.messages import Counts, InitialMessage, Message, RoundMessage
-from fedcore.methods.perma.number_of_global_atoms import number_by_rule
 from fedcore.methods.perma.state import PermaState
 from fedcore.randomness import client_uniforms, stream
 from fedcore.rounds.method import PublicFacts, RoundInfo
