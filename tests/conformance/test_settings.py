@@ -17,7 +17,6 @@ PRODUCTS = [name for name in METHODS if not name.startswith("paper_")]
 
 # Where values of the setting's type in the method's own cases show nothing, or would show it late.
 HINTS: dict[tuple[str, str], Hint] = {
-    ("dictionaries", "alpha"): Hint(0.5, case="dictionaries/gradient-lasso"),
     ("dictionaries", "forgetting"): Hint(0.5, case="after newcomers"),
     ("federated_em", "clip"): Hint(1.0, case="federated_em/private-diag"),
     ("federated_em", "nuclear_penalty"): Hint(0.5, case="federated_em/fedem-gaussian-tables"),
