@@ -49,9 +49,15 @@ def cases_of(method: str) -> list[Case]:
     return [*found, after_newcomers()] if method == "dictionaries" else found
 
 
-@pytest.mark.parametrize(
-    ("method", "name"), [(method, name) for method in PRODUCTS for name in own_settings(method_class(method))]
-)
+SLOW_METHODS = {"dictionaries", "federated_em", "gradient_em"}
+EACH = [
+    pytest.param(method, name, marks=[pytest.mark.slow] if method in SLOW_METHODS else [])
+    for method in PRODUCTS
+    for name in own_settings(method_class(method))
+]
+
+
+@pytest.mark.parametrize(("method", "name"), EACH)
 def test_a_setting_changes_something(method, name):
     assert what_changes(name, cases_of(method), HINTS.get((method, name)))
 
