@@ -49,7 +49,7 @@ def cases_of(method: str) -> list[Case]:
     return [*found, after_newcomers()] if method == "dictionaries" else found
 
 
-SLOW_METHODS = {"dictionaries", "federated_em", "gradient_em"}
+SLOW_METHODS = {"background", "dictionaries", "federated_em", "gradient_em", "perma"}
 EACH = [
     pytest.param(method, name, marks=[pytest.mark.slow] if method in SLOW_METHODS else [])
     for method in PRODUCTS
