@@ -162,7 +162,8 @@ def opened_by(pid: int) -> set[int]:
 def test_nothing_is_left_when_whoever_serves_is_killed(tmp_path, number):
     """The kernel frees files without a name with the last descriptor, which is not passed on to other programs."""
     code = (
-        "import os, subprocess, sys, time; sys.path.insert(0, sys.argv[2])\n"
+        "import os, signal, subprocess, sys, time; sys.path.insert(0, sys.argv[2])\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored\n"
         "from tests.population.test_kept_blocks import keeping, made, used, settled, PLENTY; from pathlib import Path\n"
         "with keeping(PLENTY) as keeper:\n"
         "    used(made(Path(sys.argv[1]) / 'p')); settled(keeper, 3)\n"

@@ -5,7 +5,7 @@ import pytest
 from fedcore.errors import Waiting
 from fedcore.rounds.private_settings import PrivateRunSettings
 from fedcore.training.request import TrainRequest
-from fedcore.training.spec import resolve
+from fedcore.training.spec import open_inputs, resolve
 from tests.command import private_population
 from tests.conftest import small_counts
 from tests.growing import Growing, ranges_of_run
@@ -50,4 +50,4 @@ def test_a_setting_of_the_budget_changes_what_is_spent(tmp_path, name):
 def test_anyway_changes_whether_a_budget_of_no_use_is_spent(tmp_path, anyway):
     made, _ = private_population(tmp_path / "p", small_counts(20), epsilon=0.01)
     request = TrainRequest(method="histograms", population=str(made.path), settings={"anyway": anyway})
-    assert resolve(request).is_refused != anyway
+    assert resolve(request, open_inputs(request)).is_refused != anyway
