@@ -29,9 +29,7 @@ def ready_pool(name: str, asked: PoolType | None = None) -> tuple[PoolType, dict
                 make_pool(name)
             else:
                 client.create_work_pool(
-                    WorkPoolCreate(
-                        name=name, type=cast(str, asked), base_job_template=template_of(cast(PoolType, asked))
-                    )
+                    WorkPoolCreate(name=name, type=cast(str, asked), base_job_template=template_of(asked))
                 )
             pool = client.read_work_pool(name)
     if pool.type not in POOL_TYPES:
@@ -44,7 +42,7 @@ def ready_pool(name: str, asked: PoolType | None = None) -> tuple[PoolType, dict
         raise ConfigError(
             f"work pool {name!r} is of type {pool.type!r}, not {asked!r}.", "Leave --type out, or name another pool."
         )
-    return cast(PoolType, pool.type), pool.base_job_template
+    return pool.type, pool.base_job_template
 
 
 def template_of(kind: PoolType) -> dict[str, Any]:
