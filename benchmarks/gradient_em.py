@@ -9,8 +9,9 @@ are off: they are no part of most rounds. A ratio of 1 is the floor's speed, 0.5
 from __future__ import annotations
 
 import numpy as np
-from fedcore.papers.fedgrem.paper_gradient_em import PaperGradientEM, PaperGradientEMConfig
-from fedcore.papers.fedgrem.simulation.similar_mixtures import CENTRES, simulated_clients
+from fedcore.papers.fedgrem.paper_gradient_em import PaperGradientEM
+from fedcore.papers.fedgrem.simulation import CENTRES, simulated_clients
+from fedcore.papers.fedgrem.state import PaperGradientEMConfig
 from threadpoolctl import threadpool_limits
 
 from benchmarks import floors, machine

@@ -14,9 +14,9 @@ from pathlib import Path
 from time import perf_counter, process_time
 
 import numpy as np
-from fedcore.papers.experiment import Place
-from fedcore.papers.fedem.runs import data_file
+from fedcore.papers.data import data_file
 from fedcore.papers.perma import mnist as perma_mnist
+from fedcore.papers.table import Place
 from threadpoolctl import threadpool_limits
 
 from benchmarks.floors import in_turn, polar_step

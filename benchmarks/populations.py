@@ -7,7 +7,7 @@ from itertools import cycle
 from pathlib import Path
 
 import numpy as np
-from fedcore.papers.fedgrem.simulation.similar_mixtures import simulated_clients
+from fedcore.papers.fedgrem.simulation import simulated_clients
 from fedcore.papers.perma.simulation.synthetic import shared_atoms
 from fedcore.papers.perma.simulation.video import surveillance
 

@@ -13,8 +13,8 @@ from statistics import median
 
 import numpy as np
 from fedcore.papers.histograms import PaperHistograms, PaperHistogramsConfig
+from fedcore.papers.histograms.clients import AssignMessage
 from fedcore.papers.histograms.config import Algorithm2
-from fedcore.papers.histograms.messages import AssignMessage
 from threadpoolctl import threadpool_limits
 
 from benchmarks import floors, machine

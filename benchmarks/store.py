@@ -10,7 +10,7 @@ from unittest import mock
 
 import numpy as np
 from fedcore.papers.histograms import PaperHistograms
-from fedcore.papers.histograms.messages import AssignMessage
+from fedcore.papers.histograms.clients import AssignMessage
 
 from benchmarks.measured import in_turns, seconds
 from benchmarks.populations import reddit_like

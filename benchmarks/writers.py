@@ -25,10 +25,9 @@ from pathlib import Path
 from time import perf_counter, process_time
 
 import numpy as np
-from fedcore.papers.experiment import Options
-from fedcore.papers.fedem.runs import data_file
-from fedcore.papers.fedgrem.clusters import FedGrEMPenDigits
-from fedcore.papers.fedgrem.simulation.similar_mixtures import simulated_clients
+from fedcore.papers.data import data_file
+from fedcore.papers.fedgrem.simulation import simulated_clients
+from fedcore.papers.fedgrem.tables import PEN_DIGITS_BY_WRITER
 from threadpoolctl import threadpool_limits
 
 from benchmarks import floors
@@ -107,8 +106,7 @@ def writers() -> tuple[list[np.ndarray], np.ndarray, str]:
             concentration=50.0,
         )
         return data.rows, centres, "synthetic"
-    experiment, options = FedGrEMPenDigits(), Options()
-    rows, held, labels = experiment.split(0, options)
+    rows, held, labels = PEN_DIGITS_BY_WRITER.split(0, quick=False)
     held, labels = np.concatenate(held), np.concatenate(labels)
     return rows, np.stack([held[labels == digit].mean(axis=0) for digit in range(COMPONENTS)]), "pen digits"
 

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from fedcore.papers.experiment import Experiment
+from fedcore.papers.table import Experiment
 
 from fedcore.errors import ConfigError
 
 EXPERIMENTS = {
-    "histograms-table1": "fedcore.papers.histograms.table1:HistogramsTable1",
-    "fedem-synthetic": "fedcore.papers.fedem.synthetic:FedEMSynthetic",
-    "fedem-mnist": "fedcore.papers.fedem.mnist:FedEMMnist",
-    "fedem-missing": "fedcore.papers.fedem.missing:FedEMMissing",
-    "fedem-bytes": "fedcore.papers.fedem.bytes:FedEMBytes",
-    "fedem-tabular": "fedcore.papers.fedem.tabular:FedEMTabular",
-    "em-defaults": "fedcore.papers.fedem.defaults:EMDefaults",
-    "fedgrem-gmm": "fedcore.papers.fedgrem.simulations:FedGrEMGaussians",
-    "fedgrem-mor": "fedcore.papers.fedgrem.simulations:FedGrEMRegressions",
-    "fedgrem-pendigits": "fedcore.papers.fedgrem.clusters:FedGrEMPenDigits",
-    "fedgrem-mnist": "fedcore.papers.fedgrem.clusters:FedGrEMMnist",
-    "fedgrem-fashion": "fedcore.papers.fedgrem.clusters:FedGrEMFashion",
-    "perma-synthetic": "fedcore.papers.perma.synthetic:PermaSynthetic",
-    "perma-mnist": "fedcore.papers.perma.mnist:PermaMnist",
-    "perma-video": "fedcore.papers.perma.video:PermaVideo",
-    "perma-rg": "fedcore.papers.perma.rg:PermaRg",
-    "dictionary-mnist": "fedcore.papers.perma.learners:DictionaryMnist",
-    "dictionary-femnist": "fedcore.papers.perma.learners:DictionaryFemnist",
-    "dictionary-series": "fedcore.papers.perma.series:DictionarySeries",
-    "background-clips": "fedcore.papers.perma.background_clips:BackgroundClips",
-    "private-gmm": "fedcore.papers.private_gmm.tables:PrivateGMMTables",
-    "private-mixture": "fedcore.papers.private_mixture.tables:PrivateMixtureTables",
+    "histograms-table1": "fedcore.papers.histograms.table1:TABLE_1",
+    "fedem-synthetic": "fedcore.papers.fedem.synthetic:SYNTHETIC",
+    "fedem-mnist": "fedcore.papers.fedem.mnist:MNIST",
+    "fedem-missing": "fedcore.papers.fedem.missing:MISSING",
+    "fedem-bytes": "fedcore.papers.fedem.bytes:BYTES",
+    "fedem-tabular": "fedcore.papers.fedem.tabular:TABULAR",
+    "em-defaults": "fedcore.papers.fedem.defaults:DEFAULTS",
+    "fedgrem-gmm": "fedcore.papers.fedgrem.tables:GAUSSIAN_MIXTURES",
+    "fedgrem-mor": "fedcore.papers.fedgrem.tables:REGRESSION_MIXTURES",
+    "fedgrem-pendigits": "fedcore.papers.fedgrem.tables:PEN_DIGITS",
+    "fedgrem-mnist": "fedcore.papers.fedgrem.tables:MNIST",
+    "fedgrem-fashion": "fedcore.papers.fedgrem.tables:FASHION",
+    "perma-synthetic": "fedcore.papers.perma.synthetic:SYNTHETIC",
+    "perma-mnist": "fedcore.papers.perma.mnist:MNIST",
+    "perma-video": "fedcore.papers.perma.video:VIDEO",
+    "perma-rg": "fedcore.papers.perma.rg:RG",
+    "dictionary-mnist": "fedcore.papers.perma.learners:DICTIONARY_MNIST",
+    "dictionary-femnist": "fedcore.papers.perma.learners:DICTIONARY_FEMNIST",
+    "dictionary-series": "fedcore.papers.perma.series:SERIES",
+    "background-clips": "fedcore.papers.perma.background_clips:CLIPS_TABLE",
+    "private-gmm": "fedcore.papers.private_gmm.tables:PRIVATE_GMM",
+    "private-mixture": "fedcore.papers.private_mixture.tables:PRIVATE_MIXTURE",
 }
 
 
@@ -39,4 +39,5 @@ def experiment(name: str) -> Experiment:
     if name not in EXPERIMENTS:
         raise ConfigError(f"there is no experiment {name!r}.", f"Known: {', '.join(EXPERIMENTS)}.")
     module, attribute = EXPERIMENTS[name].split(":")
-    return getattr(import_module(module), attribute)()
+    found: Experiment = getattr(import_module(module), attribute)
+    return found

@@ -7,8 +7,8 @@ from importlib import import_module
 from pathlib import Path
 
 from fedcore.papers import EXPERIMENTS, experiment
-from fedcore.papers.experiment import Experiment, Options, Place, ResultTable
-from fedcore.papers.experiment import reproduce as run
+from fedcore.papers.table import Experiment, Options, Place, ResultTable
+from fedcore.papers.table import reproduce as run
 
 from fedcore.rounds.engine import InProcessBackend
 

@@ -7,17 +7,7 @@ from uuid import UUID
 from fedcore.flows.own_server import flow
 from fedcore.flows.states import run_to_state
 from fedcore.papers import experiment
-from fedcore.papers.experiment import (
-    Cell,
-    Experiment,
-    Options,
-    Place,
-    ResultTable,
-    compute,
-    conclude,
-    markdown,
-    open_folder,
-)
+from fedcore.papers.table import Cell, Experiment, Options, Place, ResultTable, compute, conclude, markdown, open_folder
 from fedcore.tasks.artifacts import key
 from fedcore.tasks.dask_backend import dask_backend
 from prefect import get_run_logger, task
@@ -61,7 +51,7 @@ def reproduce_flow(
         )
         with dask_backend(compute.workers, compute.dask) as backend:
             place = Place(where, backend, compute.cache_bytes)
-            cells, results = found.cells(options, place), {}
+            cells, results = found.cells(options), {}
             for number, cell in enumerate(cells):
                 get_run_logger().info("%s (%d of %d)", cell.title, number + 1, len(cells))
                 results[cell.key] = compute_cell(found, cell, options, place)

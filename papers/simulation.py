@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from fedcore.papers.experiment import Place
+from fedcore.papers.table import Place
 
 from fedcore.errors import ConfigError
 from fedcore.methods.registry import make_method

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fedcore.papers.fedem import runs as fedem_runs
+from fedcore.papers.data import data_file
 from fedcore.papers.perma.mnist import Size
 
 from benchmarks import (
@@ -188,7 +188,7 @@ def test_perma_mnist(tmp_path, monkeypatch):
     rows = rows_of(perma_mnist.measure(options(tmp_path)))
     assert rows["run"]["of_paper"] > 0 and rows["loop"]["of_loop_cpu"] == 1.0
     assert rows["paper, on its own machine"]["seconds"] == 40.8
-    assert fedem_runs.data_file(*perma_mnist.perma_mnist.SOURCE) is None
+    assert data_file(*perma_mnist.perma_mnist.SOURCE) is None
 
 
 def test_scale(tmp_path, monkeypatch):

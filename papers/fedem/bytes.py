@@ -10,22 +10,23 @@ in every round until its held-out nll is within .01 of that after 60 rounds. Fed
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
-from fedcore.papers.experiment import Cell, Options, Place, ResultTable
+from fedcore.papers.columns import verdict
+from fedcore.papers.data import needed_data, rows_population, whitened
 from fedcore.papers.fedem import runs
 from fedcore.papers.fedem.paper_federated_em import PaperFederatedEM
 from fedcore.papers.simulation import simulate
+from fedcore.papers.table import Column, Condition, Experiment, Found, Seeds, Trial
 
 from fedcore.methods.federated_em import FederatedEM, FederatedEMState
-from fedcore.population.store import Population
 from fedcore.rounds.method import RoundInfo
 
 MNIST, FEMNIST = ("mnist", "mnist.npz"), ("femnist", "femnist.npz")
-IMAGES, CLIENTS, DIRECTIONS = 20_000, 100, 20
+IMAGES, CLIENTS = 20_000, 100
 QUICK_IMAGES = 2_000
 HELD_OUT = 5  # every so many-th image of a writer
 PENALTY = 1e-3  # rows with the pooled variance: large enough that no component shrinks to a point
@@ -47,95 +48,6 @@ LINES: dict[str, tuple[str, float, dict[str, Any]]] = {
 }
 ASKED = {"natural": 70.0, "natural-half": 45.0}  # times fewer bytes than EM
 FIRST, LATER = 0.1, 0.02  # nats that held-out nll may rise in the first round, and in a later one
-
-
-class FedEMBytes:
-    """See the module. A `fedcore.papers.experiment.Experiment`."""
-
-    name = "fedem-bytes"
-    title = "Bytes from the clients until held-out nll is within .01 of EM's"
-
-    def cells(self, options: Options, place: Place) -> Sequence[Cell]:
-        runs.own_data_only(options)
-        for source in (MNIST, FEMNIST):
-            runs.needed_data(*source)
-        return [
-            Cell(f"{data}-{seed}", f"{label}, seed {seed}", {"data": data, "seed": seed})
-            for seed in range(options.seeds or (1 if options.quick else SEEDS))
-            for data, (label, _, _) in DATA.items()
-        ]
-
-    def compute(self, cell: Cell, options: Options, place: Place) -> dict:
-        data, seed = cell.arguments["data"], cell.arguments["seed"]
-        _, source, covariance = DATA[data]
-        name = data.split("-")[0] + ("-quick" if options.quick else "")
-        population, held_out = population_of(place, name, source, QUICK_IMAGES if options.quick else IMAGES)
-        common = {
-            "components": 10,
-            "covariance": covariance,
-            "standardise": False,
-            "regularisation": PENALTY / population.n_rows,
-            "monitor_every": runs.NEVER_LOOKED_AT,
-            "restarts": 1,
-        }
-
-        def trace(line: str, target: float | None = None, **settings: Any) -> Curve:
-            curve, key = (
-                Curve(PaperFederatedEM(PaperFederatedEM.Config(**common, **settings)), held_out, target),
-                cell.key,
-            )
-            with suppress(Reached):
-                simulate(
-                    place,
-                    f"{key}-{line}",
-                    "paper_federated_em",
-                    common | settings,
-                    population,
-                    seed=seed,
-                    on_round=curve,
-                )
-            return curve
-
-        em = trace("em", algorithm="em", rounds=EM_ROUNDS)
-        target = em.nll[-1] + NEAR
-        found = {"em": em.until(target), "target": target, "start": em.nll[0]}
-        for line, (_, p, settings) in LINES.items():
-            rounds = EM_ROUNDS if line == "dithering" else ROUNDS[p]
-            found[line] = trace(line, target, rounds=rounds, **settings).until(target)
-        return found
-
-    def table(self, options: Options, results: Mapping[str, dict]) -> ResultTable:
-        rows = []
-        for data, (label, _, _) in DATA.items():
-            cells = [cell for key, cell in results.items() if key.rpartition("-")[0] == data]
-            rows.append({"": label, "EM": ", ".join(_megabytes(cell["em"]) for cell in cells)})
-            rows[-1] |= {
-                shown: ", ".join(_megabytes(cell[line], cell["em"]) for cell in cells)
-                for line, (shown, _, _) in LINES.items()
-            }
-        notes = [*NOTES, *findings(results)]
-        return ResultTable(f"{self.title}; {len(results) // len(DATA)} seed(s)", rows, notes)
-
-    def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
-        from fedcore.evaluation.curves import Panel, panels_figure
-
-        labels = {"em": "EM"} | {line: shown for line, (shown, _, _) in LINES.items()}
-        return panels_figure(
-            [
-                Panel(
-                    {
-                        shown: ([sent / 1e6 for sent in cell[line]["bytes"]], cell[line]["nll"])
-                        for line, shown in labels.items()
-                        for cell in [results[f"{data}-0"]]
-                    },
-                    DATA[data][0],
-                    "MB up",
-                    "held-out nll",
-                    log_x=True,
-                )
-                for data in ("random-full", "femnist-full", "random-tied")
-            ]
-        )
 
 
 class Reached(Exception):
@@ -184,14 +96,8 @@ class Curve:
 # --- data -----------------------------------------------------------------------------------------------------------
 
 
-def population_of(place: Place, name: str, source: tuple[str, str], images: int) -> tuple[Population, np.ndarray]:
-    """The population of scores, and held-out rows."""
-    clients, held_out = writers(images) if source == FEMNIST else digits(images, name.startswith("sorted"))
-    return runs.rows_population(place, name, lambda: clients, "a published research data set"), held_out
-
-
 def digits(images: int, ordered: bool) -> tuple[list[np.ndarray], np.ndarray]:
-    with np.load(runs.needed_data(*MNIST), allow_pickle=False) as stored:
+    with np.load(needed_data(*MNIST), allow_pickle=False) as stored:
         chosen = np.random.default_rng(0).permutation(len(stored["x_train"]))[:images]
         train, labels, test = stored["x_train"][chosen], stored["y_train"][chosen], stored["x_test"]
     rows, held_out = whitened(train, test)
@@ -202,7 +108,7 @@ def digits(images: int, ordered: bool) -> tuple[list[np.ndarray], np.ndarray]:
 
 def writers(images: int) -> tuple[list[np.ndarray], np.ndarray]:
     """images: only so many clients of the quick form are taken as have about that many."""
-    with np.load(runs.needed_data(*FEMNIST), allow_pickle=False) as stored:
+    with np.load(needed_data(*FEMNIST), allow_pickle=False) as stored:
         x, client = stored["x"], stored["client"]
     if images < IMAGES:
         x, client = x[client < images // 150], client[client < images // 150]
@@ -212,15 +118,6 @@ def writers(images: int) -> tuple[list[np.ndarray], np.ndarray]:
         apart[np.random.default_rng(int(number)).permutation(own)[: len(own) // HELD_OUT]] = True
     rows, held_out = whitened(x[~apart], x[apart])
     return [rows[client[~apart] == number] for number in np.unique(client)], held_out
-
-
-def whitened(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of images on the first principal components of `train`, with the covariance I there."""
-    train, test = (images.reshape(len(images), -1).astype(np.float64) for images in (train, test))
-    mean = train.mean(axis=0)
-    values, vectors = np.linalg.eigh(np.cov(train.T, bias=True))
-    projection = vectors[:, ::-1][:, :DIRECTIONS] / np.sqrt(values[::-1][:DIRECTIONS])
-    return (train - mean) @ projection, (test - mean) @ projection
 
 
 # --- what the table says --------------------------------------------------------------------------------------------
@@ -234,20 +131,17 @@ NOTES = (
 )
 
 
-def findings(results: Mapping[str, dict]) -> list[str]:
-    found = []
+def findings(found: Found) -> Iterator[str]:
+    cells = [cell for data in DATA for cell in found[data]]
     for line, asked in ASKED.items():
-        ratios = [_ratio(cell[line], cell["em"]) for cell in results.values()]
-        first = max(cell[line]["first"] for cell in results.values())
-        later = max(cell[line]["later"] for cell in results.values())
-        least = min(ratios)
-        found.append(
-            f"{LINES[line][0]}: at least {least:.0f} times fewer bytes, {sum(r >= asked for r in ratios)} of "
+        ratios = [_ratio(cell[line], cell["em"]) for cell in cells]
+        first, later = (max(cell[line][rise] for cell in cells) for rise in ("first", "later"))
+        yield (
+            f"{LINES[line][0]}: at least {min(ratios):.0f} times fewer bytes, {sum(r >= asked for r in ratios)} of "
             f"{len(ratios)} at least the {asked:g} asked, median {np.median(ratios):.0f}; the first round raises nll "
-            f"by at most {first:+.3f}, asked {FIRST:g}, {runs.verdict(first <= FIRST)}, a later one by at most "
-            f"{later:.3f}, asked {LATER:g}, {runs.verdict(later <= LATER)}."
+            f"by at most {first:+.3f}, asked {FIRST:g}, {verdict(first <= FIRST)}, a later one by at most "
+            f"{later:.3f}, asked {LATER:g}, {verdict(later <= LATER)}."
         )
-    return found
 
 
 def _ratio(cell: Mapping[str, Any], em: Mapping[str, Any]) -> float:
@@ -259,3 +153,82 @@ def _megabytes(cell: Mapping[str, Any], em: Mapping[str, Any] | None = None) -> 
         return f"never ({cell['end']:.2f}; {cell['bytes'][-1] / 1e6:.3g})"
     times = "" if em is None else f"{_ratio(cell, em):.0f}x; "
     return f"{cell['bytes'][-1] / 1e6:.3g} ({times}{cell['rounds']})"
+
+
+# --- the experiment -------------------------------------------------------------------------------------------------
+
+
+def measure(trial: Trial) -> dict:
+    data, seed, quick = trial["data"], trial.seed, trial.quick
+    _, source, covariance = DATA[data]
+    images = QUICK_IMAGES if quick else IMAGES
+    clients, held_out = writers(images) if source == FEMNIST else digits(images, data.startswith("sorted"))
+    name = data.split("-")[0] + ("-quick" if quick else "")
+    population = rows_population(trial.place, name, lambda: clients)
+    common = {
+        "components": 10,
+        "covariance": covariance,
+        "standardise": False,
+        "regularisation": PENALTY / population.n_rows,
+        "monitor_every": runs.NEVER_LOOKED_AT,
+        "restarts": 1,
+    }
+
+    def trace(line: str, target: float | None = None, **settings: Any) -> Curve:
+        curve, key = Curve(PaperFederatedEM(PaperFederatedEM.Config(**common, **settings)), held_out, target), trial.key
+        settings = common | settings
+        with suppress(Reached):
+            simulate(trial.place, f"{key}-{line}", "paper_federated_em", settings, population, seed=seed, on_round=curve)
+        return curve
+
+    em = trace("em", algorithm="em", rounds=EM_ROUNDS)
+    target = em.nll[-1] + NEAR
+    found = {"em": em.until(target), "target": target, "start": em.nll[0]}
+    for line, (_, p, settings) in LINES.items():
+        rounds = EM_ROUNDS if line == "dithering" else ROUNDS[p]
+        found[line] = trace(line, target, rounds=rounds, **settings).until(target)
+    return found
+
+
+def figure(found: Found) -> bytes:
+    from fedcore.evaluation.curves import Panel, panels_figure
+
+    labels = {"em": "EM"} | {line: label for line, (label, _, _) in LINES.items()}
+
+    def curves(cell: dict) -> dict:
+        of = {label: cell[line] for line, label in labels.items()}
+        return {label: ([sent / 1e6 for sent in one["bytes"]], one["nll"]) for label, one in of.items()}
+
+    return panels_figure(
+        [
+            Panel(curves(found.one(data)), DATA[data][0], "MB up", "held-out nll", log_x=True)
+            for data in ("random-full", "femnist-full", "random-tied")
+        ]
+    )
+
+
+def megabytes(line: str) -> Column:
+    def text(cell: dict) -> str:
+        return _megabytes(cell["em"]) if line == "em" else _megabytes(cell[line], cell["em"])
+
+    return lambda found, row: ", ".join(found.values(str(row.of), text))
+
+
+BYTES = Experiment(
+    name="fedem-bytes",
+    title="Bytes from the clients until held-out nll is within .01 of EM's",
+    heading=lambda found: f"; {len(found.seeds)} seed(s)",
+    needs=(MNIST, FEMNIST),
+    seeds=Seeds(SEEDS, quick=1, first=0),
+    conditions=lambda options: {
+        data: Condition(label, {"data": data}, {"": label}) for data, (label, _, _) in DATA.items()
+    },
+    measure=measure,
+    columns=lambda options: {
+        "EM": megabytes("em"),
+        **{label: megabytes(line) for line, (label, _, _) in LINES.items()},
+    },
+    notes=lambda found: NOTES,
+    checks=findings,
+    figure=figure,
+)

@@ -19,11 +19,12 @@ from functools import partial
 from typing import Any, cast
 
 import numpy as np
-from fedcore.papers.experiment import Cell, Options, Place, ResultTable
+from fedcore.papers.columns import mean, mean_sd, with_sd
+from fedcore.papers.data import needed_data, rows_population, whitened
 from fedcore.papers.fedem import runs as fedem_runs
-from fedcore.papers.fedem.bytes import whitened
-from fedcore.papers.fedgrem import runs as fedgrem_runs
+from fedcore.papers.fedgrem import tables as fedgrem
 from fedcore.papers.simulation import simulate
+from fedcore.papers.table import Condition, Experiment, Found, Options, Place, Row, Seeds, Trial
 
 from fedcore.methods.federated_em import FederatedEM
 from fedcore.methods.mixed_effects import MixedEffects, MixedEffectsConfig
@@ -42,7 +43,7 @@ Labelled = tuple[np.ndarray, np.ndarray]  # rows (n, d) float64; the client of e
 
 
 def _stored(folder: str, file: str, of_rows: Sequence[str], of_clients: Sequence[str]) -> Labelled:
-    with np.load(fedem_runs.needed_data(folder, file), allow_pickle=False) as arrays:
+    with np.load(needed_data(folder, file), allow_pickle=False) as arrays:
         x = np.concatenate([arrays[name] for name in of_rows]).astype(np.float64)
         clients = np.concatenate([arrays[name] for name in of_clients]) if of_clients else np.zeros(0)
     return x.reshape(len(x), -1), clients
@@ -138,92 +139,9 @@ def clients_of(
         yield x[rows[away:]], x[rows[:away]]
 
 
-# --- the experiment -------------------------------------------------------------------------------------------------
+# --- the table ------------------------------------------------------------------------------------------------------
 
-
-class EMDefaults:
-    """See the module. A `fedcore.papers.experiment.Experiment`."""
-
-    name = "em-defaults"
-    title = "Defaults on people's data"
-
-    def cells(self, options: Options, place: Place) -> Sequence[Cell]:
-        fedem_runs.own_data_only(options)
-        return [
-            *(
-                Cell(_key("mixture", data, line, seed), f"{data}, {line}, seed {seed}", _arguments(data, line, seed))
-                for data in mixtures(options)
-                for line in (*SETTINGS, RIVAL)
-                for seed in _seeds(options)
-            ),
-            *(
-                Cell(_key("regression", data, "", seed), f"{data}, regression, seed {seed}", _arguments(data, "", seed))
-                for data in REGRESSIONS
-                for seed in _seeds(options)
-            ),
-        ]
-
-    def compute(self, cell: Cell, options: Options, place: Place) -> dict:
-        data, line, seed = (cell.arguments[name] for name in ("data", "line", "seed"))
-        if not line:
-            return regression_errors(REGRESSIONS[data], seed)
-        name = _key("rows", data, "", seed)
-        split = list(clients_of(MIXTURES[data].read(), seed, lambda rows: round(HELD_OUT * rows)))
-        if line == RIVAL:
-            return rival_loss(split, MIXTURES[data].components, seed)
-        settings = {"components": MIXTURES[data].components, **SETTINGS[line]}
-        return mixture_loss(place, cell.key, name, settings, split, seed)
-
-    def table(self, options: Options, results: Mapping[str, dict]) -> ResultTable:
-        seeds = _seeds(options)
-        rows, notes = list[dict[str, str]](), list(NOTES)
-        for data in mixtures(options):
-            cells = {
-                line: [results[_key("mixture", data, line, seed)] for seed in seeds] for line in (*SETTINGS, RIVAL)
-            }
-            rival = float(np.mean([cell["loss"] for cell in cells[RIVAL]]))
-            for line, found in cells.items():
-                loss = float(np.mean([cell["loss"] for cell in found]))
-                rows.append(
-                    {
-                        "data": data,
-                        "method": line,
-                        "held-out loss": fedgrem_runs.with_sd([cell["loss"] for cell in found], 3),
-                        "status": _counted([cell["status"] for cell in found]),
-                        "MB up": "" if line == RIVAL else f"{np.mean([cell['mb'] for cell in found]):.3g}",
-                        "seconds": f"{np.mean([cell['seconds'] for cell in found]):.1f}",
-                    }
-                )
-                if line != RIVAL and loss > rival + NEAR:
-                    notes.append(f"{data}, {line}: {loss - rival:+.3f} nats behind scikit-learn.")
-        for data in REGRESSIONS:
-            found = [results[_key("regression", data, "", seed)] for seed in seeds]
-            rows += [
-                {
-                    "data": data,
-                    "method": line,
-                    "held-out loss": fedgrem_runs.with_sd([cell["error"][line] for cell in found], 4),
-                    "status": "",
-                    "MB up": "",
-                    "seconds": f"{np.mean([cell['seconds'] for cell in found]):.1f}" if line == OURS else "",
-                }
-                for line in found[0]["error"]
-            ]
-        return ResultTable(f"{self.title}; {len(seeds)} splits, mean (sd)", rows, notes)
-
-    def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
-        from fedcore.evaluation.curves import Panel, panels_figure
-
-        names, seeds = list(mixtures(options)), _seeds(options)
-
-        def loss(data: str, line: str) -> float:
-            return float(np.mean([results[_key("mixture", data, line, seed)]["loss"] for seed in seeds]))
-
-        at = [float(number) for number in range(len(names))]
-        behind = {line: (at, [loss(data, line) - loss(data, RIVAL) for data in names]) for line in SETTINGS}
-        return panels_figure([Panel(behind, "Behind scikit-learn", "", "nats of a row", ticks=names)])
-
-
+LOSS = "held-out loss"
 NOTES = (
     "Mixtures: full covariances, mean negative log-likelihood of a held-out row, nats, of columns standardised by the "
     "training rows; constant columns are left out; images by their first 20 principal components. Regressions: mean "
@@ -238,16 +156,59 @@ def mixtures(options: Options) -> Mapping[str, Mixture]:
     return {name: data for name, data in MIXTURES.items() if data.quick or not options.quick}
 
 
-def _seeds(options: Options) -> range:
-    return range(1, (options.seeds or SEEDS) + 1)
+def conditions(options: Options) -> dict[str, Condition]:
+    about = {("mixture", data, line): f"{data}, {line}" for data in mixtures(options) for line in (*SETTINGS, RIVAL)}
+    about |= {("regression", data, ""): f"{data}, regression" for data in REGRESSIONS}
+    return {_key(*what): Condition(title, {"data": what[1], "line": what[2]}) for what, title in about.items()}
 
 
-def _key(kind: str, data: str, line: str, seed: int) -> str:
-    return "-".join(part for part in (kind, data, line, str(seed)) if part).replace(", ", "-").replace(" ", "-")
+def _key(kind: str, data: str, line: str) -> str:
+    return "-".join(part for part in (kind, data, line) if part).replace(", ", "-").replace(" ", "-")
 
 
-def _arguments(data: str, line: str, seed: int) -> dict[str, Any]:
-    return {"data": data, "line": line, "seed": seed}
+def measure(trial: Trial) -> dict:
+    data, line, seed = trial["data"], trial["line"], trial.seed
+    if not line:
+        return regression_errors(REGRESSIONS[data], seed)
+    split = list(clients_of(MIXTURES[data].read(), seed, lambda rows: round(HELD_OUT * rows)))
+    if line == RIVAL:
+        return rival_loss(split, MIXTURES[data].components, seed)
+    settings = {"components": MIXTURES[data].components, **SETTINGS[line]}
+    return mixture_loss(trial.place, trial.key, f"{_key('rows', data, '')}-{seed}", settings, split, seed)
+
+
+def rows(found: Found) -> Iterator[Row]:
+    for data in mixtures(found.options):
+        for line in (*SETTINGS, RIVAL):
+            unused = {"MB up": ""} if line == RIVAL else {}
+            yield Row({"data": data, "method": line}, _key("mixture", data, line), unused)
+    for data in REGRESSIONS:
+        key = _key("regression", data, "")
+        for line in found.one(key)["error"]:
+            errors = [cell["error"][line] for cell in found[key]]
+            seconds = f"{found.mean(key, 'seconds'):.1f}" if line == OURS else ""
+            yield Row({"data": data, "method": line}, None, {LOSS: with_sd(errors, 4), "seconds": seconds})
+
+
+def behind(found: Found, data: str, line: str) -> float:
+    """Nats of a row."""
+    return found.mean(_key("mixture", data, line), "loss") - found.mean(_key("mixture", data, RIVAL), "loss")
+
+
+def findings(found: Found) -> Iterator[str]:
+    for data in mixtures(found.options):
+        for line in SETTINGS:
+            if (by := behind(found, data, line)) > NEAR:
+                yield f"{data}, {line}: {by:+.3f} nats behind scikit-learn."
+
+
+def figure(found: Found) -> bytes:
+    from fedcore.evaluation.curves import Panel, panels_figure
+
+    names = list(mixtures(found.options))
+    at = [float(number) for number in range(len(names))]
+    curves = {line: (at, [behind(found, data, line) for data in names]) for line in SETTINGS}
+    return panels_figure([Panel(curves, "Behind scikit-learn", "", "nats of a row", ticks=names)])
 
 
 def _counted(statuses: Sequence[str]) -> str:
@@ -272,7 +233,7 @@ def _varying(split: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[list[np.nd
 def mixture_loss(place: Place, key: str, data: str, settings: dict, split: Sequence, seed: int) -> dict[str, Any]:
     """loss: of the held-out rows. status: of the run. mb: coded bytes from the clients / 1e6. seconds."""
     train, held, deviations = _varying(split)
-    population = fedem_runs.rows_population(place, data, lambda: train, "a published data set")
+    population = rows_population(place, data, lambda: train, "a published data set")
     begun = time.perf_counter()
     method, state = simulate(place, key, "federated_em", settings, population, seed=seed)
     seconds = time.perf_counter() - begun
@@ -314,8 +275,8 @@ def regression_errors(task: Regression, seed: int) -> dict[str, Any]:
     x, clients = x[whole], clients[whole]
     x = (x - x.mean(axis=0)) / x.std(axis=0)
     train, held = map(list, zip(*clients_of((x, clients), seed, lambda rows: max(rows - task.rows, 0)), strict=True))
-    block = fedgrem_runs.block_of(train)
-    ran = fedgrem_runs.run(block, seed, MixedEffects(MixedEffectsConfig(intercept=True)))
+    block = fedgrem.block_of(train)
+    ran = fedgrem.run(block, seed, MixedEffects(MixedEffectsConfig(intercept=True)))
     ours = ran.method.personalise(ran.state, block, ran.memory)["centres"][:, 0]
     fits = [_with_one(own) for own in train]
     pooled = np.linalg.lstsq(np.concatenate(fits), np.concatenate(train)[:, -1], rcond=None)[0]
@@ -358,3 +319,25 @@ def mixed_model(train: Sequence[np.ndarray]) -> np.ndarray | None:
             return None
     shifts = np.array([np.asarray(fit.random_effects[client]) for client in range(len(train))])
     return np.asarray(fit.fe_params) + shifts
+
+
+# --- the experiment -------------------------------------------------------------------------------------------------
+
+DEFAULTS = Experiment(
+    name="em-defaults",
+    title="Defaults on people's data",
+    heading=lambda found: f"; {len(found.seeds)} splits, mean (sd)",
+    seeds=Seeds(SEEDS),
+    conditions=conditions,
+    measure=measure,
+    rows=rows,
+    columns=lambda options: {
+        LOSS: mean_sd("loss", 3),
+        "status": lambda found, row: _counted(found.values(str(row.of), "status")),
+        "MB up": mean("mb", ".3g"),
+        "seconds": mean("seconds", ".1f"),
+    },
+    notes=lambda found: NOTES,
+    checks=findings,
+    figure=figure,
+)

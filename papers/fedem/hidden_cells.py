@@ -8,12 +8,14 @@ that of the column means.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from fedcore.papers.experiment import Options, Place
+from fedcore.papers.columns import brief
+from fedcore.papers.data import data_file, needed_data, rows_population
 from fedcore.papers.fedem import runs
+from fedcore.papers.table import Found, Options, Row, Trial
 from scipy.stats import poisson
 
 from fedcore.methods.mixture_models.nuclear_norm import soft_threshold
@@ -38,13 +40,13 @@ Model = Callable[[Mapping[str, Any], float], tuple[np.ndarray, runs.Ran]]  # fro
 
 def tables(options: Options) -> tuple[str, ...]:
     """Names of the tables that are there; two of them for a quick table."""
-    there = tuple(name for name in SOURCES if runs.data_file(FOLDER, f"{name}.npz") is not None)
+    there = tuple(name for name in SOURCES if data_file(FOLDER, f"{name}.npz") is not None)
     return tuple(name for name in there if name != "bci") if options.quick else there
 
 
 def counts_of(name: str) -> np.ndarray:
     """(sites, columns) float64 counts, NaN where missing."""
-    with np.load(runs.needed_data(FOLDER, f"{name}.npz"), allow_pickle=False) as stored:
+    with np.load(needed_data(FOLDER, f"{name}.npz"), allow_pickle=False) as stored:
         return stored["counts"].astype(np.float64)
 
 
@@ -55,8 +57,9 @@ def hide(counts: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndar
     return np.where(hidden | validation, np.nan, counts), validation, hidden
 
 
-def compute(place: Place, key: str, name: str, seed: int, options: Options) -> dict:
+def hidden_results(trial: Trial) -> dict:
     """label: {error, setting, ...} of every method."""
+    place, key, name, seed = trial.place, trial.key, trial["table"], trial.seed
     counts = counts_of(name)
     seen, validation, hidden = hide(counts, seed)
     truth = np.log1p(counts)
@@ -77,39 +80,18 @@ def compute(place: Place, key: str, name: str, seed: int, options: Options) -> d
         found["IterativeImputer of scikit-learn"] = {"error": error(imputed, hidden)}
 
     dealt = [np.arange(client, len(counts), CLIENTS) for client in range(CLIENTS)]
-    own_tables = runs.rows_population(
-        place, f"{name}-tables-{seed}", lambda: [_only(seen, own) for own in dealt], "a published research data set"
-    )
-    own_rows = runs.rows_population(
-        place, f"{name}-rows-{seed}", lambda: [log[own] for own in dealt], "a published research data set"
-    )
+    own_tables = rows_population(place, f"{name}-tables-{seed}", lambda: [_only(seen, own) for own in dealt])
+    own_rows = rows_population(place, f"{name}-rows-{seed}", lambda: [log[own] for own in dealt])
 
     def poisson_tables(settings: Mapping[str, Any], penalty: float) -> tuple[np.ndarray, runs.Ran]:
-        ran = runs.traced(
-            place,
-            key,
-            {
-                **settings,
-                "model": "poisson_tables",
-                "table_rows": len(counts),
-                "nuclear_penalty": penalty / CLIENTS,
-                "rounds": TABLE_ROUNDS,
-            },
-            own_tables,
-            seed,
-            every=TABLE_ROUNDS,
-        )
+        model = {"model": "poisson_tables", "table_rows": len(counts), "rounds": TABLE_ROUNDS}
+        settings = {**settings, **model, "nuclear_penalty": penalty / CLIENTS}
+        ran = runs.traced(place, key, settings, own_tables, seed, every=TABLE_ROUNDS)
         return expected_log(np.exp(ran.state.parameters()["natural"])), ran
 
     def gaussian_imputer(settings: Mapping[str, Any], rank: float) -> tuple[np.ndarray, runs.Ran]:
-        ran = runs.traced(
-            place,
-            key,
-            {**settings, "model": "gaussian_imputer", "rank": int(rank), "rounds": IMPUTER_ROUNDS},
-            own_rows,
-            seed,
-            every=IMPUTER_ROUNDS,
-        )
+        settings = {**settings, "model": "gaussian_imputer", "rank": int(rank), "rounds": IMPUTER_ROUNDS}
+        ran = runs.traced(place, key, settings, own_rows, seed, every=IMPUTER_ROUNDS)
         rows = runs.model_of(ran.method, ran.state).personalise(ran.state.parameters(), ran.rows)["imputed"]
         estimate = np.empty_like(log)
         estimate[np.concatenate(dealt)] = rows * ran.state.scale + ran.state.centre
@@ -188,29 +170,27 @@ def _only(seen: np.ndarray, own: np.ndarray) -> np.ndarray:
     return table
 
 
-# --- what the table says --------------------------------------------------------------------------------------------
+# --- their lines in the table -----------------------------------------------------------------------------------------
 
 
-def rows(results: Mapping[str, dict], name: str) -> dict[str, dict]:
-    """label: values of a row; errors relative to the column means, medians over the seeds."""
-    cells = [cell for key, cell in results.items() if key.rpartition("-")[0] == f"real_{name}"]
-    found = {}
-    for label, first in cells[0].items():
-        ratio = np.median([cell[label]["error"] / cell[COLUMN_MEANS]["error"] for cell in cells])
+def hidden_rows(found: Found, name: str) -> Iterator[Row]:
+    """Errors relative to the column means, medians over the seeds; the rest of the first seed."""
+    for label, first in found.one(f"real_{name}").items():
+        ratio = np.median([cell[label]["error"] / cell[COLUMN_MEANS]["error"] for cell in found[f"real_{name}"]])
         values = {"error": f"{ratio:.3f}"}
         if "rounds" in first:
             values |= {
-                "field": runs.brief(first["mean_field"]),
+                "‖h‖²": brief(first["mean_field"]),
                 "rounds": f"{first['rounds']}",
-                "cut": f"{first['cut_back']}",
-                "up": f"{first['bits_up'] / 8e6:.4g}",
-                "raw": f"{first['raw_up'] / 8e6:.4g}",
+                "cut back": f"{first['cut_back']}",
+                "MB up": f"{first['bits_up'] / 8e6:.4g}",
+                "raw MB": f"{first['raw_up'] / 8e6:.4g}",
             }
-        found[f"{label} ({first['setting']})" if "setting" in first else label] = values
-    return found
+        method = f"{label} ({first['setting']})" if "setting" in first else label
+        yield Row({"data": f"{name}, hidden cells", "method": method}, None, values)
 
 
-def notes(options: Options) -> list[str]:
+def hidden_notes(options: Options) -> list[str]:
     there = tables(options)
     if not there:
         return ["Real tables are left out: FEDCORE_DATA names no folder with biodiversity/*.npz."]

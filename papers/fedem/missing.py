@@ -10,14 +10,16 @@ The application of Dieuleveut, Fort, Moulines, Robin 2021 is to counts of birds,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import cast
 
 import numpy as np
-from fedcore.papers.experiment import Cell, Options, Place, ResultTable
-from fedcore.papers.fedem import hidden_cells as real
+from fedcore.papers.columns import brief, median, verdict
+from fedcore.papers.data import rows_population
 from fedcore.papers.fedem import runs
+from fedcore.papers.fedem.hidden_cells import hidden_notes, hidden_results, hidden_rows, tables
+from fedcore.papers.table import Condition, Experiment, Found, Options, Row, Trial, line_for_each
 
 from fedcore.methods.mixture_models.low_rank_tables import LowRankTables
 from fedcore.methods.mixture_models.nuclear_norm import Family, mean
@@ -42,93 +44,6 @@ SETTLED, NEAR_EM, BROKEN = 1e-6, 1e-4, 1.0
 POISSON_ERROR, OPTIMAL, CORRELATION = 0.5, 1e-6, 0.9
 
 
-class FedEMMissing:
-    """See the module. A `fedcore.papers.experiment.Experiment`."""
-
-    name = "fedem-missing"
-    title = "Federated EM over incomplete tables"
-
-    def cells(self, options: Options, place: Place) -> Sequence[Cell]:
-        runs.own_data_only(options)
-        found = []
-        for seed in runs.seeds_of(options):
-            found += [
-                Cell(
-                    f"{line}-{seed}", f"{data} {label}, seed {seed}", {"data": data, "settings": settings, "seed": seed}
-                )
-                for line, (data, label, settings) in lines(options).items()
-            ]
-            found += [
-                Cell(f"real_{name}-{seed}", f"{name}, seed {seed}", {"data": "real", "table": name, "seed": seed})
-                for name in real.tables(options)
-            ]
-        return found
-
-    def compute(self, cell: Cell, options: Options, place: Place) -> dict:
-        data, seed = cell.arguments["data"], cell.arguments["seed"]
-        if data == "real":
-            return real.compute(place, cell.key, cell.arguments["table"], seed, options)
-        if data in TRENDS:
-            return trend_results(place, cell, seed)
-        population = runs.rows_population(place, f"{data}-{seed}", partial(observers_of, data, seed), "synthetic")
-        ran = runs.traced(place, cell.key, cell.arguments["settings"], population, seed)
-        theta, (truth, never) = ran.state.parameters()["natural"], truth_of(data, seed)
-        model = cast(LowRankTables, runs.model_of(ran.method, ran.state))
-        spectral, along = model.optimality(ran.state.parameters(), ran.rows)
-        return ran.results() | {
-            "error": relative_error(theta, truth, never),
-            "natural": theta.ravel().tolist(),
-            "optimality": max(spectral, abs(along)),
-        }
-
-    def table(self, options: Options, results: Mapping[str, dict]) -> ResultTable:
-        rows = []
-        for line, (data, label, _) in lines(options).items():
-            median, known = partial(runs.median_of, results, line), partial(runs.known_median, results, line)
-            rows.append(
-                _row(
-                    TITLES[data],
-                    label,
-                    error=runs.brief(median(lambda c: c.get("error")), ".3f", never=""),
-                    correlation=runs.brief(median(lambda c: c.get("correlation")), ".3f", never=""),
-                    field=runs.brief(known(lambda c: runs.tail(c["mean_field"]))),
-                    away="" if data in TRENDS or label == "EM" else runs.brief(away(results, line, f"{data}_em")),
-                    rounds=f"{known(lambda c: len(c['epochs']) - 1):g}",
-                    cut=f"{known(lambda c: c['cut_back']):g}",
-                    up=f"{known(lambda c: c['bits_up'][-1]) / 8e6:.4g}",
-                    raw=f"{known(lambda c: c['raw_up']) / 8e6:.4g}",
-                )
-            )
-        for name in TRENDS if not options.quick else ("each",):
-            plain = runs.known_median(results, f"{name}_em", lambda c: c["plain"])
-            rows.append(_row(TITLES[name], "mean count of a month", correlation=f"{plain:.3f}"))
-        for name in real.tables(options):
-            rows += [
-                _row(f"{name}, hidden cells", label, **values) for label, values in real.rows(results, name).items()
-            ]
-        return ResultTable(self.title, rows, [*NOTES, *real.notes(options), *findings(results, options)])
-
-    def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
-        from fedcore.evaluation.curves import Panel, panels_figure
-
-        panels = []
-        for family in ("gaussian", "poisson"):
-            curves = {
-                label: (range(len(cell["mean_field"])), cell["mean_field"])
-                for line, (data, label, _) in lines(options).items()
-                if data == family
-                for cell in [results[f"{line}-1"]]
-            }
-            panels.append(Panel(curves, TITLES[family], "rounds", "‖h‖²", log_y=True))
-        cell = results["each_fedem-1"]
-        months = {
-            "truth": (range(len(cell["truth"])), cell["truth"]),
-            "FedEM": (range(len(cell["estimate"])), cell["estimate"]),
-        }
-        panels.append(Panel(months, f"{TITLES['each']}: expected counts of all sites", "months", "counts"))
-        return panels_figure(panels)
-
-
 TITLES = {
     "gaussian": "Gaussian",
     "poisson": "Poisson",
@@ -151,56 +66,53 @@ NOTES = (
 )
 
 
-def _row(
-    data: str,
-    method: str,
-    *,
-    error: str = "",
-    correlation: str = "",
-    field: str = "",
-    away: str = "",
-    rounds: str = "",
-    cut: str = "",
-    up: str = "",
-    raw: str = "",
-) -> dict[str, str]:
-    return {
-        "data": data,
-        "method": method,
-        "error": error,
-        "correlation": correlation,
-        "‖h‖²": field,
-        "θ off EM's": away,
-        "rounds": rounds,
-        "cut back": cut,
-        "MB up": up,
-        "raw MB": raw,
-    }
-
-
 def levels_of(options: Options) -> tuple[int, ...]:
     return LEVELS[:1] if options.quick else LEVELS
 
 
-def lines(options: Options) -> dict[str, tuple[str, str, dict]]:
-    """line: (data, label, settings)."""
+def conditions(options: Options) -> dict[str, Condition]:
     found = {}
+
+    def add(line: str, data: str, label: str, settings: dict) -> None:
+        unlike = {"θ off EM's": ""} if data in TRENDS or label == "EM" else {}
+        asked = {"data": data, "settings": settings}
+        found[f"{data}_{line}"] = Condition(f"{data} {label}", asked, {"data": TITLES[data], "method": label}, unlike)
+
     for family in ("gaussian", "poisson"):
         common = {"model": f"{family}_tables", "table_rows": SITES, "nuclear_penalty": PENALTY, "rounds": ROUNDS}
-        found[f"{family}_em"] = family, "EM", {**common, "algorithm": "em", "gamma": 1.0}
+        add("em", family, "EM", {**common, "algorithm": "em", "gamma": 1.0})
         for algorithm, name in (("fedem", "FedEM"), ("naive", "naive")):
-            if options.quick and family == "poisson":
-                continue
-            for levels in levels_of(options):
+            for levels in () if options.quick and family == "poisson" else levels_of(options):
                 settings = {**common, **FEDEM, "algorithm": algorithm, "levels": levels}
-                found[f"{family}_{algorithm}_{levels}"] = family, f"{name}, s {levels}", settings
-    for trend, (_, sites, _, _) in TRENDS.items():
-        if options.quick and trend == "pooled":
-            continue
-        common = {**TREND, "table_rows": sites, "rounds": TREND_ROUNDS}
-        found[f"{trend}_em"] = trend, "EM", {**common, "algorithm": "em", "gamma": 1.0}
-        found[f"{trend}_fedem"] = trend, "FedEM, s 4, γ .5", {**common, "levels": 4, "gamma": 0.5}
-    return found
+                add(f"{algorithm}_{levels}", family, f"{name}, s {levels}", settings)
+    for trend in trends_of(options):
+        common = {**TREND, "table_rows": TRENDS[trend][1], "rounds": TREND_ROUNDS}
+        add("em", trend, "EM", {**common, "algorithm": "em", "gamma": 1.0})
+        add("fedem", trend, "FedEM, s 4, γ .5", {**common, "levels": 4, "gamma": 0.5})
+    real = {f"real_{name}": Condition(name, {"data": "real", "table": name}) for name in tables(options)}
+    return found | real
+
+
+def trends_of(options: Options) -> list[str]:
+    return [trend for trend in TRENDS if not (options.quick and trend == "pooled")]
+
+
+def measure(trial: Trial) -> dict:
+    data, seed = trial["data"], trial.seed
+    if data == "real":
+        return hidden_results(trial)
+    if data in TRENDS:
+        return trend_results(trial)
+    population = rows_population(trial.place, f"{data}-{seed}", partial(observers_of, data, seed), "synthetic")
+    ran = runs.traced(trial.place, trial.key, trial["settings"], population, seed)
+    theta, (truth, never) = ran.state.parameters()["natural"], truth_of(data, seed)
+    model = cast(LowRankTables, runs.model_of(ran.method, ran.state))
+    spectral, along = model.optimality(ran.state.parameters(), ran.rows)
+    return ran.results() | {
+        "error": relative_error(theta, truth, never),
+        "natural": theta.ravel().tolist(),
+        "optimality": max(spectral, abs(along)),
+    }
 
 
 # --- drawn tables ---------------------------------------------------------------------------------------------------
@@ -236,14 +148,10 @@ def relative_error(natural: np.ndarray, truth: np.ndarray, never: np.ndarray) ->
     return float(np.sqrt(np.mean(gap**2)) / np.std(truth[never]))
 
 
-def away(results: Mapping[str, dict], line: str, reference: str) -> float:
+def away(found: Found, line: str, reference: str) -> float:
     """Largest difference of a natural parameter between two lines; the median over the seeds."""
-    gaps = [
-        np.max(np.abs(np.subtract(cell["natural"], results[f"{reference}-{key.rpartition('-')[2]}"]["natural"])))
-        for key, cell in results.items()
-        if key.rpartition("-")[0] == line
-    ]
-    return float(np.median(gaps))
+    pairs = zip(found.values(line, "natural"), found.values(reference, "natural"), strict=True)
+    return float(np.median([np.max(np.abs(np.subtract(one, other))) for one, other in pairs]))
 
 
 # --- trends ---------------------------------------------------------------------------------------------------------
@@ -270,11 +178,11 @@ def groups_of(name: str, seed: int) -> list[np.ndarray]:
     return list(np.where(seen, generator.poisson(intensity, shape), np.nan))
 
 
-def trend_results(place: Place, cell: Cell, seed: int) -> dict:
+def trend_results(trial: Trial) -> dict:
     """correlation: of estimated and true monthly totals; plain: of the mean observed count of every month instead."""
-    name = cell.arguments["data"]
-    population = runs.rows_population(place, f"{name}-{seed}", partial(groups_of, name, seed), "synthetic")
-    ran = runs.traced(place, cell.key, cell.arguments["settings"], population, seed)
+    name, seed = trial["data"], trial.seed
+    population = rows_population(trial.place, f"{name}-{seed}", partial(groups_of, name, seed), "synthetic")
+    ran = runs.traced(trial.place, trial.key, trial["settings"], population, seed)
     truth = np.exp(trend_truth(name, seed)).sum(axis=0)
     estimate = np.exp(ran.state.parameters()["natural"]).sum(axis=0)
     tables = ran.rows.reshape(-1, *trend_truth(name, seed).shape)
@@ -291,39 +199,93 @@ def trend_results(place: Place, cell: Cell, seed: int) -> dict:
 # --- what the table says --------------------------------------------------------------------------------------------
 
 
-def findings(results: Mapping[str, dict], options: Options) -> list[str]:
-    def field(line: str) -> float:
-        return runs.known_median(results, line, lambda cell: runs.tail(cell["mean_field"]))
+def end(cell: dict) -> float:
+    return runs.tail(cell["mean_field"])
 
-    levels = levels_of(options)
-    fields = [field(f"gaussian_fedem_{s}") for s in levels]
-    gaps = [away(results, f"gaussian_fedem_{s}", "gaussian_em") for s in levels]
-    naive = [field(f"gaussian_naive_{s}") for s in levels]
-    error = runs.known_median(results, "poisson_em", lambda cell: cell["error"])
-    optimal = {
-        family: runs.known_median(results, f"{family}_em", lambda cell: cell["optimality"])
-        for family in ("gaussian", "poisson")
-    }
+
+def findings(found: Found) -> list[str]:
+    levels = levels_of(found.options)
+    fields = [found.median(f"gaussian_fedem_{s}", end) for s in levels]
+    gaps = [away(found, f"gaussian_fedem_{s}", "gaussian_em") for s in levels]
+    naive = [found.median(f"gaussian_naive_{s}", end) for s in levels]
+    error = found.median("poisson_em", "error")
+    optimal = {family: found.median(f"{family}_em", "optimality") for family in ("gaussian", "poisson")}
     trends = {
-        line: runs.known_median(results, line, lambda cell: cell["correlation"])
-        for line, (data, *_) in lines(options).items()
-        if data in TRENDS
+        f"{trend}_{line}": found.median(f"{trend}_{line}", "correlation")
+        for trend in trends_of(found.options)
+        for line in ("em", "fedem")
     }
     listed = ", ".join(f"{line.replace('_', ' ')} {value:.3f}" for line, value in trends.items())
     return [
         f"Gaussian, compressed: ‖h‖² {_by_levels(levels, fields)}, asked < {SETTLED:.0e}, "
-        f"{runs.verdict(max(fields) < SETTLED)}; θ off EM's {_by_levels(levels, gaps)}, asked < {NEAR_EM:.0e}, "
-        f"{runs.verdict(max(gaps) < NEAR_EM)}.",
+        f"{verdict(max(fields) < SETTLED)}; θ off EM's {_by_levels(levels, gaps)}, asked < {NEAR_EM:.0e}, "
+        f"{verdict(max(gaps) < NEAR_EM)}.",
         f"Gaussian, without memories: ‖h‖² {_by_levels(levels, naive)}, asked > {BROKEN:g}, "
-        f"{runs.verdict(min(naive) > BROKEN)}.",
-        f"Poisson EM: error {error:.3f}, asked < {POISSON_ERROR:g}, {runs.verdict(error < POISSON_ERROR)}.",
+        f"{verdict(min(naive) > BROKEN)}.",
+        f"Poisson EM: error {error:.3f}, asked < {POISSON_ERROR:g}, {verdict(error < POISSON_ERROR)}.",
         f"EM's θ minimises the observed objective (a check without EM): off by {optimal['gaussian']:.1e} and "
-        f"{optimal['poisson']:.1e}, asked < {OPTIMAL:.0e}, {runs.verdict(max(optimal.values()) < OPTIMAL)}.",
+        f"{optimal['poisson']:.1e}, asked < {OPTIMAL:.0e}, {verdict(max(optimal.values()) < OPTIMAL)}.",
         f"Trends: correlation {listed}; asked > {CORRELATION:g}, "
-        f"{runs.verdict(min(trends.values()) > CORRELATION)}. With visits at random the mean observed count of a month "
+        f"{verdict(min(trends.values()) > CORRELATION)}. With visits at random the mean observed count of a month "
         "does about as well, so this asks little.",
     ]
 
 
 def _by_levels(levels: Sequence[int], values: Sequence[float]) -> str:
     return ", ".join(f"{value:.1e} (s {s})" for s, value in zip(levels, values, strict=True))
+
+
+# --- the experiment -------------------------------------------------------------------------------------------------
+
+
+def rows(found: Found) -> Iterator[Row]:
+    yield from line_for_each(found)
+    for name in trends_of(found.options):
+        plain = found.median(f"{name}_em", "plain")
+        labels = {"data": TITLES[name], "method": "mean count of a month"}
+        yield Row(labels, None, {"correlation": f"{plain:.3f}"})
+    for name in tables(found.options):
+        yield from hidden_rows(found, name)
+
+
+def off_em(found: Found, row: Row) -> str:
+    line = str(row.of)
+    return brief(away(found, line, f"{line.split('_')[0]}_em"))
+
+
+def figure(found: Found) -> bytes:
+    from fedcore.evaluation.curves import Panel, panels_figure
+
+    panels = []
+    for family in ("gaussian", "poisson"):
+        curves = {
+            str(one.labels["method"]): (range(len(cell["mean_field"])), cell["mean_field"])
+            for line, one in found.conditions.items()
+            if line.startswith(family)
+            for cell in [found.one(line)]
+        }
+        panels.append(Panel(curves, TITLES[family], "rounds", "‖h‖²", log_y=True))
+    cell = found.one("each_fedem")
+    of = {"truth": cell["truth"], "FedEM": cell["estimate"]}
+    months = {label: (range(len(counts)), counts) for label, counts in of.items()}
+    panels.append(Panel(months, f"{TITLES['each']}: expected counts of all sites", "months", "counts"))
+    return panels_figure(panels)
+
+
+MISSING = Experiment(
+    name="fedem-missing",
+    title="Federated EM over incomplete tables",
+    conditions=conditions,
+    measure=measure,
+    rows=rows,
+    columns=lambda options: {
+        "error": median(lambda c: c.get("error"), ".3f", none=""),
+        "correlation": median(lambda c: c.get("correlation"), ".3f", none=""),
+        "‖h‖²": median(end),
+        "θ off EM's": off_em,
+        **{name: runs.COSTS[name] for name in ("rounds", "cut back", "MB up", "raw MB")},
+    },
+    notes=lambda found: [*NOTES, *hidden_notes(found.options)],
+    checks=findings,
+    figure=figure,
+)

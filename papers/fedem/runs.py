@@ -1,4 +1,4 @@
-"""What the experiments of federated EM share: populations of dense rows, runs whose mean field is traced, their costs.
+"""What the experiments of federated EM share: runs whose mean field is traced, and their costs.
 
 The measure of convergence is ||h(S_k)||^2, h(s) = s_bar(T(s)) - s: roots of h are the fixed points of EM. It takes a
 pass over all rows at fixed parameters, made here directly, not by the clients; it is not counted in the epochs.
@@ -7,75 +7,26 @@ pass over all rows at fixed parameters, made here directly, not by the clients; 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fedcore.papers.experiment import Options, Place
+from fedcore.papers.columns import median
 from fedcore.papers.fedem.paper_federated_em import PaperFederatedEM
 from fedcore.papers.simulation import simulate
+from fedcore.papers.table import Place
 
-from fedcore.errors import ConfigError
 from fedcore.methods.federated_em import FederatedEM, FederatedEMState, models
 from fedcore.methods.federated_em.leaf_rows import rows_of
 from fedcore.methods.mixture_models.contract import CurvedEM
 from fedcore.population.store import Population
-from fedcore.population.writer import PopulationWriter
 from fedcore.rounds.method import RoundInfo
 
 NEVER_LOOKED_AT = 1_000_000  # the method's own looks at the objective would cost passes; the trace makes its own
 SHARE = 1e-3  # regularisation of the tables, from before there were pseudo-rows
 WINDOW = 0.5  # epochs before and after, over which a running median is taken
 PLACES = 64  # bits of an uncompressed number
-
-
-# --- data -----------------------------------------------------------------------------------------------------------
-
-
-def data_file(*parts: str) -> Path | None:
-    """A file below the folder of data sets that FEDCORE_DATA names; None if there is no such file."""
-    folder = os.environ.get("FEDCORE_DATA")
-    file = Path(folder, *parts) if folder else None
-    return file if file is not None and file.exists() else None
-
-
-def needed_data(*parts: str) -> Path:
-    """`data_file`, or a ConfigError."""
-    file = data_file(*parts)
-    if file is None:
-        raise ConfigError(
-            f"{'/'.join(parts)} is not there.", "Set FEDCORE_DATA to a folder of data sets that holds it."
-        )
-    return file
-
-
-def own_data_only(options: Options) -> None:
-    """Raises ConfigError if a population is given: these tables are about known data."""
-    if options.population is not None:
-        raise ConfigError("this experiment makes its own populations.", "Leave the population out.")
-
-
-def seeds_of(options: Options) -> range:
-    """Repetitions, one by default: what is measured are orders of magnitude."""
-    return range(1, (options.seeds or 1) + 1)
-
-
-def rows_population(place: Place, name: str, clients: Callable[[], Sequence[np.ndarray]], reason: str) -> Population:
-    """The population of this name in the experiment's folder, made from rows (m_i, d) of each client if need be.
-
-    float64, so that the numbers are those of a computation in memory. reason: why anybody may evaluate on it.
-    """
-    path = place.folder / "populations" / name
-    if not path.exists():
-        rows = clients()
-        ptr = np.concatenate([[0], np.cumsum([len(own) for own in rows])])
-        with PopulationWriter(path, "rows", rows[0].shape[1], dtype="float64", public_for_evaluation=reason) as writer:
-            writer.write(range(len(rows)), (ptr, np.concatenate(rows)))
-            writer.commit()
-    return Population.open(path)
 
 
 # --- traces ---------------------------------------------------------------------------------------------------------
@@ -236,48 +187,19 @@ def rounds_to(values: Sequence[float], bound: float) -> int | None:
     return int(there[0]) if len(there) else None
 
 
-def median_of(results: Mapping[str, dict], line: str, number: Callable[[dict], float | None]) -> float | None:
-    """The median over the repetitions of a line (cells "line-1", "line-2" ...); None if one of them has no number."""
-    found = [number(cell) for key, cell in results.items() if key.rpartition("-")[0] == line]
-    known = [value for value in found if value is not None]
-    return float(np.median(known)) if known and len(known) == len(found) else None
-
-
-def known_median(results: Mapping[str, dict], line: str, number: Callable[[dict], float]) -> float:
-    """`median_of` a number that all cells have. Raises ValueError for a line without cells."""
-    value = median_of(results, line, number)
-    if value is None:
-        raise ValueError(f"the experiment has no cells of line {line!r}")
-    return value
-
-
-def brief(value: float | None, form: str = ".1e", never: str = "never") -> str:
-    return never if value is None else format(value, form)
-
-
-def verdict(met: bool) -> str:
-    return "met" if met else "NOT MET"
-
-
-def cost_row(results: Mapping[str, dict], line: str) -> dict[str, str]:
-    """nll, ||h||^2 and costs of a line, at its end."""
-
-    def number(of: Callable[[dict], float]) -> float:
-        return known_median(results, line, of)
-
-    return {
-        "nll": f"{number(lambda c: c['nll']):.4f}",
-        "‖h‖²": brief(number(lambda c: c["mean_field"][-1])),
-        "rounds": f"{number(lambda c: len(c['epochs']) - 1):g}",
-        "epochs": f"{number(lambda c: c['epochs'][-1]):.1f}",
-        "bits up / message": f"{number(message_bits):.0f}",
-        "MB up": f"{number(lambda c: c['bits_up'][-1]) / 8e6:.4g}",
-        "raw MB": f"{number(lambda c: c['raw_up']) / 8e6:.4g}",
-        "MB down": f"{number(lambda c: c['bits_down']) / 8e6:.4g}",
-        "cut back": f"{number(lambda c: c['cut_back']):g}",
-    }
-
-
 def message_bits(cell: dict) -> float:
     """Bits of a client's message in the rounds, the first memories left out."""
     return (cell["bits_up"][-1] - cell["bits_up"][0]) / cell["answers"]
+
+
+COSTS = {  # of a run at its end
+    "nll": median("nll", ".4f"),
+    "‖h‖²": median(lambda c: c["mean_field"][-1]),
+    "rounds": median(lambda c: len(c["epochs"]) - 1, "g"),
+    "epochs": median(lambda c: c["epochs"][-1], ".1f"),
+    "bits up / message": median(message_bits, ".0f"),
+    "MB up": median(lambda c: c["bits_up"][-1] / 8e6, ".4g"),
+    "raw MB": median(lambda c: c["raw_up"] / 8e6, ".4g"),
+    "MB down": median(lambda c: c["bits_down"] / 8e6, ".4g"),
+    "cut back": median("cut_back", "g"),
+}

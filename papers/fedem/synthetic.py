@@ -10,12 +10,14 @@ Rows are whitened by the known covariance before they are stored: ||h||^2 and th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from fedcore.papers.experiment import Cell, Options, Place, ResultTable
+from fedcore.papers.columns import brief, median, verdict
+from fedcore.papers.data import rows_population
 from fedcore.papers.fedem import runs
+from fedcore.papers.table import Condition, Experiment, Found, Options, Row, Trial
 
 from fedcore.randomness import stream
 
@@ -70,69 +72,6 @@ SAME_NLL = 1e-9
 REACHED, VR_EPOCHS, EM_EPOCHS = 1e-8, 25.0, 50.0
 
 
-class FedEMSynthetic:
-    """See the module. A `fedcore.papers.experiment.Experiment`."""
-
-    name = "fedem-synthetic"
-    title = "‖h‖² of federated EM on two Gaussians"
-
-    def cells(self, options: Options, place: Place) -> Sequence[Cell]:
-        runs.own_data_only(options)
-        return [
-            Cell(
-                f"{line}-{seed}",
-                f"{labels['method']} ({labels['data']}), seed {seed}",
-                {"clients": clients, "sorted": ordered, "settings": settings, "seed": seed},
-            )
-            for seed in runs.seeds_of(options)
-            for line, (labels, clients, ordered, settings) in lines(options).items()
-        ]
-
-    def compute(self, cell: Cell, options: Options, place: Place) -> dict:
-        clients, ordered, seed = (cell.arguments[name] for name in ("clients", "sorted", "seed"))
-        name = f"{'sorted' if ordered else 'alike'}-{clients}-{seed}"
-        population = runs.rows_population(place, name, lambda: clients_of(seed, clients, ordered), "synthetic")
-        ran = runs.traced(place, cell.key, cell.arguments["settings"], population, seed, start())
-        results = ran.results()
-        return results | {"nll": results["nll"] + 0.5 * float(np.log(np.linalg.det(COVARIANCE)))}  # of rows as drawn
-
-    def table(self, options: Options, results: Mapping[str, dict]) -> ResultTable:
-        found = Found(results)
-        return ResultTable(
-            f"{self.title}; N = {ROWS}, {len(runs.seeds_of(options))} seed(s), medians",
-            [{**labels, **found.row(line)} for line, (labels, *_) in lines(options).items()],
-            [*SETUP, *findings(found)],
-        )
-
-    def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
-        from fedcore.evaluation.curves import Panel, panels_figure
-
-        shown = {
-            "EM": "em",
-            "FedEM s 1, γ 1": "fedem-1-1-1",
-            "FedEM s 1, γ .5, p .75": "fedem-1-0.5-0.75",
-            "naive s 1, γ .5, p .75": "naive-1-0.5-0.75",
-        }
-        first = {label: results[f"{line}-1"] for label, line in shown.items()}
-        rounds = {label: (range(len(r["mean_field"])), r["mean_field"]) for label, r in first.items()}
-        megabits = {label: ([bits / 1e6 for bits in r["bits_up"]], r["mean_field"]) for label, r in first.items()}
-        epochs = {}
-        for line, (labels, *_) in lines(options).items():
-            cell = results[f"{line}-1"]
-            if line.startswith("reduced") and labels["method"] in IN_FIGURE:
-                at = cell["epochs"]
-                epochs[IN_FIGURE[labels["method"]]] = at, runs.smoothed(at, cell["mean_field"]).tolist()
-        return panels_figure(
-            [
-                Panel(rounds, "By rounds: 100 clients, sorted", "rounds", "‖h‖²", log_y=True),
-                Panel(megabits, "By bits from the clients", "Mbit up", "‖h‖²", log_y=True),
-                Panel(
-                    epochs, "By epochs: 20 clients, sorted, s = 2", "conditional expectations / N", "‖h‖²", log_y=True
-                ),
-            ]
-        )
-
-
 SETUP = (
     "The parameters of the paper's figures are unknown. Ours: weights (.3, .7), means (-1, 0) and (1, 1), covariance "
     "[[1, .3], [.3, .8]] known, start (.5, .5), (-.5, .5), (.5, -.5); rows whitened by the known covariance; a client "
@@ -155,44 +94,41 @@ IN_FIGURE = {
 }
 
 
-# --- lines ----------------------------------------------------------------------------------------------------------
+# --- conditions -----------------------------------------------------------------------------------------------------
 
 
-def lines(options: Options) -> dict[str, tuple[dict[str, Any], int, bool, dict[str, Any]]]:
-    """line: (labels of the row, clients, whether they hold sorted rows, settings of the method)."""
-    found = {
-        "em": (
-            _labels("sorted", "EM", "", 1.0, 1.0),
-            100,
-            True,
-            {**COMMON, "algorithm": "em", "gamma": 1.0, "rounds": ROUNDS},
-        )
-    }
+def conditions(options: Options) -> dict[str, Condition]:
+    full = {"rounds": ROUNDS, **COMMON}
+    found = {"em": _condition("sorted", "EM", 100, {**full, "algorithm": "em", "gamma": 1.0})}
     for levels, gamma, p in QUICK_SETTINGS if options.quick else SETTINGS:
         for algorithm, name in (("fedem", "FedEM"), ("naive", "naive")):
             if options.quick and algorithm == "naive" and (levels, gamma, p) not in NAIVE_QUICK:
                 continue
-            own = {"algorithm": algorithm, "levels": levels, "gamma": gamma, "participation": p, "rounds": ROUNDS}
+            own = {**full, "algorithm": algorithm, "levels": levels, "gamma": gamma, "participation": p}
             line = f"{algorithm}-{levels}-{gamma:g}-{p:g}"
-            found[line] = _labels("sorted", name, levels, gamma, p), 100, True, {**COMMON, **own}
+            found[line] = _condition("sorted", name, 100, own)
             if (levels, gamma, p) in ALIKE and not options.quick:
-                found[f"alike-{line}"] = _labels("alike", name, levels, gamma, p), 100, False, {**COMMON, **own}
+                found[f"alike-{line}"] = _condition("alike", name, 100, own)
     for number, (name, (clients, epochs, settings)) in enumerate({**WHOLE, **BATCHED, **REDUCED}.items()):
         if options.quick and name not in QUICK_LINES:
             continue
         if options.quick and name in BATCHED:
             epochs = QUICK_EPOCHS
         algorithm = "vr-fedem" if name in REDUCED else "fedem"
-        dithers = "codec" not in settings and "algorithm" not in settings
-        full = {**COMMON, "algorithm": algorithm, **({"levels": 2} if dithers else {}), **settings}
-        full["rounds"] = rounds_of(full, clients, epochs)
-        labels = _labels(f"sorted, n = {clients}", name, 2 if dithers else "", full["gamma"], 1.0)
-        found[f"reduced-{number}"] = labels, clients, True, full
+        dithers = {} if "codec" in settings or "algorithm" in settings else {"levels": 2}
+        own = {**COMMON, "algorithm": algorithm, **dithers, **settings}
+        own["rounds"] = rounds_of(own, clients, epochs)
+        found[f"reduced-{number}"] = _condition(f"sorted, n = {clients}", name, clients, own)
     return found
 
 
-def _labels(data: str, method: str, levels: int | str, gamma: float, p: float) -> dict[str, Any]:
-    return {"data": data, "method": method, "s": levels, "γ": f"{gamma:g}", "p": f"{p:g}"}
+def _condition(data: str, method: str, clients: int, settings: dict[str, Any]) -> Condition:
+    """Runs of few clients are measured by epochs, the others by rounds."""
+    numbers = {"γ": f"{settings['gamma']:g}", "p": f"{settings.get('participation', 1.0):g}"}
+    labels = {"data": data, "method": method, "s": settings.get("levels", ""), **numbers}
+    unused = (f"‖h‖² at {EARLY}", "nll - EM") if clients < 100 else tuple(BY_EPOCHS)
+    asked = {"clients": clients, "sorted": data != "alike", "settings": settings}
+    return Condition(f"{method} ({data})", asked, labels, dict.fromkeys(unused, ""))
 
 
 def rounds_of(settings: Mapping[str, Any], clients: int, epochs: float) -> int:
@@ -231,68 +167,106 @@ def clients_of(seed: int, clients: int, ordered: bool) -> list[np.ndarray]:
 # --- what the table says --------------------------------------------------------------------------------------------
 
 
-class Found:
-    """Medians over the seeds."""
+def end(cell: dict) -> float:
+    return runs.tail(cell["mean_field"])
 
-    def __init__(self, results: Mapping[str, dict]):
-        self.results = results
 
-    def end(self, line: str) -> float:
-        return runs.known_median(self.results, line, lambda cell: runs.tail(cell["mean_field"]))
+def rounds_to(bound: float) -> Callable[[dict], int | None]:
+    return lambda cell: runs.rounds_to(cell["mean_field"], bound)
 
-    def nll(self, line: str) -> float:
-        return runs.known_median(self.results, line, lambda cell: cell["nll"])
 
-    def message_bits(self, line: str) -> float:
-        return runs.known_median(self.results, line, runs.message_bits)
+def epochs_to(bound: float) -> Callable[[dict], float | None]:
+    return lambda cell: runs.epochs_to(cell["epochs"], cell["mean_field"], bound)
 
-    def epochs_to(self, line: str, bound: float) -> float | None:
-        return runs.median_of(self.results, line, lambda c: runs.epochs_to(c["epochs"], c["mean_field"], bound))
 
-    def rounds_to(self, line: str, bound: float) -> float | None:
-        return runs.median_of(self.results, line, lambda c: runs.rounds_to(c["mean_field"], bound))
-
-    def row(self, line: str) -> dict:
-        reduced = line.startswith("reduced")
-        early = runs.median_of(self.results, line, lambda c: c["mean_field"][EARLY] if not reduced else None)
-        excess = None if reduced else self.nll(line) - self.nll("em")
-        row = {
-            f"‖h‖² at {EARLY}": runs.brief(early, never=""),
-            "end": runs.brief(self.end(line)),
-            "nll - EM": runs.brief(excess, never=""),
-            "cut back": f"{runs.median_of(self.results, line, lambda c: c['cut_back']):g}",
-            "bits up": runs.brief(self.message_bits(line), ".0f"),
-        }
-        for bound in BOUNDS:
-            row[f"epochs to {bound:.0e}"] = runs.brief(self.epochs_to(line, bound), ".1f") if reduced else ""
-        return row
+def excess(found: Found, row: Row) -> str:
+    return brief(found.median(str(row.of), "nll") - found.median("em", "nll"))
 
 
 def findings(found: Found) -> list[str]:
     """The paper's claims beside what was measured."""
-    both, naive = found.end("fedem-1-0.5-0.75"), found.end("naive-1-0.5-0.75")
-    excess = found.nll("fedem-1-0.5-0.75") - found.nll("em")
-    em, coarse, fine = (found.rounds_to(line, 1e-10) for line in ("em", "fedem-1-1-1", "fedem-4-1-1"))
-    absent = found.rounds_to("fedem-1-1-0.75", 1e-10)
-    names = {labels["method"]: line for line, (labels, *_) in lines(Options()).items() if line.startswith("reduced")}
+    both, naive = (found.median(line, end) for line in ("fedem-1-0.5-0.75", "naive-1-0.5-0.75"))
+    excess = found.median("fedem-1-0.5-0.75", "nll") - found.median("em", "nll")
+    em, coarse, fine = (found.known_median(line, rounds_to(1e-10)) for line in ("em", "fedem-1-1-1", "fedem-4-1-1"))
+    absent = found.known_median("fedem-1-1-0.75", rounds_to(1e-10))
+    names = {one.labels["method"]: line for line, one in conditions(Options()).items() if line.startswith("reduced")}
     vr, exact, batch = (names[name] for name in ("VR-FedEM b 20, k_in 25, γ 0.6", "EM, γ 1", "FedEM b 20, γ 0.1"))
-    vr_at, em_at, batch_at = (found.epochs_to(line, REACHED) for line in (vr, exact, batch))
+    vr_at, em_at, batch_at = (found.known_median(line, epochs_to(REACHED)) for line in (vr, exact, batch))
     faster = vr_at is not None and vr_at < VR_EPOCHS and (em_at is None or em_at > EM_EPOCHS) and batch_at is None
     near = em is not None and coarse is not None and fine is not None and max(coarse, fine) <= 1.2 * em
     share = coarse is not None and absent is not None and absent <= 1.1 * coarse / 0.75
-    early = [runs.brief(found.epochs_to(line, 1e-3), ".1f") for line in (vr, exact, batch)]
+    early = [brief(found.known_median(line, epochs_to(1e-3)), ".1f") for line in (vr, exact, batch)]
     return [
         f"Claim a, it converges though compressed and with absent clients (s 1, γ .5, p .75): ‖h‖² {both:.1e}, asked "
-        f"< {CONVERGED:.0e}, {runs.verdict(both < CONVERGED)}; nll - EM {excess:.1e}, asked within {SAME_NLL:.0e}, "
-        f"{runs.verdict(abs(excess) < SAME_NLL)}.",
+        f"< {CONVERGED:.0e}, {verdict(both < CONVERGED)}; nll - EM {excess:.1e}, asked within {SAME_NLL:.0e}, "
+        f"{verdict(abs(excess) < SAME_NLL)}.",
         f"Claim b, without memories it stalls (same settings): ‖h‖² {naive:.1e}, asked > {STALLED:.0e}, "
-        f"{runs.verdict(naive > STALLED)}.",
-        f"Claim c, compression costs little where n is large: rounds to 1e-10 at γ 1, EM {runs.brief(em, 'g')}, s 4 "
-        f"{runs.brief(fine, 'g')}, s 1 {runs.brief(coarse, 'g')}; asked at most 1.2 times EM's, {runs.verdict(near)}.",
+        f"{verdict(naive > STALLED)}.",
+        f"Claim c, compression costs little where n is large: rounds to 1e-10 at γ 1, EM {brief(em, 'g')}, s 4 "
+        f"{brief(fine, 'g')}, s 1 {brief(coarse, 'g')}; asked at most 1.2 times EM's, {verdict(near)}.",
         f"Claim d, VR-FedEM gets further than FedEM with batches: epochs to {REACHED:.0e}, VR-FedEM (γ .6) "
-        f"{runs.brief(vr_at, '.1f')}, EM {runs.brief(em_at, '.1f')}, batches {runs.brief(batch_at, '.1f')}; asked "
-        f"< {VR_EPOCHS:g}, > {EM_EPOCHS:g}, never, {runs.verdict(faster)}. Early on it gains little: epochs to 1e-3 "
+        f"{brief(vr_at, '.1f')}, EM {brief(em_at, '.1f')}, batches {brief(batch_at, '.1f')}; asked "
+        f"< {VR_EPOCHS:g}, > {EM_EPOCHS:g}, never, {verdict(faster)}. Early on it gains little: epochs to 1e-3 "
         f"{early[0]}, {early[1]}, {early[2]}.",
-        f"Claim e, absent clients slow it by about 1 / p: rounds to 1e-10, s 1, γ 1, p 1 {runs.brief(coarse, 'g')}, "
-        f"p .75 {runs.brief(absent, 'g')}; asked at most 1.1 / .75 times, {runs.verdict(share)}.",
+        f"Claim e, absent clients slow it by about 1 / p: rounds to 1e-10, s 1, γ 1, p 1 {brief(coarse, 'g')}, "
+        f"p .75 {brief(absent, 'g')}; asked at most 1.1 / .75 times, {verdict(share)}.",
     ]
+
+
+# --- the experiment -------------------------------------------------------------------------------------------------
+
+
+def measure(trial: Trial) -> dict:
+    clients, ordered, seed = trial["clients"], trial["sorted"], trial.seed
+    name = f"{'sorted' if ordered else 'alike'}-{clients}-{seed}"
+    population = rows_population(trial.place, name, lambda: clients_of(seed, clients, ordered), "synthetic")
+    results = runs.traced(trial.place, trial.key, trial["settings"], population, seed, start()).results()
+    return results | {"nll": results["nll"] + 0.5 * float(np.log(np.linalg.det(COVARIANCE)))}  # of rows as drawn
+
+
+def figure(found: Found) -> bytes:
+    from fedcore.evaluation.curves import Panel, panels_figure
+
+    shown = {
+        "EM": "em",
+        "FedEM s 1, γ 1": "fedem-1-1-1",
+        "FedEM s 1, γ .5, p .75": "fedem-1-0.5-0.75",
+        "naive s 1, γ .5, p .75": "naive-1-0.5-0.75",
+    }
+    first = {label: found.one(line) for label, line in shown.items()}
+    rounds = {label: (range(len(r["mean_field"])), r["mean_field"]) for label, r in first.items()}
+    megabits = {label: ([bits / 1e6 for bits in r["bits_up"]], r["mean_field"]) for label, r in first.items()}
+    epochs = {
+        IN_FIGURE[one.labels["method"]]: (cell["epochs"], runs.smoothed(cell["epochs"], cell["mean_field"]).tolist())
+        for line, one in found.conditions.items()
+        for cell in [found.one(line)]
+        if line.startswith("reduced") and one.labels["method"] in IN_FIGURE
+    }
+    return panels_figure(
+        [
+            Panel(rounds, "By rounds: 100 clients, sorted", "rounds", "‖h‖²", log_y=True),
+            Panel(megabits, "By bits from the clients", "Mbit up", "‖h‖²", log_y=True),
+            Panel(epochs, "By epochs: 20 clients, sorted, s = 2", "conditional expectations / N", "‖h‖²", log_y=True),
+        ]
+    )
+
+
+BY_EPOCHS = {f"epochs to {bound:.0e}": median(epochs_to(bound), ".1f") for bound in BOUNDS}
+SYNTHETIC = Experiment(
+    name="fedem-synthetic",
+    title="‖h‖² of federated EM on two Gaussians",
+    heading=lambda found: f"; N = {ROWS}, {len(found.seeds)} seed(s), medians",
+    conditions=conditions,
+    measure=measure,
+    columns=lambda options: {
+        f"‖h‖² at {EARLY}": median(lambda cell: cell["mean_field"][EARLY]),
+        "end": median(end),
+        "nll - EM": excess,
+        "cut back": median("cut_back", "g"),
+        "bits up": median(runs.message_bits, ".0f"),
+        **BY_EPOCHS,
+    },
+    notes=lambda found: SETUP,
+    checks=findings,
+    figure=figure,
+)

@@ -9,13 +9,15 @@ Natural clients, unequal in size and unlike in their data; labels are not used.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
-from fedcore.papers.experiment import Cell, Options, Place, ResultTable
+from fedcore.papers.columns import verdict
+from fedcore.papers.data import needed_data, rows_population
 from fedcore.papers.fedem import runs
+from fedcore.papers.table import Condition, Experiment, Found, Options, Trial
 
 EPOCHS, QUICK_EPOCHS = 60, 30
 NEAR = 0.05  # nats of a row: what FedEM may be behind EM at equal epochs
@@ -33,61 +35,6 @@ SOURCES = {"wisdm-missing": ("wisdm", "wisdm.npz"), "wisdm": ("wisdm", "wisdm.np
 CONSTANT_COLUMN = 30  # of wisdm
 
 
-class FedEMTabular:
-    """See the module. A `fedcore.papers.experiment.Experiment`."""
-
-    name = "fedem-tabular"
-    title = "Federated EM beside centralised EM at equal epochs, natural clients"
-
-    def cells(self, options: Options, place: Place) -> Sequence[Cell]:
-        runs.own_data_only(options)
-        for source in SOURCES.values():
-            runs.needed_data(*source)
-        return [
-            Cell(
-                f"{data}_{line}-{seed}",
-                f"{data} {label}, seed {seed}",
-                {"data": data, "settings": {**MODELS[data], **settings}, "seed": seed},
-            )
-            for seed in runs.seeds_of(options)
-            for data in TITLES
-            for line, (label, settings) in lines(options).items()
-        ]
-
-    def compute(self, cell: Cell, options: Options, place: Place) -> dict:
-        data, seed = cell.arguments["data"], cell.arguments["seed"]
-        population = runs.rows_population(place, data, partial(clients_of, data), "a published research data set")
-        return runs.traced(place, cell.key, cell.arguments["settings"], population, seed).results()
-
-    def table(self, options: Options, results: Mapping[str, dict]) -> ResultTable:
-        rows = [
-            {"data": TITLES[data], "method": label, **runs.cost_row(results, f"{data}_{line}")}
-            for data in TITLES
-            for line, (label, _) in lines(options).items()
-        ]
-        return ResultTable(self.title, rows, [*NOTES, *findings(results)])
-
-    def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
-        from fedcore.evaluation.curves import Panel, panels_figure
-
-        return panels_figure(
-            [
-                Panel(
-                    {
-                        label: (cell["epochs"], cell["mean_field"])
-                        for line, (label, _) in lines(options).items()
-                        for cell in [results[f"{data}_{line}-1"]]
-                    },
-                    title,
-                    "conditional expectations / N",
-                    "‖h‖²",
-                    log_y=True,
-                )
-                for data, title in TITLES.items()
-            ]
-        )
-
-
 NOTES = (
     "Columns standardised by their own moments; mixtures start from k-means++, the same start for all; full passes, "
     "dithering with a 2-norm for each part of the statistic, all clients in every round; clients weigh as much as "
@@ -97,20 +44,34 @@ NOTES = (
 )
 
 
-def lines(options: Options) -> dict[str, tuple[str, dict]]:
-    """line: (label, settings)."""
+def conditions(options: Options) -> dict[str, Condition]:
     epochs = QUICK_EPOCHS if options.quick else EPOCHS
-    return {
+    lines: dict[str, tuple[str, dict]] = {
         "em": ("EM", {"algorithm": "em", "gamma": 1.0, "rounds": epochs}),
         "16": ("FedEM, s 16", {"levels": 16, "rounds": epochs - 1}),
         "64": ("FedEM, s 64", {"levels": 64, "rounds": epochs - 1}),
         "naive": ("naive, s 64, γ .5", {"algorithm": "naive", "levels": 64, "gamma": 0.5, "rounds": epochs}),
     }
+    return {
+        f"{data}_{line}": Condition(
+            f"{data} {label}",
+            {"data": data, "settings": {**MODELS[data], **settings}},
+            {"data": title, "method": label},
+        )
+        for data, title in TITLES.items()
+        for line, (label, settings) in lines.items()
+    }
+
+
+def measure(trial: Trial) -> dict:
+    data = trial["data"]
+    population = rows_population(trial.place, data, partial(clients_of, data))
+    return runs.traced(trial.place, trial.key, trial["settings"], population, trial.seed).results()
 
 
 def clients_of(data: str) -> list[np.ndarray]:
     """Rows of each person or speaker."""
-    with np.load(runs.needed_data(*SOURCES[data]), allow_pickle=False) as stored:
+    with np.load(needed_data(*SOURCES[data]), allow_pickle=False) as stored:
         x, client = stored["x"].astype(np.float64), stored["client"]
     if data != "vowel":
         x = np.delete(x, CONSTANT_COLUMN, axis=1)
@@ -119,16 +80,41 @@ def clients_of(data: str) -> list[np.ndarray]:
     return [x[client == number] for number in np.unique(client)]
 
 
-def findings(results: Mapping[str, dict]) -> list[str]:
-    found = []
+def findings(found: Found) -> Iterator[str]:
     for data in TITLES:
-        em, fedem, naive = (
-            runs.known_median(results, f"{data}_{line}", lambda cell: cell["nll"]) for line in ("em", "64", "naive")
-        )
-        saved = runs.known_median(results, f"{data}_64", lambda cell: cell["raw_up"] / cell["bits_up"][-1])
-        found.append(
+        em, fedem, naive = (found.median(f"{data}_{line}", "nll") for line in ("em", "64", "naive"))
+        saved = found.median(f"{data}_64", lambda cell: cell["raw_up"] / cell["bits_up"][-1])
+        yield (
             f"{data}: FedEM, s 64, at equal epochs: nll - EM {fedem - em:+.4f}, asked < {NEAR:g}, "
-            f"{runs.verdict(fedem - em < NEAR)}, with {saved:.1f} times fewer bytes from the clients; without "
+            f"{verdict(fedem - em < NEAR)}, with {saved:.1f} times fewer bytes from the clients; without "
             f"memories {naive - em:+.4f}."
         )
-    return found
+
+
+def figure(found: Found) -> bytes:
+    from fedcore.evaluation.curves import Panel, panels_figure
+
+    def curves(title: str) -> dict:
+        chosen = {
+            one.labels["method"]: found.one(key)
+            for key, one in found.conditions.items()
+            if title in one.labels.values()
+        }
+        return {label: (cell["epochs"], cell["mean_field"]) for label, cell in chosen.items()}
+
+    return panels_figure(
+        [Panel(curves(title), title, "conditional expectations / N", "‖h‖²", log_y=True) for title in TITLES.values()]
+    )
+
+
+TABULAR = Experiment(
+    name="fedem-tabular",
+    title="Federated EM beside centralised EM at equal epochs, natural clients",
+    needs=tuple(SOURCES.values()),
+    conditions=conditions,
+    measure=measure,
+    columns=lambda options: runs.COSTS,
+    notes=lambda found: NOTES,
+    checks=findings,
+    figure=figure,
+)

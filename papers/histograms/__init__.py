@@ -2,13 +2,10 @@
 page, and clusters that are known.
 
     method, config  the method with one small model of settings for each algorithm
-    before_rounds   rounds before the clustering: the mean, the covariance of DimRed, the centres of Algorithm 1
-    fedavg          the mean alone (Lemma 2.1)
-    algorithm2      Lloyd's iterations in KL (Algorithm 2)
-    ifca            gradient steps in place of cluster means (Ghosh et al. 2020)
+    algorithms      FedAvg, Algorithms 1 and 2, DimRed, and IFCA (Ghosh et al. 2020)
     published       private centring with simulated noise (Algorithm 3), which protects nobody
-    clients         what clients answer, in all of them
-    oracle          estimates that know the truth of a synthetic population (Lemma 2.2)
+    clients         what clients are asked and answer, in all of them
+    table1          the table, beside estimates that know the truth of a synthetic population (Lemma 2.2)
 
 None of it is private. The private method is `histograms`.
 """

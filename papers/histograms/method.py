@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
-from fedcore.papers.histograms import algorithm2, clients, fedavg, ifca, published
+from fedcore.papers.histograms import algorithms, clients, published
 from fedcore.papers.histograms.config import Algorithm2, FedAvg, Noisy, PaperHistogramsConfig
 
 from fedcore.errors import ConfigError
@@ -22,13 +22,6 @@ from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
 
-ALGORITHMS: dict[str, ModuleType] = {  # with functions init, total_rounds, message, server_update of config.algorithm
-    "fedavg": fedavg,
-    "algorithm2": algorithm2,
-    "ifca": ifca,
-    "published": published,
-    "published_ifca": published,
-}
 NOT_PRIVATE = {
     "algorithm2": "Algorithm 2 publishes exact cluster means, and its start may publish clients' rows",
     "fedavg": "the exact mean of the clients' histograms is published",
@@ -84,7 +77,8 @@ class PaperHistograms(NonPrivateMethod[PaperHistogramsConfig, HistogramsState]):
 
     @property
     def _algorithm(self) -> ModuleType:
-        return ALGORITHMS[self.config.algorithm.name]
+        """The functions init, total_rounds, message and server_update of the algorithm."""
+        return published if isinstance(self.config.algorithm, Noisy) else algorithms
 
     def init(self, public: PublicFacts) -> HistogramsState:
         """Raises ConfigError for settings or a warm start that do not suit the population."""

@@ -14,7 +14,7 @@ c, as the paper says, but it is biased: histograms have few large positive devia
 cluster that nobody chose becomes a live centre of noise. Both are kept, because they are what was published.
 
 `PublishedIFCA` is the paper's private IFCA as far as it can be told: one release a round of every cluster's
-sum with its count behind it, L2 sensitivity sqrt(2), then the gradient step of `ifca`.
+sum with its count behind it, L2 sensitivity sqrt(2), then the gradient step of IFCA.
 
 sigma comes from `fedcore.privacy.composition`. The noise is simulated from the run's seed, and starts, reduction, mean
 and objective are exact: see `not_private_because`.
@@ -28,10 +28,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from fedcore.papers.histograms import algorithm2, before_rounds
+from fedcore.papers.histograms import algorithms
+from fedcore.papers.histograms.clients import CentringMessage, PaperMessage
 from fedcore.papers.histograms.config import CENTRE_FLOOR, Noisy, Published, PublishedIFCA
-from fedcore.papers.histograms.ifca import gradient_step
-from fedcore.papers.histograms.messages import CentringMessage, PaperMessage
 
 from fedcore.methods.histograms.config import scaled
 from fedcore.methods.histograms.reduction import lift, reduce_rows
@@ -92,25 +91,25 @@ def not_private_because(config: Noisy) -> str:
 def init(config: Noisy, public: PublicFacts) -> HistogramsState:
     """Raises ConfigError as all baselines do, and if the budget cannot be turned into noise."""
     noise_of(config)
-    return before_rounds.init(config, public)
+    return algorithms.init_before(config, public)
 
 
 def total_rounds(config: Noisy, state: HistogramsState) -> int:
     passes_per_round = 1 if isinstance(config, PublishedIFCA) else 2
-    return before_rounds.passes(config, state) + passes_per_round * state.rounds
+    return algorithms.passes(config, state) + passes_per_round * state.rounds
 
 
 def message(config: Published | PublishedIFCA, state: HistogramsState) -> PaperMessage | None:
     if state.phase != "centring" or isinstance(config, PublishedIFCA):
-        return algorithm2.message(config, state)
+        return algorithms.message(config, state)
     bound = config.published_clip / math.sqrt(state.sums.shape[1])
-    return CentringMessage(algorithm2.assignment(state, state.centres), state.sums, bound, state.kept)
+    return CentringMessage(algorithms.assignment(state, state.centres), state.sums, bound, state.kept)
 
 
 def server_update(config: Published | PublishedIFCA, state: HistogramsState, result: Mapping[str, Any]) -> Step:
     """result: finished statistics of the pass."""
     if state.phase not in ("rounds", "centring"):
-        return before_rounds.server_update(config, state, result)
+        return algorithms.update_before(config, state, result)
     if isinstance(config, PublishedIFCA):
         return _gradient(config, state, result)
     return _first(config, state, result) if state.phase == "rounds" else _centring(config, state, result)
@@ -128,7 +127,7 @@ def _first(config: Published, state: HistogramsState, result: Mapping[str, Any])
     first = np.maximum(first, scaled(config.published_floor, len(state.mean)))
     info = RoundInfo(
         {
-            "objective": algorithm2.objective(state, result),
+            "objective": algorithms.objective(state, result),
             "noise_multiplier": noise.sigma,
             "released_count": float(sizes.sum()),
             "empty_clusters": float(np.sum(counts == 0)),
@@ -157,9 +156,9 @@ def _gradient(config: PublishedIFCA, state: HistogramsState, result: Mapping[str
     counts = np.asarray(result["counts"], np.float64)
     together = simulated_gaussian(generator, np.column_stack([result["sums"], counts]), noise.sigma)
     before = reduce_rows(state.centres, state.kept)
-    centres = gradient_step(before, together[:, :-1], together[:, -1], state.clients, config.learning_rate)
+    centres = algorithms.gradient_step(before, together[:, :-1], together[:, -1], state.clients, config.learning_rate)
     scalars = {
-        "objective": algorithm2.objective(state, result),
+        "objective": algorithms.objective(state, result),
         "noise_multiplier": noise.sigma,
         "released_count": float(together[:, -1].sum()),
         "empty_clusters": float(np.sum(counts == 0)),

@@ -7,22 +7,22 @@ of them in one place; on `simulation.swaying_video`, whose truth is known for ev
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from fedcore.papers.experiment import Cell, Options, Place, ResultTable
-from fedcore.papers.fedem.runs import own_data_only
+from fedcore.papers.columns import mean
 from fedcore.papers.perma.baselines import pooled
 from fedcore.papers.perma.baselines.robust_pca import principal_component_pursuit
 from fedcore.papers.perma.clip import background_run, images_from, shown_frames, to_text
 from fedcore.papers.perma.simulation.errors_against_truth import best_mask_scores, energy_inside, mask_scores, psnr
 from fedcore.papers.perma.simulation.swaying_video import CONDITIONS, HEIGHT, WIDTH, swaying
 from fedcore.papers.perma.simulation.video import Clip
+from fedcore.papers.table import Column, Condition, Experiment, Found, Options, Place, Row, Seeds, Trial
 from threadpoolctl import threadpool_limits
 
 from fedcore.rounds.pictures import difference, own_threshold
 
-SEEDS, FRAMES_PER_CLIENT = 3, 4
+FRAMES_PER_CLIENT = 4
 LEVELS = 60  # thresholds among which the best is looked for
 CLIPS = {
     "still": "stands still, gains of 2 %",
@@ -42,76 +42,60 @@ SETTINGS: dict[str, dict[str, int]] = {"no-modes": {"modes": 0}, "default": {}}
 DRAWN = ("sways", "all")
 
 
-class BackgroundClips:
-    """See the module. A `fedcore.papers.experiment.Experiment`."""
-
-    name = "background-clips"
-    title = "Background of a camera: clips that sway, with light that moves and objects that stay"
-
-    def cells(self, options: Options, place: Place) -> Sequence[Cell]:
-        own_data_only(options)
-        return [
-            Cell(f"{clip}-{line}-{seed}", f"{CLIPS[clip]}, {title}, clip {seed}", dict(clip=clip, line=line, seed=seed))
-            for seed in seeds(options)
-            for clip in clips(options)
-            for line, title in LINES.items()
-        ]
-
-    def compute(self, cell: Cell, options: Options, place: Place) -> dict:
-        name, line, seed = (cell.arguments[part] for part in ("clip", "line", "seed"))
-        clip = swaying(seed, CONDITIONS[name])
-        with threadpool_limits(1):
-            began = time.process_time()
-            background, modes = estimated(place, cell.key, clip.frames, line, seed)
-            seconds = time.process_time() - began
-        pictures = {}
-        if seed == 1 and name in DRAWN:
-            at = shown_frames(len(clip.frames))
-            pictures = {"backgrounds": to_text(np.broadcast_to(background, clip.frames.shape)[at])}
-        return {**scores(clip, background), "modes": modes, "cpu": seconds, **pictures}
-
-    def table(self, options: Options, results: Mapping[str, dict]) -> ResultTable:
-        rows = []
-        for clip in clips(options):
-
-            def of(line: str, score: str, clip: str = clip) -> float:
-                return float(np.mean([results[f"{clip}-{line}-{seed}"][score] for seed in seeds(options)]))
-
-            found = {
-                title: f"{of(line, 'f1'):.3f} / {of(line, 'psnr'):.1f} / {of(line, 'inside'):.3f}"
-                for line, title in LINES.items()
-            }
-            rows.append(
-                {
-                    "clips": CLIPS[clip],
-                    **found,
-                    "modes kept": f"{of('default', 'modes'):.1f}",
-                    "F1, own threshold": " / ".join(f"{of(line, 'own_f1'):.3f}" for line in LINES),
-                    "CPU s": " / ".join(f"{of(line, 'cpu'):.1f}" for line in LINES),
-                }
-            )
-        return ResultTable(self.title, rows, notes(options))
-
-    def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
-        from fedcore.evaluation.images import grid_figure
-
-        rows: dict[str, np.ndarray] = {}
-        for name in (name for name in DRAWN if name in clips(options)):
-            clip = swaying(1, CONDITIONS[name])
-            at = shown_frames(len(clip.frames))
-            rows |= {f"{CLIPS[name]}: frame": clip.frames[at], f"{CLIPS[name]}: true background": clip.background[at]}
-            for line, title in LINES.items():
-                found = results[f"{name}-{line}-1"]["backgrounds"]
-                rows[f"{CLIPS[name]}: {title}"] = images_from(found, clip.frames.shape[1:])
-        return grid_figure(rows, "Backgrounds of what sways")
+def conditions(options: Options) -> dict[str, Condition]:
+    return {
+        f"{clip}-{line}": Condition(f"{CLIPS[clip]}, {title}", {"clip": clip, "line": line})
+        for clip in clips(options)
+        for line, title in LINES.items()
+    }
 
 
 def clips(options: Options) -> Sequence[str]:
     return QUICK_CLIPS if options.quick else tuple(CLIPS)
 
 
-def seeds(options: Options) -> range:
-    return range(1, (options.seeds or (1 if options.quick else SEEDS)) + 1)
+def measure(trial: Trial) -> dict:
+    name, seed = trial["clip"], trial.seed
+    clip = swaying(seed, CONDITIONS[name])
+    with threadpool_limits(1):
+        began = time.process_time()
+        background, modes = estimated(trial.place, trial.key, clip.frames, trial["line"], seed)
+        seconds = time.process_time() - began
+    pictures = {}
+    if seed == 1 and name in DRAWN:
+        at = shown_frames(len(clip.frames))
+        pictures = {"backgrounds": to_text(np.broadcast_to(background, clip.frames.shape)[at])}
+    return {**scores(clip, background), "modes": modes, "cpu": seconds, **pictures}
+
+
+def joined(*columns: Column) -> Column:
+    return lambda found, row: " / ".join(column(found, row) for column in columns)
+
+
+def columns(options: Options) -> dict[str, Column]:
+    def of(line: str, score: str, form: str = ".3f") -> Column:
+        return mean(score, form, at=f"{{}}-{line}")
+
+    return {
+        **{title: joined(of(line, "f1"), of(line, "psnr", ".1f"), of(line, "inside")) for line, title in LINES.items()},
+        "modes kept": of("default", "modes", ".1f"),
+        "F1, own threshold": joined(*(of(line, "own_f1") for line in LINES)),
+        "CPU s": joined(*(of(line, "cpu", ".1f") for line in LINES)),
+    }
+
+
+def figure(found: Found) -> bytes:
+    from fedcore.evaluation.images import grid_figure
+
+    rows: dict[str, np.ndarray] = {}
+    for name in (name for name in DRAWN if name in clips(found.options)):
+        clip = swaying(1, CONDITIONS[name])
+        at = shown_frames(len(clip.frames))
+        rows |= {f"{CLIPS[name]}: frame": clip.frames[at], f"{CLIPS[name]}: true background": clip.background[at]}
+        for line, title in LINES.items():
+            backgrounds = found.one(f"{name}-{line}")["backgrounds"]
+            rows[f"{CLIPS[name]}: {title}"] = images_from(backgrounds, clip.frames.shape[1:])
+    return grid_figure(rows, "Backgrounds of what sways")
 
 
 def estimated(place: Place, key: str, frames: np.ndarray, line: str, seed: int) -> tuple[np.ndarray, int]:
@@ -138,12 +122,25 @@ def scores(clip: Clip, background: np.ndarray) -> dict:
     }
 
 
-def notes(options: Options) -> list[str]:
+def notes(found: Found) -> list[str]:
     return [
-        f"Clips {len(seeds(options))} of each kind, of {HEIGHT} x {WIDTH} x 3 pixels, 8 bits; means: F1 of the best of "
+        f"Clips {len(found.seeds)} of each kind, of {HEIGHT} x {WIDTH} x 3 pixels, 8 bits; means: F1 of the best of "
         f"{LEVELS} thresholds, chosen with the truth; PSNR in dB of the backgrounds about the true frames without "
         "objects; share of the energy of frame - background that lies in the objects.",
         "robust PCA: principal component pursuit of all frames in one place, not federated. modes = 0 and default: "
         f'model = "background", clients of {FRAMES_PER_CLIENT} frames, float32.',
         "F1 at own threshold (median + 6 MAD, which needs no truth) and CPU seconds: of each in turn.",
     ]
+
+
+CLIPS_TABLE = Experiment(
+    name="background-clips",
+    title="Background of a camera: clips that sway, with light that moves and objects that stay",
+    seeds=Seeds(3, quick=1),
+    conditions=conditions,
+    measure=measure,
+    rows=lambda found: [Row({"clips": CLIPS[clip]}, clip) for clip in clips(found.options)],
+    columns=columns,
+    notes=notes,
+    figure=figure,
+)

@@ -14,11 +14,12 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from fedcore.papers.experiment import Cell, Options, Place, ResultTable
-from fedcore.papers.fedem.runs import rows_population
+from fedcore.papers.columns import mean
+from fedcore.papers.data import rows_population
 from fedcore.papers.perma.baselines import pooled
 from fedcore.papers.perma.runs import Trained, train
 from fedcore.papers.perma.simulation import video
+from fedcore.papers.table import Condition, Found, Options, Place, Trial
 
 from fedcore.methods.background.frames import TO_STANDARD_DEVIATION
 from fedcore.population.ingest.sources_frames import VIDEOS, video_frames
@@ -152,20 +153,23 @@ def settings_for(block: tuple[int, int], shape: Sequence[int], rounds: int) -> d
     }
 
 
-def cells() -> list[Cell]:
-    return [Cell(f"own-{name}", title, {"line": name}) for name, title in BACKGROUNDS.items()]
+def conditions(options: Options) -> dict[str, Condition]:
+    return {
+        f"own-{name}": Condition(title, {"line": name}, {"background": title}, once=True)
+        for name, title in BACKGROUNDS.items()
+    }
 
 
-def compute(place: Place, cell: Cell, options: Options, rounds: int) -> dict:
+def measure(trial: Trial, rounds: int) -> dict:
     """JSON: spread; moving: share of the pixels beyond the threshold; seconds; shape and texts of pictures."""
-    frames, name = read(options), cell.arguments["line"]
+    place, key, name, frames = trial.place, trial.key, trial["line"], read(trial.options)
     began, local = time.perf_counter(), None
     if name == "robust":
         block = block_for(frames.shape[1:])
         settings = settings_for(block, frames.shape[1:], rounds)
-        background, local = parts(place, cell.key, frames, "own", "polyphase", block, settings, 1)
+        background, local = parts(place, key, frames, "own", "polyphase", block, settings, 1)
     elif name == "background":
-        background = background_of(place, cell.key, frames, "own-frames", 1)
+        background = background_of(place, key, frames, "own-frames", 1)
     else:
         background = (pooled.frame_median if name == "median" else pooled.frame_mean)(frames)
     seconds = time.perf_counter() - began
@@ -186,37 +190,26 @@ def compute(place: Place, cell: Cell, options: Options, rounds: int) -> dict:
     }
 
 
-def table(title: str, results: Mapping[str, dict]) -> ResultTable:
-    rows = [
-        {
-            "background": title_,
-            "spread left": f"{results[f'own-{name}']['spread']:.4f}",
-            "pixels that move": f"{results[f'own-{name}']['moving']:.4f}",
-            "s": f"{results[f'own-{name}']['seconds']:.1f}",
-        }
-        for name, title_ in BACKGROUNDS.items()
+COLUMNS = {"spread left": mean("spread", ".4f"), "pixels that move": mean("moving", ".4f"), "s": mean("seconds", ".1f")}
+
+
+def notes(found: Found) -> list[str]:
+    return [
+        f"Your clip, {found.one('own-robust')['count']} frames. Nobody knows its truth: spread left is 1.4826 median "
+        "|frame - background|; pixels that move lie beyond median + 6 MAD of the largest difference over the channels."
     ]
-    return ResultTable(
-        title,
-        rows,
-        [
-            f"Your clip, {results['own-robust']['count']} frames. Nobody knows its truth: spread left is 1.4826 median "
-            "|frame - background|; pixels that move lie beyond median + 6 MAD of the largest difference over the "
-            "channels."
-        ],
-    )
 
 
-def figure(results: Mapping[str, dict]) -> bytes:
+def figure(found: Found) -> bytes:
     """Frames, and of each background the background and the mask; of PerMA what its local atoms hold."""
     from fedcore.evaluation.images import grid_figure
 
-    shape = results["own-robust"]["shape"]
-    rows = {"frame": images_from(results["own-robust"]["frames"], shape)}
+    shape = found.one("own-robust")["shape"]
+    rows = {"frame": images_from(found.one("own-robust")["frames"], shape)}
     for name, title in BACKGROUNDS.items():
-        found = results[f"own-{name}"]
-        rows[f"{title}: background"] = images_from(found["backgrounds"], shape)
-        if "local" in found:
-            rows[f"{title}: local atoms"] = images_from(found["local"], shape)
-        rows[f"{title}: mask"] = masks_from(found["masks"], shape[:2])
+        cell = found.one(f"own-{name}")
+        rows[f"{title}: background"] = images_from(cell["backgrounds"], shape)
+        if "local" in cell:
+            rows[f"{title}: local atoms"] = images_from(cell["local"], shape)
+        rows[f"{title}: mask"] = masks_from(cell["masks"], shape[:2])
     return grid_figure(rows, "Background and what moves")

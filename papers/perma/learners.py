@@ -16,12 +16,13 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from fedcore.papers.experiment import Cell, Options, Place, ResultTable
-from fedcore.papers.fedem.runs import needed_data, own_data_only, rows_population
+from fedcore.papers.columns import mean
+from fedcore.papers.data import needed_data, rows_population
 from fedcore.papers.perma import mnist as perma_mnist
 from fedcore.papers.perma.baselines import pooled
 from fedcore.papers.perma.runs import train
 from fedcore.papers.perma.simulation.errors_against_truth import reconstructed
+from fedcore.papers.table import Column, Condition, Experiment, Found, Options, Place, Row, Trial
 from threadpoolctl import threadpool_limits
 
 from fedcore.randomness import stream
@@ -176,102 +177,91 @@ def _mse(rows: np.ndarray, atoms: np.ndarray | None, k: int) -> float:
 # --- experiments ----------------------------------------------------------------------------------------------------
 
 
-class DictionaryLearners:
-    """A `fedcore.papers.experiment.Experiment`."""
-
-    name: str
-    title: str
-    source: tuple[str, str]
-    data: Callable[[int, bool], Images]
-
-    def cells(self, options: Options, place: Place) -> Sequence[Cell]:
-        own_data_only(options)
-        needed_data(*self.source)
-        return [
-            Cell(f"{line}-{seed}", f"{LINES[line].title}, seed {seed}", {"line": line, "seed": seed})
-            for seed in seeds(options)
-            for line in lines(options)
-        ]
-
-    def compute(self, cell: Cell, options: Options, place: Place) -> dict:
-        line, seed = LINES[cell.arguments["line"]], cell.arguments["seed"]
-        images = type(self).data(seed, options.quick)
-        with threadpool_limits(1):  # as the engine has it, so that seconds compare
-            began = time.process_time()
-            learnt = line.learn(place, cell.key, images, seed, options.quick)
-            seconds = time.process_time() - began
-        kept = 0 if learnt.own is None or learnt.common is None else sum(len(own) > 0 for own in learnt.own)
-        sizes = sorted(len(own) for own in images.samples)
-        return {**errors(learnt, images.held), "cpu": seconds, "clients": len(sizes), "kept": kept, "sizes": sizes}
-
-    def table(self, options: Options, results: Mapping[str, dict]) -> ResultTable:
-        return ResultTable(
-            self.title, [row(line, results, options) for line in lines(options)], notes(options, results)
-        )
-
-    def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
-        from fedcore.evaluation.images import grid_figure
-
-        held = type(self).data(1, options.quick).held
-        shown = np.stack([rows[i] for rows in held[:10] for i in range(5)])
-        return grid_figure({"held out": shown.reshape(-1, perma_mnist.SIDE, perma_mnist.SIDE)}, self.title)
+def conditions(options: Options) -> dict[str, Condition]:
+    lines = QUICK_LINES if options.quick else tuple(LINES)
+    return {line: Condition(LINES[line].title, {"line": line}, {"learner": LINES[line].title}) for line in lines}
 
 
-class DictionaryMnist(DictionaryLearners):
-    name = "dictionary-mnist"
-    title = "Learners of 100 shared atoms: MNIST, ten clients with a digit each"
-    source = perma_mnist.SOURCE
-    data = staticmethod(mnist)
+def measured(data: Callable[[int, bool], Images], trial: Trial) -> dict:
+    images = data(trial.seed, trial.quick)
+    with threadpool_limits(1):  # as the engine has it, so that seconds compare
+        began = time.process_time()
+        learnt = LINES[trial["line"]].learn(trial.place, trial.key, images, trial.seed, trial.quick)
+        seconds = time.process_time() - began
+    kept = 0 if learnt.own is None or learnt.common is None else sum(len(own) > 0 for own in learnt.own)
+    sizes = sorted(len(own) for own in images.samples)
+    return {**errors(learnt, images.held), "cpu": seconds, "clients": len(sizes), "kept": kept, "sizes": sizes}
 
 
-class DictionaryFemnist(DictionaryLearners):
-    name = "dictionary-femnist"
-    title = "Learners of 100 shared atoms: FEMNIST, sixty writers of very unequal size"
-    source = ("femnist", "femnist.npz")
-    data = staticmethod(femnist)
+def by_k(name: str) -> Column:
+    """Means over the seeds for each k; empty for a learner without such atoms."""
 
-
-def lines(options: Options) -> Sequence[str]:
-    return QUICK_LINES if options.quick else tuple(LINES)
-
-
-def seeds(options: Options) -> range:
-    return range(1, (options.seeds or 1) + 1)
-
-
-def row(line: str, results: Mapping[str, dict], options: Options) -> dict:
-    cells = [results[f"{line}-{seed}"] for seed in seeds(options)]
-
-    def of(name: str) -> str:
-        if name not in cells[0]:
+    def text(found: Found, row: Row) -> str:
+        if name not in found.one(str(row.of)):
             return ""
-        return " / ".join(f"{mean:.5f}".removeprefix("0") for mean in np.mean([cell[name] for cell in cells], axis=0))
+        return " / ".join(f"{one:.5f}".removeprefix("0") for one in np.mean(found.values(str(row.of), name), axis=0))
 
+    return text
+
+
+def clients_with_atoms(found: Found, row: Row) -> str:
+    line = str(row.of)
+    return f"{found.mean(line, 'kept'):g}" if found.one(line)["kept"] else ""
+
+
+def columns(options: Options) -> dict[str, Column]:
     k = " / ".join(str(k) for k in KEPT)
     return {
-        "learner": LINES[line].title,
-        f"shared atoms, MSE k {k}": of("shared"),
-        f"with own atoms, MSE k {k}": of("own"),
-        "clients with own atoms": "" if not cells[0]["kept"] else f"{np.mean([cell['kept'] for cell in cells]):g}",
-        "CPU s": f"{np.mean([cell['cpu'] for cell in cells]):.1f}",
+        f"shared atoms, MSE k {k}": by_k("shared"),
+        f"with own atoms, MSE k {k}": by_k("own"),
+        "clients with own atoms": clients_with_atoms,
+        "CPU s": mean("cpu", ".1f"),
     }
 
 
-def notes(options: Options, results: Mapping[str, dict]) -> list[str]:
-    cell = results[f"statistics-{seeds(options)[0]}"]
-    found = [
-        f"Seeds {len(seeds(options))}; {cell['clients']} clients with {cell['sizes'][0]} to {cell['sizes'][-1]} "
+def held_out(data: Callable[[int, bool], Images], title: str, found: Found) -> bytes:
+    from fedcore.evaluation.images import grid_figure
+
+    shown = np.stack([rows[i] for rows in data(1, found.options.quick).held[:10] for i in range(5)])
+    return grid_figure({"held out": shown.reshape(-1, perma_mnist.SIDE, perma_mnist.SIDE)}, title)
+
+
+def notes(found: Found) -> list[str]:
+    cell = found.one("statistics")
+    texts = [
+        f"Seeds {len(found.seeds)}; {cell['clients']} clients with {cell['sizes'][0]} to {cell['sizes'][-1]} "
         f"images, {sum(cell['sizes'])} in all (first seed); pixels of [0, 1]. Errors are means over held-out images of "
         "all clients, rebuilt by matching pursuit.",
         "scikit-learn: MiniBatchDictionaryLearning, 5 passes, its best alpha by each k. PerMA: codes of the 20 largest "
         "correlations, 30 steps of start and 30 rounds. The default has no settings.",
     ]
-    pooled_lines = [line for line in lines(options) if line.startswith("pooled")]
-    best = np.min([results[f"{line}-{seeds(options)[0]}"]["shared"] for line in pooled_lines], axis=0)
+    best = np.min([found.one(line)["shared"] for line in found.by_condition if line.startswith("pooled")], axis=0)
     ratios = np.array(cell["shared"]) / best
-    found.append(
+    return [
+        *texts,
         "Default's shared atoms over the best scikit-learn at each k, first seed: "
         + ", ".join(f"k {k}: {ratio:.3f}" for k, ratio in zip(KEPT, ratios, strict=True))
-        + "."
+        + ".",
+    ]
+
+
+def learners(name: str, title: str, source: tuple[str, str], data: Callable[[int, bool], Images]) -> Experiment:
+    return Experiment(
+        name=name,
+        title=title,
+        needs=(source,),
+        conditions=conditions,
+        measure=partial(measured, data),
+        columns=columns,
+        notes=notes,
+        figure=partial(held_out, data, title),
     )
-    return found
+
+
+TITLE = "Learners of 100 shared atoms"
+MNIST_TITLE = f"{TITLE}: MNIST, ten clients with a digit each"
+DICTIONARY_MNIST = learners("dictionary-mnist", MNIST_TITLE, perma_mnist.SOURCE, mnist)
+
+DICTIONARY_FEMNIST = learners(
+    "dictionary-femnist", f"{TITLE}: FEMNIST, sixty writers of very unequal size", ("femnist", "femnist.npz"), femnist
+)

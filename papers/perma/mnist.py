@@ -14,14 +14,15 @@ from functools import cache, partial
 from typing import Literal, NamedTuple
 
 import numpy as np
-from fedcore.papers.experiment import Cell, Options, Place, ResultTable
-from fedcore.papers.fedem.runs import needed_data, own_data_only, rows_population, verdict
+from fedcore.papers.columns import given, mean, verdict
+from fedcore.papers.data import needed_data, rows_population
 from fedcore.papers.perma.baselines import pooled
 from fedcore.papers.perma.baselines.consensus import consensus_admm
 from fedcore.papers.perma.baselines.ksvd import fedavg_k_svd
 from fedcore.papers.perma.baselines.perpca import personalised_pca
 from fedcore.papers.perma.runs import train
 from fedcore.papers.perma.simulation.errors_against_truth import image_quality, reconstructed
+from fedcore.papers.table import Column, Condition, Experiment, Found, Options, Place, Row, Seeds, Trial
 from threadpoolctl import threadpool_limits
 
 from fedcore.methods.dictionary_learning.operators import random_atoms
@@ -34,7 +35,6 @@ CLIENTS, OWN, OTHERS = 10, 450, 50
 SIDE, ATOMS = 28, 100
 KEPT = (10, 20)  # atoms of a reconstruction
 FIRST = 0  # the client of digit 1, whose column stands for the paper's
-SEEDS = 3
 TOP = {"atoms": ATOMS, "code": "top_k", "sparsity": 20}
 SCRIPTS = {**TOP, "profile": "scripts"}
 
@@ -173,63 +173,6 @@ LINES = {
 QUICK_LINES = ("zero", "svd", "perpca", "local", "path", "online", "sklearn")
 
 
-class PermaMnist:
-    """See the module. A `fedcore.papers.experiment.Experiment`."""
-
-    name = "perma-mnist"
-    title = "PerMA on MNIST: images rebuilt from k of 100 atoms"
-
-    def cells(self, options: Options, place: Place) -> Sequence[Cell]:
-        own_data_only(options)
-        needed_data(*SOURCE)
-        return [
-            Cell(f"{line}-{seed}", f"{LINES[line].title}, seed {seed}", {"line": line, "seed": seed})
-            for seed in seeds(options)
-            for line in lines(options)
-        ]
-
-    def compute(self, cell: Cell, options: Options, place: Place) -> dict:
-        size, seed = QUICK if options.quick else FULL, cell.arguments["seed"]
-        line = LINES[cell.arguments["line"]]
-        samples, images, digits = data(seed, size)
-        with threadpool_limits(1):  # as the engine has it, so that seconds compare
-            began = time.perf_counter()
-            atoms = line.learn(place, cell.key, size, samples, seed) if line.learn else [None] * CLIENTS
-            seconds = time.perf_counter() - began
-            return {**scores(line, atoms, samples, images, digits), "seconds": seconds}
-
-    def table(self, options: Options, results: Mapping[str, dict]) -> ResultTable:
-        return ResultTable(
-            self.title,
-            [row(line, results, options) for line in lines(options)],
-            [*notes(options), *findings(options, results)],
-        )
-
-    def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
-        from fedcore.evaluation.images import grid_figure
-
-        at = list(lines(options))
-        size = QUICK if options.quick else FULL
-        _, images, digits = data(1, size)
-        shown_images = images[[int(np.flatnonzero(digits == digit)[0]) for digit in range(10)]]
-        square = (-1, size.side, size.side)
-        rows = {"image": shown_images.reshape(square)}
-        for line in ("local", "perpca", "path", "online", "sklearn"):
-            if line in at and "rebuilt" in results[f"{line}-1"]:
-                rows[LINES[line].title] = np.array(results[f"{line}-1"]["rebuilt"]).reshape(square) / 255.0
-        for line in ("path", "online"):
-            rows[f"atoms: {LINES[line].title}"] = np.array(results[f"{line}-1"]["atoms"]).reshape(square)
-        return grid_figure(rows, f"Images rebuilt from {KEPT[0]} atoms; client of digit 1")
-
-
-def lines(options: Options) -> Sequence[str]:
-    return QUICK_LINES if options.quick else tuple(LINES)
-
-
-def seeds(options: Options) -> range:
-    return range(1, (options.seeds or (1 if options.quick else SEEDS)) + 1)
-
-
 # --- data -----------------------------------------------------------------------------------------------------------
 
 
@@ -317,40 +260,85 @@ def scores(
     return {**result, "first": first, "clipped": clipped, "all": every, "minority": minority}
 
 
-def row(line: str, results: Mapping[str, dict], options: Options) -> dict:
-    cells = [results[f"{line}-{seed}"] for seed in seeds(options)]
-    paper = LINES[line].paper
+def of(number: Callable[[dict, int], float], form: str = ".4f") -> Column:
+    """For each k the mean over the seeds."""
 
-    def of(number: Callable[[dict, int], float], form: str = ".4f") -> list[str]:
-        """For each k the mean over the seeds."""
+    def text(found: Found, row: Row) -> str:
+        cells = found[str(row.of)]
         means = [float(np.mean([number(cell, at) for cell in cells])) for at in range(len(KEPT))]
-        return [format(mean, form).removeprefix("0") for mean in means]
+        return " / ".join(format(one, form).removeprefix("0") for one in means)
+
+    return text
+
+
+def columns(options: Options) -> dict[str, Column]:
+    def mse(at: int) -> Column:
+        return lambda found, row: f"{found.mean(str(row.of), lambda cell: cell['first'][at][0]):.4f}".removeprefix("0")
 
     return {
-        "method": LINES[line].title,
-        "paper MSE k10 / k20": f"{paper[0]:.4f} / {paper[1]:.4f}" if paper else "",
-        **dict(zip((f"MSE k{k}" for k in KEPT), of(lambda cell, at: cell["first"][at][0]), strict=True)),
-        "clipped, MSE": " / ".join(of(lambda cell, at: cell["clipped"][at])),
-        "paper PSNR": f"{paper[2]:.2f} / {paper[3]:.2f}" if paper else "",
-        "PSNR k10 / k20": " / ".join(of(lambda cell, at: cell["first"][at][1], ".2f")),
-        "paper SSIM": f"{paper[4]:.3f} / {paper[5]:.3f}" if paper else "",
-        "SSIM k10 / k20": " / ".join(of(lambda cell, at: cell["first"][at][2], ".3f")),
-        "all clients, MSE": " / ".join(of(lambda cell, at: cell["all"][at])),
-        "other digits, MSE": " / ".join(of(lambda cell, at: cell["minority"][at])),
-        "paper s": f"{paper[6]:g}" if paper else "",
-        "s": f"{np.mean([cell['seconds'] for cell in cells]):.1f}",
+        "paper MSE k10 / k20": given,
+        **{f"MSE k{k}": mse(at) for at, k in enumerate(KEPT)},
+        "clipped, MSE": of(lambda cell, at: cell["clipped"][at]),
+        "paper PSNR": given,
+        "PSNR k10 / k20": of(lambda cell, at: cell["first"][at][1], ".2f"),
+        "paper SSIM": given,
+        "SSIM k10 / k20": of(lambda cell, at: cell["first"][at][2], ".3f"),
+        "all clients, MSE": of(lambda cell, at: cell["all"][at]),
+        "other digits, MSE": of(lambda cell, at: cell["minority"][at]),
+        "paper s": given,
+        "s": mean("seconds", ".1f"),
     }
 
 
-def _mse(results: Mapping[str, dict], line: str, options: Options, where: str, at: int = 0) -> float:
-    cells = [results[f"{line}-{seed}"] for seed in seeds(options)]
-    return float(np.mean([cell["first"][at][0] if where == "first" else cell[where][at] for cell in cells]))
+def conditions(options: Options) -> dict[str, Condition]:
+    found = {}
+    for line in QUICK_LINES if options.quick else LINES:
+        title, paper, published = LINES[line].title, LINES[line].paper, {}
+        if paper:
+            published = {
+                "paper MSE k10 / k20": f"{paper[0]:.4f} / {paper[1]:.4f}",
+                "paper PSNR": f"{paper[2]:.2f} / {paper[3]:.2f}",
+                "paper SSIM": f"{paper[4]:.3f} / {paper[5]:.3f}",
+                "paper s": f"{paper[6]:g}",
+            }
+        found[line] = Condition(title, {"line": line}, {"method": title}, published)
+    return found
 
 
-def findings(options: Options, results: Mapping[str, dict]) -> list[str]:
-    path, alone = (_mse(results, line, options, "first") for line in ("path", "local"))
-    sums, ceiling = (_mse(results, line, options, "all") for line in ("online", "sklearn"))
-    spread = [np.ptp([results[f"{line}-{seed}"]["first"][0][0] for seed in seeds(options)]) for line in lines(options)]
+def measure(trial: Trial) -> dict:
+    size, seed, line = QUICK if trial.quick else FULL, trial.seed, LINES[trial["line"]]
+    samples, images, digits = data(seed, size)
+    with threadpool_limits(1):  # as the engine has it, so that seconds compare
+        began = time.perf_counter()
+        atoms = line.learn(trial.place, trial.key, size, samples, seed) if line.learn else [None] * CLIENTS
+        seconds = time.perf_counter() - began
+        return {**scores(line, atoms, samples, images, digits), "seconds": seconds}
+
+
+def figure(found: Found) -> bytes:
+    from fedcore.evaluation.images import grid_figure
+
+    size = QUICK if found.options.quick else FULL
+    _, images, digits = data(1, size)
+    shown_images = images[[int(np.flatnonzero(digits == digit)[0]) for digit in range(10)]]
+    square = (-1, size.side, size.side)
+    rows = {"image": shown_images.reshape(square)}
+    for line in ("local", "perpca", "path", "online", "sklearn"):
+        if line in found and "rebuilt" in found.one(line):
+            rows[LINES[line].title] = np.array(found.one(line)["rebuilt"]).reshape(square) / 255.0
+    for line in ("path", "online"):
+        rows[f"atoms: {LINES[line].title}"] = np.array(found.one(line)["atoms"]).reshape(square)
+    return grid_figure(rows, f"Images rebuilt from {KEPT[0]} atoms; client of digit 1")
+
+
+def first_mse(cell: dict) -> float:
+    return cell["first"][0][0]
+
+
+def findings(found: Found) -> list[str]:
+    path, alone = (found.mean(line, first_mse) for line in ("path", "local"))
+    sums, ceiling = (found.mean(line, lambda cell: cell["all"][0]) for line in ("online", "sklearn"))
+    spread = [np.ptp(found.values(line, first_mse)) for line in found.by_condition]
     return [
         f"Asked: PerMA (path) MSE at k 10 at most .029, and a fifth below Local DL, digit-1 client: {path:.4f}, "
         f"{100 * (1 - path / alone):.0f} % below, {verdict(path <= 0.029 and path <= 0.8 * alone)}.",
@@ -360,10 +348,11 @@ def findings(options: Options, results: Mapping[str, dict]) -> list[str]:
     ]
 
 
-def notes(options: Options) -> list[str]:
+def notes(found: Found) -> list[str]:
+    options = found.options
     size = QUICK if options.quick else FULL
     return [
-        f"Seeds {len(seeds(options))}; {10 * size.tested} held-out images of {size.side} x {size.side}, balanced; "
+        f"Seeds {len(found.seeds)}; {10 * size.tested} held-out images of {size.side} x {size.side}, balanced; "
         "pixels of [0, 1], neither clipped nor rescaled; PSNR per image, then the "
         "mean. MSE, PSNR and SSIM without a word: dictionary of the client of digit 1. all clients: mean "
         "over the ten dictionaries; other digits: on images of digits that are not the client's own; both k 10 / k 20.",
@@ -381,3 +370,17 @@ def notes(options: Options) -> list[str]:
             else []
         ),
     ]
+
+
+MNIST = Experiment(
+    name="perma-mnist",
+    title="PerMA on MNIST: images rebuilt from k of 100 atoms",
+    needs=(SOURCE,),
+    seeds=Seeds(3, quick=1),
+    conditions=conditions,
+    measure=measure,
+    columns=columns,
+    notes=notes,
+    checks=findings,
+    figure=figure,
+)

@@ -6,13 +6,12 @@ problems of ten dimensions with 0, 2 ... 10 global atoms, from clients' dictiona
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from fedcore.papers.experiment import Cell, Options, Place, ResultTable
-from fedcore.papers.fedem.runs import own_data_only
 from fedcore.papers.perma import many
 from fedcore.papers.perma.simulation.synthetic import shared_atoms
+from fedcore.papers.table import Column, Condition, Experiment, Found, Options, Row, Trial
 
 from fedcore.methods.perma.matching import by_jump, by_null, path, star
 from fedcore.randomness import stream
@@ -27,85 +26,61 @@ JUMP, EDGE, HALF, QUARTER, NULL = (
     "star score < .25",
     "star score < half of the null",
 )
+RULES = (JUMP, EDGE, HALF, QUARTER, NULL)
 
 
-class PermaRg:
-    """See the module. A `fedcore.papers.experiment.Experiment`."""
+def conditions(options: Options) -> dict[str, Condition]:
+    count = options.seeds or (QUICK_PROBLEMS if options.quick else PROBLEMS)
+    return {
+        f"rg-{wanted}": Condition(f"{wanted} global atoms", {"common": wanted, "problems": count}, once=True)
+        for wanted in TRUE
+    }
 
-    name = "perma-rg"
-    title = "Choosing the number of global atoms: hits of the rules"
 
-    def cells(self, options: Options, place: Place) -> Sequence[Cell]:
-        own_data_only(options)
-        count = options.seeds or (QUICK_PROBLEMS if options.quick else PROBLEMS)
-        return [
-            Cell(f"rg-{wanted}", f"{wanted} global atoms", {"common": wanted, "problems": count}) for wanted in TRUE
+def measure(trial: Trial) -> dict:
+    wanted, seeds = trial["common"], range(1, trial["problems"] + 1)
+    drawn = [shared_atoms(seed, CLIENTS, FEATURES, wanted, FEATURES - wanted, SAMPLES) for seed in seeds]
+    started = many.start(drawn, list(seeds), STARTS)
+    chosen: dict[str, list[int]] = {name: [] for name in RULES}
+    for s, seed in enumerate(seeds):
+        own = started.dictionaries(s)
+        lengths, scores = path(own, FEATURES).scores, star(own, 1, stream(seed, "dictionaries/anchors")).all_scores
+        chosen[JUMP].append(by_jump(lengths, CLIENTS))
+        chosen[EDGE].append(leading(np.sort(lengths) / (CLIENTS - 1) < 0.5))
+        chosen[HALF].append(leading(scores < 0.5))
+        chosen[QUARTER].append(leading(scores < 0.25))
+        chosen[NULL].append(by_null(scores, FEATURES, CLIENTS, seed))
+        if s == 0:
+            first = {"lengths": lengths.tolist(), "scores": scores.tolist()}
+    return {"chosen": chosen, **first}
+
+
+def hits(wanted: int) -> Column:
+    return lambda found, row: found.one(f"rg-{wanted}")["chosen"][row.of].count(wanted)
+
+
+NOTES = (
+    "The paper's rule is the jump of path lengths, shown for one problem (its Figure 7). Problems here: "
+    f"N = {CLIENTS}, d = {FEATURES} square dictionaries, {SAMPLES} samples, density .2, {STARTS} "
+    "starts with thresholds down to .15.",
+    "The jump can answer neither 0 nor all. With square dictionaries 9 and 10 global atoms are the same thing.",
+    "null: best star score of clients who share nothing, in as many dimensions as are left.",
+)
+
+
+def figure(found: Found) -> bytes:
+    from fedcore.evaluation.curves import Panel, panels_figure
+
+    at = range(1, FEATURES + 1)
+    shown = {f"{wanted} global": found.one(f"rg-{wanted}") for wanted in TRUE[1:-1]}
+    edges = {name: (at, mean_edges(one["lengths"])) for name, one in shown.items()}
+    scores = {name: (at, one["scores"]) for name, one in shown.items()}
+    return panels_figure(
+        [
+            Panel(edges, "Figure 7: mean edge of successive shortest paths", "path", "distance"),
+            Panel(scores, "The same by the star: median distance from the anchor's atom", "atom", "distance"),
         ]
-
-    def compute(self, cell: Cell, options: Options, place: Place) -> dict:
-        wanted, seeds = cell.arguments["common"], range(1, cell.arguments["problems"] + 1)
-        drawn = [shared_atoms(seed, CLIENTS, FEATURES, wanted, FEATURES - wanted, SAMPLES) for seed in seeds]
-        started = many.start(drawn, list(seeds), STARTS)
-        chosen: dict[str, list[int]] = {name: [] for name in (JUMP, EDGE, HALF, QUARTER, NULL)}
-        for s, seed in enumerate(seeds):
-            own = started.dictionaries(s)
-            lengths, scores = path(own, FEATURES).scores, star(own, 1, stream(seed, "dictionaries/anchors")).all_scores
-            chosen[JUMP].append(by_jump(lengths, CLIENTS))
-            chosen[EDGE].append(leading(np.sort(lengths) / (CLIENTS - 1) < 0.5))
-            chosen[HALF].append(leading(scores < 0.5))
-            chosen[QUARTER].append(leading(scores < 0.25))
-            chosen[NULL].append(by_null(scores, FEATURES, CLIENTS, seed))
-            if s == 0:
-                first = {"lengths": lengths.tolist(), "scores": scores.tolist()}
-        return {"chosen": chosen, **first}
-
-    def table(self, options: Options, results: Mapping[str, dict]) -> ResultTable:
-        rows = []
-        for rule in (JUMP, EDGE, HALF, QUARTER, NULL):
-            hits = {wanted: results[f"rg-{wanted}"]["chosen"][rule].count(wanted) for wanted in TRUE}
-            asked = sum(len(results[f"rg-{wanted}"]["chosen"][rule]) for wanted in TRUE)
-            rows.append(
-                {
-                    "rule": rule,
-                    **{f"{wanted} global": count for wanted, count in hits.items()},
-                    "hits": sum(hits.values()),
-                    "of": asked,
-                }
-            )
-        return ResultTable(
-            self.title,
-            rows,
-            [
-                "The paper's rule is the jump of path lengths, shown for one problem (its Figure 7). Problems here: "
-                f"N = {CLIENTS}, d = {FEATURES} square dictionaries, {SAMPLES} samples, density .2, {STARTS} "
-                "starts with thresholds down to .15.",
-                "The jump can answer neither 0 nor all. With square dictionaries 9 and 10 global atoms are the same "
-                "thing.",
-                "null: best star score of clients who share nothing, in as many dimensions as are left.",
-            ],
-        )
-
-    def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
-        from fedcore.evaluation.curves import Panel, panels_figure
-
-        at = range(1, FEATURES + 1)
-        shown = {f"{wanted} global": results[f"rg-{wanted}"] for wanted in TRUE[1:-1]}
-        return panels_figure(
-            [
-                Panel(
-                    {name: (at, mean_edges(found["lengths"])) for name, found in shown.items()},
-                    "Figure 7: mean edge of successive shortest paths",
-                    "path",
-                    "distance",
-                ),
-                Panel(
-                    {name: (at, found["scores"]) for name, found in shown.items()},
-                    "The same by the star: median distance from the anchor's atom",
-                    "atom",
-                    "distance",
-                ),
-            ]
-        )
+    )
 
 
 def mean_edges(lengths: Sequence[float]) -> list[float]:
@@ -116,3 +91,19 @@ def mean_edges(lengths: Sequence[float]) -> list[float]:
 def leading(good: np.ndarray) -> int:
     """How many are true before the first that is not."""
     return int(len(good) if good.all() else np.argmin(good))
+
+
+RG = Experiment(
+    name="perma-rg",
+    title="Choosing the number of global atoms: hits of the rules",
+    conditions=conditions,
+    measure=measure,
+    rows=lambda found: [Row({"rule": rule}, rule) for rule in RULES],
+    columns=lambda options: {
+        **{f"{wanted} global": hits(wanted) for wanted in TRUE},
+        "hits": lambda found, row: sum(hits(wanted)(found, row) for wanted in TRUE),
+        "of": lambda found, row: sum(len(found.one(f"rg-{wanted}")["chosen"][row.of]) for wanted in TRUE),
+    },
+    notes=lambda found: NOTES,
+    figure=figure,
+)

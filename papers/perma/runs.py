@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from fedcore.papers.experiment import Place
 from fedcore.papers.simulation import simulate
+from fedcore.papers.table import Place
 
 from fedcore.population.blocks import leaves
 from fedcore.population.store import Population

@@ -10,14 +10,14 @@ error is that of samples of one size.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
-from fedcore.papers.experiment import Cell, Options, Place, ResultTable
-from fedcore.papers.fedem.runs import own_data_only, rows_population
+from fedcore.papers.columns import mean
+from fedcore.papers.data import rows_population
 from fedcore.papers.perma.runs import train
 from fedcore.papers.perma.simulation.errors_against_truth import reconstructed
+from fedcore.papers.table import Condition, Experiment, Found, Options, Place, Seeds, Trial
 from threadpoolctl import threadpool_limits
 
 from fedcore.methods.dictionary_learning.operators import normalise, random_atoms
@@ -32,7 +32,6 @@ WAYS |= {f"new clients, and sums with forgetting {f:g}": f for f in (0.5, 0.8, 0
 HOSTILE = {"none": 0.0, "as large": 1.0, "twice as large": 2.0, "four times as large": 4.0}
 HOSTILE |= {"a million times as large": 1e6}
 UNEVEN = {"samples": (1.0, 0.0), "clients": (0.0, 1.0)}  # standard deviations of the logarithms of their sizes
-SEEDS = 5
 
 
 def drawn(generator: np.random.Generator, atoms: np.ndarray, count: int) -> np.ndarray:
@@ -101,64 +100,55 @@ def of_uneven(place: Place, key: str, seed: int, kind: str) -> tuple[float, floa
     return error(drawn(generator, atoms, FRESH), trained.common), seconds
 
 
-class DictionarySeries:
-    """See the module. A `fedcore.papers.experiment.Experiment`."""
-
-    name = "dictionary-series"
-    title = "Default learner of dictionaries: clients that come, and hostile ones"
-
-    def cells(self, options: Options, place: Place) -> Sequence[Cell]:
-        own_data_only(options)
-        found = [Cell(f"hostile-{n}", f"hostile: {kind}", {"hostile": kind}) for n, kind in enumerate(HOSTILE)]
-        found += [Cell(f"uneven-{n}", f"uneven: {kind}", {"uneven": kind}) for n, kind in enumerate(UNEVEN)]
-        for world in TURN:
-            for number, way in enumerate(WAYS):
-                found.append(Cell(f"{world}-{number}", f"atoms {world}, {way}", {"world": world, "way": way}))
-        return found
-
-    def compute(self, cell: Cell, options: Options, place: Place) -> dict:
-        asked = cell.arguments
-        with threadpool_limits(1):
-            found = [
-                of_hostile(place, f"{cell.key}-{seed}", seed, asked["hostile"])
-                if "hostile" in asked
-                else of_uneven(place, f"{cell.key}-{seed}", seed, asked["uneven"])
-                if "uneven" in asked
-                else of_series(place, f"{cell.key}-{seed}", seed, asked["world"], asked["way"])
-                for seed in range(1, seeds(options) + 1)
-            ]
-        errors, seconds = np.array(found).T
-        return {"errors": errors.tolist(), "cpu": float(seconds.mean())}
-
-    def table(self, options: Options, results: Mapping[str, dict]) -> ResultTable:
-        rows = [
-            {"clients": f"{name}: {kind}", **_row(results[f"{name}-{number}"])}
-            for name, kinds in (("hostile", HOSTILE), ("uneven", UNEVEN))
-            for number, kind in enumerate(kinds)
-        ]
-        for world in TURN:
-            for number, way in enumerate(WAYS):
-                rows.append({"clients": f"atoms {world}; {way}", **_row(results[f"{world}-{number}"])})
-        return ResultTable(
-            self.title,
-            rows,
-            [
-                f"{seeds(options)} seeds; error: share of the energy of fresh samples that {K} atoms leave. Series: "
-                f"{RUNS} runs, {NEW} new clients of {SAMPLES} samples for each; CPU seconds of the last run."
-            ],
-        )
-
-    def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
-        from fedcore.evaluation.images import grid_figure
-
-        atoms = random_atoms(stream(1, "dictionary-series"), TRUE, FEATURES)
-        return grid_figure({"true atoms": atoms[:10].reshape(10, 3, 4)}, self.title)
+def conditions(options: Options) -> dict[str, Condition]:
+    found = {}
+    for what, kinds in (("hostile", HOSTILE), ("uneven", UNEVEN)):
+        for number, kind in enumerate(kinds):
+            title = f"{what}: {kind}"
+            found[f"{what}-{number}"] = Condition(title, {"what": what, "kind": kind}, {"clients": title})
+    for world in TURN:
+        for number, way in enumerate(WAYS):
+            asked = {"what": "series", "world": world, "way": way}
+            found[f"{world}-{number}"] = Condition(f"atoms {world}, {way}", asked, {"clients": f"atoms {world}; {way}"})
+    return found
 
 
-def seeds(options: Options) -> int:
-    return options.seeds or (1 if options.quick else SEEDS)
+def measure(trial: Trial) -> dict:
+    place, key, seed = trial.place, trial.key, trial.seed
+    with threadpool_limits(1):
+        if trial["what"] == "series":
+            left, seconds = of_series(place, key, seed, trial["world"], trial["way"])
+        else:
+            measured = of_hostile if trial["what"] == "hostile" else of_uneven
+            left, seconds = measured(place, key, seed, trial["kind"])
+    return {"error": left, "cpu": seconds}
 
 
-def _row(cell: dict) -> dict[str, str]:
-    errors = np.array(cell["errors"])
-    return {"error": f"{errors.mean():.4f}", "worst": f"{errors.max():.4f}", "CPU s": f"{cell['cpu']:.2f}"}
+def figure(found: Found) -> bytes:
+    from fedcore.evaluation.images import grid_figure
+
+    atoms = random_atoms(stream(1, "dictionary-series"), TRUE, FEATURES)
+    return grid_figure({"true atoms": atoms[:10].reshape(10, 3, 4)}, SERIES.title)
+
+
+def notes(found: Found) -> list[str]:
+    return [
+        f"{len(found.seeds)} seeds; error: share of the energy of fresh samples that {K} atoms leave. Series: "
+        f"{RUNS} runs, {NEW} new clients of {SAMPLES} samples for each; CPU seconds of the last run."
+    ]
+
+
+SERIES = Experiment(
+    name="dictionary-series",
+    title="Default learner of dictionaries: clients that come, and hostile ones",
+    seeds=Seeds(5, quick=1, together=100),
+    conditions=conditions,
+    measure=measure,
+    columns=lambda options: {
+        "error": mean("error", ".4f"),
+        "worst": lambda found, row: f"{max(found.values(str(row.of), 'error')):.4f}",
+        "CPU s": mean("cpu", ".2f"),
+    },
+    notes=notes,
+    figure=figure,
+)

@@ -9,14 +9,14 @@ same steps from the same start by itself.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from fedcore.papers.experiment import Cell, Options, Place, ResultTable
-from fedcore.papers.fedem.runs import own_data_only
+from fedcore.papers.columns import mean, median
 from fedcore.papers.perma import many
 from fedcore.papers.perma.simulation.synthetic import shared_atoms
+from fedcore.papers.table import Column, Condition, Experiment, Found, Options, Trial
 
 from fedcore.methods.dictionary_learning.distances import d12
 
@@ -60,75 +60,42 @@ SWEEPS: dict[str, tuple[str, dict[str, Any]]] = {
 QUICK_SWEEPS = ("d-4", "d-10", "density-0.4", "weak-10")
 
 
-class PermaSynthetic:
-    """See the module. A `fedcore.papers.experiment.Experiment`."""
-
-    name = "perma-synthetic"
-    title = "PerMA on synthetic clients who share atoms: failure rates"
-
-    def cells(self, options: Options, place: Place) -> Sequence[Cell]:
-        own_data_only(options)
-        repeats = problems(options)
-        cells = [
-            Cell(line, RATES[line][0], {"line": line, "problems": repeats[0], "rounds": rounds(options)})
-            for line in rates(options)
-        ]
-        return cells + [
-            Cell(line, SWEEPS[line][0], {"line": line, "problems": repeats[1], "rounds": rounds(options)})
-            for line in sweeps(options)
-        ]
-
-    def compute(self, cell: Cell, options: Options, place: Place) -> dict:
-        line, count, steps = (cell.arguments[name] for name in ("line", "problems", "rounds"))
-        if line in RATES:
-            _, settings, starts, rule = RATES[line]
-            return scores(settings, starts, rule, VARIANTS, count, steps, curves=line in ("count", "threshold"))
-        _, settings = SWEEPS[line]
-        kept = {"path, mean": VARIANTS["path, mean"], "star, median": VARIANTS["star, median"]}
-        return scores(settings, 1, BY_THRESHOLD, kept, count, steps)
-
-    def table(self, options: Options, results: Mapping[str, dict]) -> ResultTable:
-        rows = []
-        for line in (*rates(options), *sweeps(options)):
-            title, rule = (RATES[line][0], RATES[line][3]) if line in RATES else (SWEEPS[line][0], BY_THRESHOLD)
-            found = results[line]
-            alone = found["alone"]
-            rows.append(
-                {
-                    "setting": title,
-                    "start": rule,
-                    "problems": found["problems"],
-                    **{f"{name}: failed": _share(found["variants"].get(name)) for name in VARIANTS},
-                    "alone: failed": f"{alone['failed']:.3f}",
-                    "median error": f"{found['variants']['star, median']['median']:.1e}",
-                    "alone, client 1": f"{alone['first']:.1e}",
-                    "PerMA, client 1, local": f"{found['variants']['star, median']['first_local']:.1e}",
-                    "s / problem": f"{found['seconds']:.2f}",
-                }
-            )
-        return ResultTable(self.title, rows, notes(options))
-
-    def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
-        from fedcore.evaluation.curves import Panel, panels_figure
-
-        panels = []
-        for line, title in (
-            ("count", "Figure 2: start by count of nonzero codes"),
-            ("threshold", "The same problems, start down to the threshold"),
-        ):
-            found, every = results[line], range(rounds(options) + 1)
-            curves = {name: (every, found["curves"][name]) for name in ("path, mean", "star, median")}
-            curves["alone, mean client"] = (every, found["curves"]["alone"])
-            panels.append(Panel(curves, title, "round", "mean error over problems", log_y=True))
-        return panels_figure(panels)
+def conditions(options: Options) -> dict[str, Condition]:
+    of_rate, of_sweep = problems(options)
+    found = {}
+    for line, (title, _, _, rule) in RATES.items():
+        if line in QUICK_RATES or not options.quick:
+            asked = {"line": line, "problems": of_rate, "rounds": rounds(options)}
+            found[line] = Condition(title, asked, {"setting": title, "start": rule}, once=True)
+    for line, (title, _) in SWEEPS.items():
+        if line in QUICK_SWEEPS or not options.quick:
+            asked = {"line": line, "problems": of_sweep, "rounds": rounds(options)}
+            found[line] = Condition(title, asked, {"setting": title, "start": BY_THRESHOLD}, once=True)
+    return found
 
 
-def rates(options: Options) -> Sequence[str]:
-    return QUICK_RATES if options.quick else tuple(RATES)
+def measure(trial: Trial) -> dict:
+    line, count, steps = trial["line"], trial["problems"], trial["rounds"]
+    if line in RATES:
+        _, settings, starts, rule = RATES[line]
+        return scores(settings, starts, rule, VARIANTS, count, steps, curves=line in ("count", "threshold"))
+    kept = {"path, mean": VARIANTS["path, mean"], "star, median": VARIANTS["star, median"]}
+    return scores(SWEEPS[line][1], 1, BY_THRESHOLD, kept, count, steps)
 
 
-def sweeps(options: Options) -> Sequence[str]:
-    return QUICK_SWEEPS if options.quick else tuple(SWEEPS)
+def figure(found: Found) -> bytes:
+    from fedcore.evaluation.curves import Panel, panels_figure
+
+    panels = []
+    for line, title in (
+        ("count", "Figure 2: start by count of nonzero codes"),
+        ("threshold", "The same problems, start down to the threshold"),
+    ):
+        shown, every = found.one(line)["curves"], range(rounds(found.options) + 1)
+        curves = {name: (every, shown[name]) for name in ("path, mean", "star, median")}
+        curves["alone, mean client"] = (every, shown["alone"])
+        panels.append(Panel(curves, title, "round", "mean error over problems", log_y=True))
+    return panels_figure(panels)
 
 
 def problems(options: Options) -> tuple[int, int]:
@@ -186,15 +153,18 @@ def scores(
     }
 
 
-def _share(found: dict | None) -> str:
-    return "" if found is None else f"{found['failed']:.3f}"
+def failed(name: str) -> Column:
+    def share(cell: dict) -> float | None:
+        return cell["variants"].get(name, {}).get("failed")
+
+    return median(share, ".3f", none="")
 
 
-def notes(options: Options) -> list[str]:
+def notes(found: Found) -> list[str]:
     return [
         "The paper shows curves, no numbers, of single problems, in which three of ten clients fail alone. Failed: "
-        f"error d12 of the global atoms above {FAILED:g} after {rounds(options)} rounds; alone: share of clients, "
-        "garbage clients left out, whose own atoms matched to the true global ones are as far off.",
+        f"error d12 of the global atoms above {FAILED:g} after {rounds(found.options)} rounds; alone: share of "
+        "clients, garbage clients left out, whose own atoms matched to the true global ones are as far off.",
         "N = 10, d = 6, 3 global and 3 local atoms, 200 samples, density .2 and floor .3 of codes, threshold .15 "
         "unless the line says otherwise; aggregates scaled to norm 1, atoms aligned by assignment.",
         "start by count: thresholds .6, .594 ... stop as soon as 80 % of the expected nonzero codes are there, as in "
@@ -203,3 +173,22 @@ def notes(options: Options) -> list[str]:
         "alone, client 1, and local: medians over problems of that client's error in global atoms, alone, and of its "
         "local atoms after PerMA (star, median).",
     ]
+
+
+SYNTHETIC = Experiment(
+    name="perma-synthetic",
+    title="PerMA on synthetic clients who share atoms: failure rates",
+    conditions=conditions,
+    measure=measure,
+    columns=lambda options: {
+        "problems": lambda found, row: found.one(str(row.of))["problems"],
+        **{f"{name}: failed": failed(name) for name in VARIANTS},
+        "alone: failed": mean(lambda cell: cell["alone"]["failed"]),
+        "median error": mean(lambda cell: cell["variants"]["star, median"]["median"], ".1e"),
+        "alone, client 1": mean(lambda cell: cell["alone"]["first"], ".1e"),
+        "PerMA, client 1, local": mean(lambda cell: cell["variants"]["star, median"]["first_local"], ".1e"),
+        "s / problem": mean("seconds", ".2f"),
+    },
+    notes=notes,
+    figure=figure,
+)

@@ -10,13 +10,14 @@ the truth. Where FEDCORE_DATA has it, a real clip is separated too: a tree in th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from fedcore.papers.experiment import Cell, Options, Place, ResultTable
-from fedcore.papers.fedem.runs import data_file, needed_data, verdict
+from fedcore.papers.columns import mean as average
+from fedcore.papers.columns import verdict
+from fedcore.papers.data import data_file, needed_data
 from fedcore.papers.perma import clip as perma_clip
 from fedcore.papers.perma.baselines import pooled
 from fedcore.papers.perma.baselines.perpca import personalised_pca
@@ -39,12 +40,13 @@ from fedcore.papers.perma.simulation.errors_against_truth import (
     mask_scores,
     psnr,
 )
+from fedcore.papers.table import Column, Condition, Experiment, Found, Options, Place, Seeds, Trial
 from scipy.ndimage import gaussian_filter
 from threadpoolctl import threadpool_limits
 
 from fedcore.rounds import pictures
 
-SEEDS, ATOMS, KEPT = 3, 100, 50
+ATOMS, KEPT = 100, 50
 BLOCKS = {"polyphase": (10, 10), "tiles": (12, 16)}  # both give 100 samples of 576 numbers
 TREE, TREE_BLOCK = ("video_tree", "tree.npz"), (20, 20)
 TREE_ATOMS = {"atoms": 50, "global_atoms": 30, "sparsity": 10}
@@ -181,100 +183,73 @@ TREE_IMAGES = {
 QUICK_LINES = ("median", "mean", "background", "robust-30", "paper-10", "tiles-10", "perpca-30")
 
 
-class PermaVideo:
-    """See the module. A `fedcore.papers.experiment.Experiment`."""
-
-    name = "perma-video"
-    title = "PerMA on a surveillance clip: background, and masks of what moves"
-
-    def cells(self, options: Options, place: Place) -> Sequence[Cell]:
-        if options.population is not None:
-            perma_clip.read(options)  # before anything is computed
-            return perma_clip.cells()
-        cells = [
-            Cell(f"{key}-{seed}", f"{title}, clip {seed}", {"line": line, "seed": seed, "gain": gain})
-            for seed in seeds(options)
-            for key, (line, gain, title) in wanted(options).items()
-        ]
-        if data_file(*TREE) is not None:
-            cells.append(Cell("tree", "a real clip: a tree in the wind, and a hand", {"line": "tree"}))
-        return cells
-
-    def compute(self, cell: Cell, options: Options, place: Place) -> dict:
-        size, line = QUICK if options.quick else FULL, cell.arguments["line"]
-        with threadpool_limits(1):  # as the engine has it, so that seconds compare
-            if options.population is not None:
-                return perma_clip.compute(place, cell, options, size.rounds)
-            if line == "tree":
-                return tree(place, cell.key, size)
-            seed, gain = cell.arguments["seed"], cell.arguments["gain"]
-            clip = video.surveillance(seed, size.frames, size.height, size.width, gain=gain)
-            began = time.perf_counter()
-            background = LINES[line].background(place, cell.key, clip.frames, size, seed)
-            seconds = time.perf_counter() - began
-        pictures = images_of(clip, background) if seed == 1 and line in DRAWN and gain == GAIN else {}
-        return {**scores(clip, background), **pictures, "seconds": seconds}
-
-    def table(self, options: Options, results: Mapping[str, dict]) -> ResultTable:
-        if options.population is not None:
-            return perma_clip.table(self.title, results)
-        rows = []
-        for key, (_, _, title) in wanted(options).items():
-            cells = [results[f"{key}-{seed}"] for seed in seeds(options)]
-            rows.append(
-                {
-                    "background": title,
-                    **{
-                        name: f"{np.mean([cell[score] for cell in cells]):.3f}"
-                        for name, score in (
-                            ("F1, own threshold", "f1"),
-                            ("IoU, own threshold", "iou"),
-                            ("F1, best threshold", "best_f1"),
-                            ("IoU, best threshold", "best_iou"),
-                        )
-                    },
-                    "least F1, own": f"{min(cell['f1'] for cell in cells):.3f}",
-                    "PSNR of the background": f"{np.mean([cell['psnr'] for cell in cells]):.1f}",
-                    "PSNR, exposure fitted": f"{np.mean([cell['fitted'] for cell in cells]):.1f}",
-                    "spread left": f"{np.mean([cell['spread'] for cell in cells]):.4f}",
-                    "s": f"{np.mean([cell['seconds'] for cell in cells]):.1f}",
-                }
-            )
-        return ResultTable(self.title, rows, [*notes(options), *findings(options, results)])
-
-    def figure(self, options: Options, results: Mapping[str, dict]) -> bytes:
-        if options.population is not None:
-            return perma_clip.figure(results)
-        from fedcore.evaluation.images import grid_figure
-
-        size = QUICK if options.quick else FULL
-        clip = video.surveillance(1, size.frames, size.height, size.width)
-        at = shown_frames(size.frames)
-        rows = {"frame": clip.frames[at], "true mask": clip.masks[at]}
-        for line in DRAWN:
-            found = results[f"{line}-1"]
-            rows[f"{LINES[line].title}: background"] = images_from(found["backgrounds"], clip.frames.shape[1:])
-            rows[f"{LINES[line].title}: mask, own threshold"] = masks_from(found["masks"], clip.frames.shape[1:3])
-        if "tree" in results:
-            shape = results["tree"]["shape"]
-            for part, title in TREE_IMAGES.items():
-                rows[f"tree and hand: {title}"] = images_from(results["tree"][part], shape)
-        return grid_figure(rows, "Background and foreground of a fixed camera")
-
-
-def lines(options: Options) -> Sequence[str]:
-    return QUICK_LINES if options.quick else tuple(LINES)
-
-
-def wanted(options: Options) -> dict[str, tuple[str, float, str]]:
-    """(line, gain of the clips, title) by key: every line, and some on clips of other brightness."""
-    usual = {line: (line, GAIN, LINES[line].title) for line in lines(options)}
+def conditions(options: Options) -> dict[str, Condition]:
+    """Every line, and some on clips of other brightness."""
+    if options.population is not None:
+        return perma_clip.conditions(options)
+    lines = QUICK_LINES if options.quick else tuple(LINES)
+    usual = {line: (line, GAIN, LINES[line].title) for line in lines}
     more = (line for line in MORE_GAIN_LINES if line in usual)
-    return usual | {f"{line}-gain": (line, MORE_GAIN, f"{LINES[line].title}; brightness 6 %") for line in more}
+    usual |= {f"{line}-gain": (line, MORE_GAIN, f"{LINES[line].title}; brightness 6 %") for line in more}
+    found = {
+        key: Condition(title, {"line": line, "gain": gain}, {"background": title})
+        for key, (line, gain, title) in usual.items()
+    }
+    if data_file(*TREE) is not None:
+        found["tree"] = Condition("a real clip: a tree in the wind, and a hand", {"line": "tree"}, once=True)
+    return found
 
 
-def seeds(options: Options) -> range:
-    return range(1, (options.seeds or (1 if options.quick else SEEDS)) + 1)
+def measure(trial: Trial) -> dict:
+    size, line, seed = QUICK if trial.quick else FULL, trial["line"], trial.seed
+    with threadpool_limits(1):  # as the engine has it, so that seconds compare
+        if trial.options.population is not None:
+            return perma_clip.measure(trial, size.rounds)
+        if line == "tree":
+            return tree(trial.place, trial.key, size)
+        clip = video.surveillance(seed, size.frames, size.height, size.width, gain=trial["gain"])
+        began = time.perf_counter()
+        background = LINES[line].background(trial.place, trial.key, clip.frames, size, seed)
+        seconds = time.perf_counter() - began
+    pictures = images_of(clip, background) if seed == 1 and line in DRAWN and trial["gain"] == GAIN else {}
+    return {**scores(clip, background), **pictures, "seconds": seconds}
+
+
+def columns(options: Options) -> dict[str, Column]:
+    if options.population is not None:
+        return dict(perma_clip.COLUMNS)
+    return {
+        "F1, own threshold": average("f1"),
+        "IoU, own threshold": average("iou"),
+        "F1, best threshold": average("best_f1"),
+        "IoU, best threshold": average("best_iou"),
+        "least F1, own": lambda found, row: f"{min(found.values(str(row.of), 'f1')):.3f}",
+        "PSNR of the background": average("psnr", ".1f"),
+        "PSNR, exposure fitted": average("fitted", ".1f"),
+        "spread left": average("spread", ".4f"),
+        "s": average("seconds", ".1f"),
+    }
+
+
+def figure(found: Found) -> bytes:
+    if found.options.population is not None:
+        return perma_clip.figure(found)
+    from fedcore.evaluation.images import grid_figure
+
+    size = QUICK if found.options.quick else FULL
+    clip = video.surveillance(1, size.frames, size.height, size.width)
+    at = shown_frames(size.frames)
+    rows = {"frame": clip.frames[at], "true mask": clip.masks[at]}
+    for line in DRAWN:
+        cell = found.one(line)
+        rows[f"{LINES[line].title}: background"] = images_from(cell["backgrounds"], clip.frames.shape[1:])
+        rows[f"{LINES[line].title}: mask, own threshold"] = masks_from(cell["masks"], clip.frames.shape[1:3])
+    if "tree" in found:
+        cell = found.one("tree")
+        rows |= {
+            f"tree and hand: {title}": images_from(cell[part], cell["shape"]) for part, title in TREE_IMAGES.items()
+        }
+    return grid_figure(rows, "Background and foreground of a fixed camera")
 
 
 # --- scores ---------------------------------------------------------------------------------------------------------
@@ -358,13 +333,13 @@ def tree(place: Place, key: str, size: Size) -> dict:
 # --- what the table says --------------------------------------------------------------------------------------------
 
 
-def findings(options: Options, results: Mapping[str, dict]) -> list[str]:
-    def of(line: str, key: str) -> float:
-        return float(np.mean([results[f"{line}-{seed}"][key] for seed in seeds(options)]))
-
+def findings(found: Found) -> list[str]:
+    if found.options.population is not None:
+        return []
+    of = found.mean
     image = [of(key, score) for key in ("background", "background-gain") for score in ("fitted", "best_f1")]
     best, plain, tiles = of("robust-30", "f1"), of("paper-10", "best_f1"), of("tiles-10", "best_f1")
-    lines_ = [
+    texts = [
         "Asked of the background model: at least 40 dB with the exposure fitted and best F1 .97, also with brightness "
         f"that changes by 6 %: {image[0]:.1f} dB and {image[1]:.3f}, {image[2]:.1f} dB and {image[3]:.3f}, "
         f"{verdict(min(image[0], image[2]) >= 40 and min(image[1], image[3]) >= 0.97)}.",
@@ -373,30 +348,32 @@ def findings(options: Options, results: Mapping[str, dict]) -> list[str]:
         f"Asked: best F1 of polyphase above tiles, and at least .70 with 10 global atoms as printed: {plain:.3f} and "
         f"{tiles:.3f}, {verdict(plain > tiles and plain >= 0.7)}.",
     ]
-    counts = [line for line in lines(options) if line.removeprefix("robust-").isdigit()]
+    counts = [line for line in found.by_condition if line.removeprefix("robust-").isdigit()]
     if len(counts) > 1:
         spreads = {int(line.removeprefix("robust-")): of(line, "spread") for line in counts}
         chosen = min(count for count, spread in spreads.items() if spread <= SETTLED * min(spreads.values()))
-        lines_.append(
+        texts.append(
             f"How many global atoms, by a rule made on these clips that needs no truth: the least whose spread left is "
             f"within {SETTLED - 1:.0%} of the smallest: {chosen}, F1 {of(f'robust-{chosen}', 'f1'):.3f}."
         )
-    if "tree" in results:
-        found = results["tree"]
-        lines_.append(
-            f"A real clip, {found['frames']} frames of a tree in the wind, {found['hand']} of them with a hand in "
-            f"{found['area']:.0%} of the pixels: of the energy of frame - background of those frames the share in "
-            f"the hand: background model {found['shared']:.3f}; robust PerMA {found['inside']:.3f}, and "
-            f"{found['local']:.3f} of that of its local atoms' part, {found['seconds']:.0f} s; median of the frames "
-            f"{found['median']:.3f}, mean {found['mean']:.3f}, robust PCA {found['pursuit']:.3f}."
+    if "tree" in found:
+        tree = found.one("tree")
+        texts.append(
+            f"A real clip, {tree['frames']} frames of a tree in the wind, {tree['hand']} of them with a hand in "
+            f"{tree['area']:.0%} of the pixels: of the energy of frame - background of those frames the share in "
+            f"the hand: background model {tree['shared']:.3f}; robust PerMA {tree['inside']:.3f}, and "
+            f"{tree['local']:.3f} of that of its local atoms' part, {tree['seconds']:.0f} s; median of the frames "
+            f"{tree['median']:.3f}, mean {tree['mean']:.3f}, robust PCA {tree['pursuit']:.3f}."
         )
-    return lines_
+    return texts
 
 
-def notes(options: Options) -> list[str]:
-    size = QUICK if options.quick else FULL
+def notes(found: Found) -> list[str]:
+    if found.options.population is not None:
+        return perma_clip.notes(found)
+    size = QUICK if found.options.quick else FULL
     return [
-        f"Clips {len(seeds(options))}: {size.frames} frames of {size.height} x {size.width} x 3, three rectangles "
+        f"Clips {len(found.seeds)}: {size.frames} frames of {size.height} x {size.width} x 3, three rectangles "
         "(about 6 % of the pixels) over smoothed noise and a ramp, 2 % brightness of a frame, noise .01. A frame is a "
         "client with 100 samples of 576 numbers in both layouts. The paper gives no scores of its clips.",
         f"as printed: 100 atoms from singular vectors, path, mean without scaling, greedy choice, 50 atoms a code, "
@@ -412,3 +389,18 @@ def notes(options: Options) -> list[str]:
         "chosen with the truth, so optimistic. spread left: 1.4826 median |frame - background|; .01 is noise, so too "
         "few global atoms show without truth.",
     ]
+
+
+VIDEO = Experiment(
+    name="perma-video",
+    title="PerMA on a surveillance clip: background, and masks of what moves",
+    seeds=Seeds(3, quick=1),
+    population=True,
+    check=lambda options: options.population is None or perma_clip.read(options),  # before anything is computed
+    conditions=conditions,
+    measure=measure,
+    columns=columns,
+    notes=notes,
+    checks=findings,
+    figure=figure,
+)

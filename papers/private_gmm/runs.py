@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from fedcore.papers.fedem.runs import needed_data
+from fedcore.papers.data import needed_data
 from fedcore.papers.private_gmm import simulation
 from fedcore.papers.private_gmm.baselines import DELTA, RIGHT_LABELS, Setting, score_values
 from fedcore.papers.private_gmm.in_memory import Learned, learn

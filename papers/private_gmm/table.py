@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from fedcore.papers.fedem.runs import verdict
+from fedcore.papers.columns import verdict
 from fedcore.papers.private_gmm import runs
 from fedcore.papers.private_gmm.baselines import SETTINGS, Setting
-
-Cells = Mapping[str, dict[str, Any]]  # results, by key of the cell
-Row = dict[str, Any]
+from fedcore.papers.table import Found, Row
 
 EPSILONS = (0.5, 1.0, 4.0)
 SLOPE_COLUMNS = (25, 50, 100, 200, 400)
@@ -94,13 +92,13 @@ COLUMNS = (
 )
 
 
-def rows_of(results: Cells) -> list[Row]:
+def rows_of(results: Found) -> list[Row]:
     """All rows of the cells that there are."""
     return [*_main_rows(results), *_enough_rows(results), *_variant_rows(results), *_real_rows(results)]
 
 
-def _row(**cells: str) -> Row:
-    return {name: cells.get(name, "") for name in COLUMNS}
+def _row(**texts: str) -> Row:
+    return Row({}, None, texts)
 
 
 def number(value: int | None) -> str:
@@ -124,7 +122,7 @@ def times(more: int | None, fewer: int | None) -> str:
     return "" if more is None or fewer is None else f"{more / fewer:.2g}"
 
 
-def _main_rows(results: Cells) -> Iterator[Row]:
+def _main_rows(results: Found) -> Iterator[Row]:
     for setting in SETTINGS:
         for epsilon in EPSILONS:
             found = results.get(f"search-{key_of(setting)}-{epsilon:g}")
@@ -132,7 +130,7 @@ def _main_rows(results: Cells) -> Iterator[Row]:
                 yield _main_row(results, setting, epsilon, found)
 
 
-def _main_row(results: Cells, setting: Setting, epsilon: float, found: dict[str, Any]) -> Row:
+def _main_row(results: Found, setting: Setting, epsilon: float, found: dict[str, Any]) -> Row:
     n, largest = SPEC[setting].n[epsilon]
     by_n = {tried["n"]: tried for tried in found["tried"]}
     rival, cells = rival_of(results, setting, epsilon), {}
@@ -165,17 +163,17 @@ def _main_row(results: Cells, setting: Setting, epsilon: float, found: dict[str,
     )
 
 
-def rival_of(results: Cells, setting: Setting, epsilon: float) -> dict[str, dict[str, Any]]:
+def rival_of(results: Found, setting: Setting, epsilon: float) -> dict[str, dict[str, Any]]:
     """Rows of `smallest_numbers` by goal; {} where they were not asked for."""
-    rows = results.get(f"rival-{key_of(setting)}", {"rows": []})["rows"]
-    return {row["goal"]: row for row in rows if row["epsilon"] == epsilon}
+    found = results.get(f"rival-{key_of(setting)}")
+    return {row["goal"]: row for row in (found or {"rows": []})["rows"] if row["epsilon"] == epsilon}
 
 
-def _enough_rows(results: Cells) -> Iterator[Row]:
+def _enough_rows(results: Found) -> Iterator[Row]:
     for setting in SETTINGS:
         (rows, paper), found = SPEC[setting].enough, results.get(f"enough-{key_of(setting)}")
         if found is not None:
-            em = results[f"em-{key_of(setting)}-{rows}"]
+            em = results.one(f"em-{key_of(setting)}-{rows}")
             yield _row(
                 what=f"{number(rows)} rows",
                 data=f"{setting.features}, {setting.components}, {setting.separation:g}",
@@ -199,7 +197,7 @@ def _enough_rows(results: Cells) -> Iterator[Row]:
                 )
 
 
-def _variant_rows(results: Cells) -> Iterator[Row]:
+def _variant_rows(results: Found) -> Iterator[Row]:
     for name, chosen in runs.VARIANTS.items():
         if f"variant-{name}" in results:
             yield _row(
@@ -207,7 +205,7 @@ def _variant_rows(results: Cells) -> Iterator[Row]:
                 spec=chosen.expected,
                 ε="1",
                 data=f"{chosen.features}, {chosen.components}, {chosen.separation:g}",
-                ours=outcomes(results[f"variant-{name}"]),
+                ours=outcomes(results.one(f"variant-{name}")),
             )
     for kind in KINDS:
         for components in (2, 3):
@@ -222,7 +220,7 @@ def _variant_rows(results: Cells) -> Iterator[Row]:
                 )
 
 
-def _real_rows(results: Cells) -> Iterator[Row]:
+def _real_rows(results: Found) -> Iterator[Row]:
     for name, known in runs.REAL.items():
         for components in (2, known.components):
             found = results.get(f"real-{name}-{components}")
@@ -271,10 +269,10 @@ SETUP = (
 )
 
 
-def growth(results: Cells, who: str, goal: str) -> tuple[list[int], list[int]]:
+def growth(results: Found, who: str, goal: str) -> tuple[list[int], list[int]]:
     """(d, n) of the slope cells that found one."""
     found = {
-        columns: results[f"slope-{who}-{columns}"].get(goal)
+        columns: results.one(f"slope-{who}-{columns}").get(goal)
         for columns in SLOPE_COLUMNS
         if f"slope-{who}-{columns}" in results
     }
@@ -287,10 +285,14 @@ def slope(line: tuple[Sequence[int], Sequence[int]]) -> float:
     return float(np.polyfit(np.log(line[0]), np.log(line[1]), 1)[0])
 
 
-def findings(results: Cells) -> list[str]:
+def of_part(results: Found, part: str) -> list[dict[str, Any]]:
+    return [results.one(key) for key in results.by_condition if key.startswith(part)]
+
+
+def findings(results: Found) -> list[str]:
     """What the specification asks for beside what was measured; of a quick table only what it holds."""
     found = [*_claim_of_acceptance(results), *_claim_of_gain(results), *_claim_of_slope(results)]
-    answers = [one for key, cell in results.items() if key.startswith("search") for one in cell["tried"]]
+    answers = [one for cell in of_part(results, "search") for one in cell["tried"]]
     runs_made = sum(one["runs"] for one in answers)
     wrong = sum(one["wrong"] for one in answers)
     refused = sum(one["refused"] for one in answers)
@@ -298,21 +300,21 @@ def findings(results: Cells) -> list[str]:
         f"Wrong answers on both sides of the border (all runs of the searches): {wrong} of {runs_made}, "
         f"{refused} refused; asked at most 1 %, {verdict(wrong <= 0.01 * runs_made)}."
     )
-    nothing = [cell for key, cell in results.items() if key.startswith("nothing")]
+    nothing = of_part(results, "nothing")
     refused, made = (sum(cell[name] for cell in nothing) for name in ("refused", "runs"))
     found.append(f"Data without structure: {refused} of {made} refused, {verdict(refused == made)}.")
     return found
 
 
-def _claim_of_acceptance(results: Cells) -> Iterator[str]:
-    accepted = [cell for key, cell in results.items() if key.startswith("accept")]
+def _claim_of_acceptance(results: Found) -> Iterator[str]:
+    accepted = of_part(results, "accept")
     if accepted:
         good = [cell["right"] >= 0.95 * cell["runs"] and (cell["mean_error"] or np.inf) <= 1.0 for cell in accepted]
         yield (
             f"At twice the specification's n, 95 % right and a median error of at most 1 σ: {sum(good)} of "
             f"{len(good)} settings, {verdict(all(good))}."
         )
-    enough = [cell for key, cell in results.items() if key.startswith("enough")]
+    enough = of_part(results, "enough")
     if enough:
         bounds = (
             ("mean_error", 0.3, "median error at most .3 σ"),
@@ -326,7 +328,7 @@ def _claim_of_acceptance(results: Cells) -> Iterator[str]:
         yield f"And labels of at least 99.9 %: {least:.2%}, {verdict(least >= 0.999)}."
 
 
-def _claim_of_gain(results: Cells) -> Iterator[str]:
+def _claim_of_gain(results: Found) -> Iterator[str]:
     for setting in SETTINGS[-2:]:
         rival, ours = rival_of(results, setting, 1.0), results.get(f"search-{key_of(setting)}-1")
         if not rival or not ours:
@@ -342,7 +344,7 @@ def _claim_of_gain(results: Cells) -> Iterator[str]:
             )
 
 
-def _claim_of_slope(results: Cells) -> Iterator[str]:
+def _claim_of_slope(results: Found) -> Iterator[str]:
     for goal, words in WORDS.items():
         ours, rival = growth(results, "ours", goal), growth(results, "rival", goal)
         if len(ours[0]) < 3 or len(rival[0]) < 3:

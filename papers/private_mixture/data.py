@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from fedcore.papers.fedem.runs import needed_data
+from fedcore.papers.data import needed_data
 
 CONDITION = 30.0  # of the covariances of a mixture
 TRAINING = 0.8  # share of the rows of a set without a test part of its own

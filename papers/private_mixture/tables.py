@@ -11,15 +11,17 @@ from a paper.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from fedcore.papers.experiment import Cell, Options, Place, ResultTable
-from fedcore.papers.fedem.runs import data_file, own_data_only
+from fedcore.papers.columns import given
+from fedcore.papers.data import data_file
 from fedcore.papers.private_gmm.private_kmeans import BLOCK_ROWS, LLOYD_ROUNDS, SUMS
 from fedcore.papers.private_mixture import runs
 from fedcore.papers.private_mixture.data import FAMILIES, SETS
+from fedcore.papers.private_mixture.figure import labels_by_separation
+from fedcore.papers.table import Condition, Experiment, Found, Options, Row, Trial
 
 EPSILONS = (0.5, 1.0, 4.0)
 PICTURED = 1.0  # epsilon of the figure
@@ -28,94 +30,61 @@ DEVELOPMENT = ("gvhd_flow", "pendigits", "satellite", "letter", "mnist")
 SEEDS, SET_SEEDS, SERVER_SEEDS, QUICK_SEEDS, FREE_SEEDS = 10, 5, 2, 2, 3
 QUICK_MIXTURES, QUICK_FAMILIES = (("mixture", 2, 2, 4), ("mixture", 5, 3, 2)), ("t3",)
 
-Cells = Mapping[str, dict[str, Any]]  # results, by key of the cell
 LEARNERS = (*runs.BUDGETED, "EM", "k-means", "one normal", "truth")
 
 
-class PrivateMixtureTables:
-    """See the module. A `fedcore.papers.experiment.Experiment`."""
-
-    name = "private-mixture"
-    title = "Private mixtures beside other private clusterings"
-
-    def cells(self, options: Options, place: Place) -> Sequence[Cell]:
-        own_data_only(options)
-        return [*(_quick_cells(options) if options.quick else _all_cells(options))]
-
-    def compute(self, cell: Cell, options: Options, place: Place) -> dict[str, Any]:
-        return COMPUTE[cell.arguments["part"]](**{k: v for k, v in cell.arguments.items() if k != "part"})
-
-    def table(self, options: Options, results: Cells) -> ResultTable:
-        return ResultTable(f"{self.title}; records, δ 1e-6", [*_rows(results)], SETUP)
-
-    def figure(self, options: Options, results: Cells) -> bytes:
-        from fedcore.papers.private_mixture.figure import labels_by_separation
-
-        return labels_by_separation(_lines(results, PICTURED), PICTURED)
-
-
-# --- cells ----------------------------------------------------------------------------------------------------------
+# --- conditions -----------------------------------------------------------------------------------------------------
 
 
 def _name(data: Sequence[Any]) -> str:
     return "-".join(f"{part:g}" if isinstance(part, (int, float)) else part for part in data)
 
 
-def _of(data: Sequence[Any], epsilons: Sequence[float], seeds: int, free: int) -> Iterator[Cell]:
-    """Without privacy, and at each budget."""
-    name = _name(data)
-    about: dict[str, Any] = {"data": [*data]}
-    yield Cell(f"free-{name}", f"{name}, without privacy", {"part": "free", **about, "seeds": free})
-    for epsilon in epsilons:
-        arguments = {"part": "private", **about, "epsilon": epsilon, "seeds": seeds}
-        yield Cell(f"private-{name}-{epsilon:g}", f"{name}, epsilon {epsilon:g}", arguments)
+def conditions(options: Options) -> dict[str, Condition]:
+    found: dict[str, Condition] = {}
 
+    def of(data: Sequence[Any], epsilons: Sequence[float], seeds: int, free: int) -> None:
+        """Without privacy, and at each budget."""
+        name, about = _name(data), {"data": [*data]}
+        title = f"{name}, without privacy"
+        found[f"free-{name}"] = Condition(title, {"part": "free", **about, "seeds": free}, once=True)
+        for epsilon in epsilons:
+            asked = {"part": "private", **about, "epsilon": epsilon, "seeds": seeds}
+            found[f"private-{name}-{epsilon:g}"] = Condition(f"{name}, epsilon {epsilon:g}", asked, once=True)
 
-def _family(family: str, seeds: int) -> Cell:
-    arguments = {"part": "family", "family": family, "epsilon": 1.0, "seeds": seeds}
-    return Cell(f"family-{[*FAMILIES].index(family)}", f"one group: {family}", arguments)
+    def family(name: str, seeds: int) -> None:
+        asked = {"part": "family", "family": name, "epsilon": 1.0, "seeds": seeds}
+        found[f"family-{[*FAMILIES].index(name)}"] = Condition(f"one group: {name}", asked, once=True)
 
-
-def _quick_cells(options: Options) -> Iterator[Cell]:
-    seeds = options.seeds or QUICK_SEEDS
-    for data in QUICK_MIXTURES:
-        yield from _of(data, (1.0,), seeds, seeds)
-    for family in QUICK_FAMILIES:
-        yield _family(family, seeds)
-
-
-def _all_cells(options: Options) -> Iterator[Cell]:
-    seeds = options.seeds or SEEDS
+    seeds = options.seeds or (QUICK_SEEDS if options.quick else SEEDS)
+    if options.quick:
+        for data in QUICK_MIXTURES:
+            of(data, (1.0,), seeds, seeds)
+        for name in QUICK_FAMILIES:
+            family(name, seeds)
+        return found
     for d, k in SHAPES:
         for separation in SEPARATIONS:
-            yield from _of(("mixture", d, k, separation), EPSILONS, seeds, seeds)
-    for family in FAMILIES:
-        yield _family(family, seeds)
+            of(("mixture", d, k, separation), EPSILONS, seeds, seeds)
+    for name in FAMILIES:
+        family(name, seeds)
     for name in DEVELOPMENT:
         if data_file(*SETS[name].file) is not None:
             of_set = options.seeds or SET_SEEDS
-            yield from _of(("set", name), EPSILONS, of_set, min(of_set, FREE_SEEDS))
-    of_server = options.seeds or SERVER_SEEDS
-    yield from _of(("server",), EPSILONS, of_server, 1)
+            of(("set", name), EPSILONS, of_set, min(of_set, FREE_SEEDS))
+    of(("server",), EPSILONS, options.seeds or SERVER_SEEDS, 1)
+    return found
 
 
-def _seeds(count: int) -> range:
-    return range(1, count + 1)
+def measure(trial: Trial) -> dict[str, Any]:
+    seeds = range(1, trial["seeds"] + 1)
+    match trial["part"]:
+        case "private":
+            return runs.privately(trial["data"], trial["epsilon"], seeds)
+        case "free":
+            return runs.without_privacy(trial["data"], seeds)
+    return runs.claims(trial["family"], trial["epsilon"], seeds)
 
-
-def _private(data: list, epsilon: float, seeds: int) -> dict[str, Any]:
-    return runs.privately(data, epsilon, _seeds(seeds))
-
-
-def _free(data: list, seeds: int) -> dict[str, Any]:
-    return runs.without_privacy(data, _seeds(seeds))
-
-
-def _claims(family: str, epsilon: float, seeds: int) -> dict[str, Any]:
-    return runs.claims(family, epsilon, _seeds(seeds))
-
-
-COMPUTE: dict[str, Callable[..., dict[str, Any]]] = {"private": _private, "free": _free, "family": _claims}
 
 # --- the table ------------------------------------------------------------------------------------------------------
 
@@ -144,19 +113,19 @@ SETUP = (
 )
 
 
-def _row(what: str, data: str, epsilon: str, values: Mapping[str, str]) -> dict[str, str]:
-    return {"what": what, "data": data, "ε": epsilon, **{name: values.get(name, "") for name in LEARNERS}}
+def _row(what: str, data: str, epsilon: str, values: Mapping[str, str]) -> Row:
+    return Row({"what": what, "data": data, "ε": epsilon}, None, values)
 
 
-def _rows(results: Cells) -> Iterator[dict[str, str]]:
-    names = [key.removeprefix("free-") for key in results if key.startswith("free-")]
+def _rows(results: Found) -> Iterator[Row]:
+    names = [key.removeprefix("free-") for key in results.by_condition if key.startswith("free-")]
     for measure, what in WORDS.items():
         for name in names:
             for epsilon in EPSILONS:
                 found = results.get(f"private-{name}-{epsilon:g}")
                 if found is None or (measure == "seconds" and epsilon != 1.0):
                     continue
-                everything = {**found, **results[f"free-{name}"]}
+                everything = {**found, **results.one(f"free-{name}")}
                 values = {learner: _shown(runs_of, measure) for learner, runs_of in everything.items()}
                 if "diffprivlib" not in found and measure == "ari":
                     values["diffprivlib"] = NOT_HERE
@@ -185,7 +154,7 @@ def _counted(groups: Sequence[int]) -> str:
     return f"{claimed} of {len(groups)}" + (f", {refused} refused" if refused else "")
 
 
-def _lines(results: Cells, epsilon: float) -> dict[str, dict[str, tuple[list[float], list[float]]]]:
+def _lines(results: Found, epsilon: float) -> dict[str, dict[str, tuple[list[float], list[float]]]]:
     """By shape and learner, separations and median agreement; a refusal counts as none."""
     found: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
     for d, k in SHAPES:
@@ -194,9 +163,22 @@ def _lines(results: Cells, epsilon: float) -> dict[str, dict[str, tuple[list[flo
             cell = results.get(f"private-{name}-{epsilon:g}")
             if cell is None:
                 continue
-            for learner, tried in {**cell, **results[f"free-{name}"]}.items():
+            for learner, tried in {**cell, **results.one(f"free-{name}")}.items():
                 lines = found.setdefault(f"{d} columns, {k} components", {})
                 x, y = lines.setdefault(learner, ([], []))
                 x.append(separation)
                 y.append(float(np.median([one["ari"] or 0.0 for one in tried])))
     return found
+
+
+PRIVATE_MIXTURE = Experiment(
+    name="private-mixture",
+    title="Private mixtures beside other private clusterings",
+    heading=lambda found: "; records, δ 1e-6",
+    conditions=conditions,
+    measure=measure,
+    rows=_rows,
+    columns=lambda options: dict.fromkeys(LEARNERS, given),
+    notes=lambda found: SETUP,
+    figure=lambda found: labels_by_separation(_lines(found, PICTURED), PICTURED),
+)

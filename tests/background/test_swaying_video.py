@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fedcore.papers.experiment import Options, Place
-from fedcore.papers.perma.background_clips import CLIPS, LINES, QUICK_CLIPS, BackgroundClips, estimated, scores
+from fedcore.papers.perma.background_clips import CLIPS, CLIPS_TABLE, LINES, QUICK_CLIPS, estimated, scores
 from fedcore.papers.perma.simulation.swaying_video import CONDITIONS, Conditions, swaying
+from fedcore.papers.table import Options, Place
 
 from fedcore.rounds.engine import InProcessBackend
 
@@ -51,12 +51,11 @@ def test_noise_of_a_codec_is_where_there_is_texture():
     assert np.corrcoef(error[1:].ravel(), detail.mean(axis=-1).ravel())[0, 1] > 0.1
 
 
-def test_every_cell_has_its_conditions(tmp_path):
-    place = Place(tmp_path, InProcessBackend(), 0)
-    cells = BackgroundClips().cells(Options(), place)
+def test_every_cell_has_its_conditions():
+    cells = CLIPS_TABLE.cells(Options())
     assert {cell.arguments["clip"] for cell in cells} == set(CLIPS) == set(CONDITIONS)
     assert len({cell.key for cell in cells}) == len(cells) == 3 * len(CLIPS) * len(LINES)
-    assert len(BackgroundClips().cells(Options(quick=True), place)) == len(QUICK_CLIPS) * len(LINES)
+    assert len(CLIPS_TABLE.cells(Options(quick=True))) == len(QUICK_CLIPS) * len(LINES)
 
 
 @pytest.mark.slow

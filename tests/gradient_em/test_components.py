@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fedcore.papers.fedgrem.simulation.errors import misclustered
+from fedcore.papers.fedgrem.simulation import misclustered
 from numpy.testing import assert_allclose
 from pydantic import ValidationError
 from scipy.stats import multivariate_normal

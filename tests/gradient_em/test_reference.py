@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from fedcore.papers.fedgrem import reference
-from fedcore.papers.fedgrem.simulation.similar_mixtures import simulated_clients
+from fedcore.papers.fedgrem.simulation import simulated_clients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

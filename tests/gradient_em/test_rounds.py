@@ -2,9 +2,7 @@
 
 import numpy as np
 import pytest
-from fedcore.papers.fedgrem.simulation.contamination import contaminated
-from fedcore.papers.fedgrem.simulation.errors import errors
-from fedcore.papers.fedgrem.simulation.similar_mixtures import CENTRES, simulated_clients
+from fedcore.papers.fedgrem.simulation import CENTRES, contaminated, errors, simulated_clients
 
 from fedcore.methods.gradient_em.clients import LocalUpdate, restored
 from fedcore.methods.mixture_models.local_steps import Rows, e_step, full_m_step

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import zarr
-from fedcore.papers.fedgrem.simulation.errors import errors
-from fedcore.papers.fedgrem.simulation.similar_mixtures import CENTRES, simulated_clients
+from fedcore.papers.fedgrem.simulation import CENTRES, errors, simulated_clients
 
 from fedcore.errors import ConfigError, PopulationError, RunError
 from fedcore.evaluation.outliers import deviations, diagnose, scores, suspected

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from fedcore.papers.fedgrem.simulation.errors import errors
-from fedcore.papers.fedgrem.simulation.similar_mixtures import CENTRES, simulated_clients
+from fedcore.papers.fedgrem.simulation import CENTRES, errors, simulated_clients
 from scipy.optimize import minimize
 
 from fedcore.methods.gradient_em import shrinkage

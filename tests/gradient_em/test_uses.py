@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from fedcore.papers.fedgrem.simulation.similar_mixtures import simulated_clients
+from fedcore.papers.fedgrem.simulation import simulated_clients
 
 from fedcore.errors import PopulationError
 from fedcore.evaluation.evaluate import evaluate_run

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from fedcore.papers.fedgrem.simulation.errors import errors
+from fedcore.papers.fedgrem.simulation import errors
 from numpy.testing import assert_allclose
 from scipy.stats import norm
 

@@ -4,7 +4,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from fedcore.papers.fedgrem.simulation.similar_mixtures import simulated_clients
+from fedcore.papers.fedgrem.simulation import simulated_clients
 
 from fedcore.errors import ConfigError
 from fedcore.methods.mixture_models import alignment

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from fedcore.papers.fedgrem.simulation.errors import errors
-from fedcore.papers.fedgrem.simulation.similar_mixtures import simulated_clients
+from fedcore.papers.fedgrem.simulation import errors, simulated_clients
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
 

@@ -5,10 +5,11 @@ import json
 import numpy as np
 import pytest
 from fedcore.papers import EXPERIMENTS, experiment
+from fedcore.papers.columns import given, mean, mean_and_interval, mean_sd, shown, verdict
 from fedcore.papers.command import reproduce_here
-from fedcore.papers.experiment import Cell, Options, Place, ResultTable, markdown, mean_and_interval, reproduce, shown
 from fedcore.papers.histograms import table1 as histograms_table1
 from fedcore.papers.simulation import simulate
+from fedcore.papers.table import Condition, Experiment, Options, Place, ResultTable, Seeds, markdown, reproduce
 
 from fedcore.errors import ConfigError, PrivacyError, RunError
 from fedcore.rounds.engine import InProcessBackend
@@ -18,25 +19,25 @@ from tests.conftest import small_counts, write_counts
 class Squares:
     """Three cells; the third one fails while `broken`."""
 
-    name, title = "squares", "Squares"
-
     def __init__(self):
         self.computed, self.broken = [], False
+        self.declared = Experiment(
+            name="squares",
+            title="Squares",
+            conditions=lambda options: {
+                f"square-{i}": Condition(f"{i} squared", {"i": i}, {"cell": i}, once=True) for i in range(3)
+            },
+            measure=self.measure,
+            columns=lambda options: {"square": lambda found, row: found.one(row.of)["square"]},
+            notes=lambda found: ["a note"],
+            figure=lambda found: b"PNG",
+        )
 
-    def cells(self, options, place):
-        return [Cell(f"square-{i}", f"{i} squared", {"i": i}) for i in range(3)]
-
-    def compute(self, cell, options, place):
-        if self.broken and cell.arguments["i"] == 2:
+    def measure(self, trial):
+        if self.broken and trial["i"] == 2:
             raise KeyboardInterrupt
-        self.computed.append(cell.arguments["i"])
-        return {"square": cell.arguments["i"] ** 2}
-
-    def table(self, options, results):
-        return ResultTable(self.title, [{"cell": key, "square": r["square"]} for key, r in results.items()], ["a note"])
-
-    def figure(self, options, results):
-        return b"PNG"
+        self.computed.append(trial["i"])
+        return {"square": trial["i"] ** 2}
 
 
 def here(tmp_path) -> Place:
@@ -47,10 +48,10 @@ def test_an_interrupted_experiment_goes_on_with_the_missing_cell(tmp_path):
     squares = Squares()
     squares.broken = True
     with pytest.raises(KeyboardInterrupt):
-        reproduce(squares, Options(), here(tmp_path))
+        reproduce(squares.declared, Options(), here(tmp_path))
     squares.broken = False
     told = []
-    table = reproduce(squares, Options(), here(tmp_path), lambda *what: told.append(what))
+    table = reproduce(squares.declared, Options(), here(tmp_path), lambda *what: told.append(what))
     assert squares.computed == [0, 1, 2]
     assert [row["square"] for row in table.rows] == [0, 1, 4]
     assert told[0] == (0, 3, "0 squared") and told[-1][:2] == (3, 3)
@@ -62,22 +63,61 @@ def test_an_interrupted_experiment_goes_on_with_the_missing_cell(tmp_path):
 
 def test_a_folder_with_other_options_or_files_is_refused(tmp_path):
     place = here(tmp_path)
-    reproduce(Squares(), Options(), place)
+    reproduce(Squares().declared, Options(), place)
     with pytest.raises(ConfigError, match="other options"):
-        reproduce(Squares(), Options(quick=True), place)
+        reproduce(Squares().declared, Options(quick=True), place)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     with pytest.raises(ConfigError, match="not empty"):
-        reproduce(Squares(), Options(), Place(tmp_path / "mine", InProcessBackend(), 0))
+        reproduce(Squares().declared, Options(), Place(tmp_path / "mine", InProcessBackend(), 0))
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"arguments": {"i": 7}, "results": {}}', '{"arguments": {"i": 1}}'])
 def test_a_damaged_cell_is_an_error_and_not_a_number(tmp_path, content):
     place = here(tmp_path)
-    reproduce(Squares(), Options(), place)
+    reproduce(Squares().declared, Options(), place)
     (place.folder / "cells" / "square-1.json").write_text(content)
     with pytest.raises(RunError, match="square-1"):
-        reproduce(Squares(), Options(), place)
+        reproduce(Squares().declared, Options(), place)
+
+
+def drawn(trial):
+    return {"x": 10.0 * trial["offset"] + trial.seed}
+
+
+def repeated(**changes):
+    return Experiment(
+        name="repeated",
+        title="Repeated",
+        conditions=lambda options: {
+            "few": Condition("few", {"offset": 1}, {"line": "few"}, {"published": "12"}),
+            "more": Condition("more", {"offset": 2}, {"line": "more"}),
+        },
+        columns=lambda options: {"mean": mean("x", ".1f"), "sd": mean_sd("x"), "published": given},
+        checks=lambda found: [f"above 20: {verdict(found.mean('more', 'x') > 20)}"],
+        figure=lambda found: b"PNG",
+        **{"measure": drawn, "seeds": Seeds(3, quick=1), **changes},
+    )
+
+
+@pytest.mark.parametrize("together, cells", [(1, 6), (2, 4), (100, 2)])
+def test_every_condition_is_measured_with_every_seed(tmp_path, together, cells):
+    """However many seeds a cell holds."""
+    table = repeated(seeds=Seeds(3, quick=1, together=together))
+    assert len(table.cells(Options())) == cells and len(table.cells(Options(seeds=1))) == 2
+    found = reproduce(table, Options(), here(tmp_path))
+    assert [dict(row) for row in found.rows] == [
+        {"line": "few", "mean": "12.0", "sd": "12.00 (1.00)", "published": "12"},
+        {"line": "more", "mean": "22.0", "sd": "22.00 (1.00)", "published": ""},
+    ]
+    assert found.notes == ["above 20: met"]
+    assert reproduce(table, Options(), here(tmp_path)) == found  # from what is stored
+
+
+def test_a_table_of_some_conditions_holds_their_results_alone():
+    found = repeated().found(Options(), {"few-1": {"x": 1.0}, "few-2": {"x": 2.0}, "few-3": {"x": 3.0}, "more-1": {}})
+    assert "few" in found and "more" not in found and found.get("more") is None
+    assert found.known_median("few", "x") == 2.0 and found.known_median("more", "x") is None
 
 
 def test_intervals_are_those_of_students_t():
@@ -135,5 +175,7 @@ def test_a_population_that_is_not_public_is_refused(tmp_path):
 def test_an_experiment_without_a_bar(tmp_path):
     compute = {"workers": None, "dask": None, "cache_bytes": 0}
     told = []
-    table = reproduce_here(Squares(), Options(), tmp_path / "experiment", compute, lambda *one: told.append(one[:2]))
+    table = reproduce_here(
+        Squares().declared, Options(), tmp_path / "experiment", compute, lambda *one: told.append(one[:2])
+    )
     assert len(table.rows) == 3 and told[-1] == (3, 3)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fedcore.papers.experiment import Options, Place
 from fedcore.papers.fedem.defaults import (
+    DEFAULTS,
     OURS,
     REGRESSIONS,
-    EMDefaults,
     Regression,
     clients_of,
     mixture_loss,
     regression_errors,
     rival_loss,
 )
+from fedcore.papers.table import Options, Place
 
 from fedcore.rounds.engine import InProcessBackend
 
@@ -62,7 +62,7 @@ def test_regressions_are_measured_on_the_rows_that_were_left_out():
 
 
 def test_cells_have_names_of_their_own():
-    cells = EMDefaults().cells(Options(), Place.__new__(Place))
+    cells = DEFAULTS.cells(Options())
     assert len({cell.key for cell in cells}) == len(cells)
     assert all("/" not in cell.key and " " not in cell.key for cell in cells)
     assert {cell.arguments["data"] for cell in cells} > set(REGRESSIONS)

@@ -3,11 +3,13 @@
 import json
 import os
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from fedcore.papers import experiment
-from fedcore.papers.experiment import Options, Place, reproduce
+from fedcore.papers.columns import brief, median
+from fedcore.papers.data import rows_population, whitened_components
 from fedcore.papers.fedem import bytes as fedem_bytes
 from fedcore.papers.fedem import hidden_cells as fedem_hidden_cells
 from fedcore.papers.fedem import missing as fedem_missing
@@ -16,6 +18,7 @@ from fedcore.papers.fedem import runs as fedem_runs
 from fedcore.papers.fedem import synthetic as fedem_synthetic
 from fedcore.papers.fedem import tabular as fedem_tabular
 from fedcore.papers.fedem.paper_federated_em import PaperFederatedEM
+from fedcore.papers.table import Found, Options, Place, Row, reproduce
 
 from fedcore.errors import ConfigError
 from fedcore.evaluation.curves import Panel, panels_figure
@@ -45,7 +48,7 @@ MODEL = {**fedem_synthetic.COMMON, "rounds": 4, "levels": 1}
 
 def traced(tmp_path, every=1, **settings):
     rows = np.split(np.random.default_rng(0).normal(size=(CLIENTS * OWN, 2)), CLIENTS)
-    population = fedem_runs.rows_population(here(tmp_path), "p", lambda: rows, "drawn")
+    population = rows_population(here(tmp_path), "p", lambda: rows, "drawn")
     return fedem_runs.traced(
         here(tmp_path), "run", {**MODEL, **settings}, population, 1, fedem_synthetic.start(), every
     )
@@ -85,7 +88,7 @@ def test_the_traced_field_is_the_one_that_the_method_monitors(tmp_path):
     told = []
     place = here(tmp_path)
     traced(tmp_path)  # makes the population
-    population = fedem_runs.rows_population(place, "p", list, "drawn")
+    population = rows_population(place, "p", list, "drawn")
     settings = {**MODEL, "monitor_every": 1, "participation": 0.5}
     trace = fedem_runs.Trace(PaperFederatedEM(PaperFederatedEM.Config(**settings)), population)
 
@@ -130,10 +133,10 @@ def test_numbers_of_a_table():
     assert fedem_runs.epochs_to(epochs, [8, 1, 6, 5, 4], 5) == 0.0 and fedem_runs.epochs_to(epochs, [8] * 5, 5) is None
     np.testing.assert_array_equal(fedem_runs.smoothed([0, 1, 2], [3, 1, 2]), [3, 1, 2])  # whole passes stand alone
     assert fedem_runs.rounds_to([3, 1, 2], 1) == 1 and fedem_runs.rounds_to([3], 1) is None
-    results = {"a-1": {"x": 1.0}, "a-2": {"x": 5.0}, "a-b-1": {"x": 100.0}, "c-1": {"x": None}}
-    assert fedem_runs.median_of(results, "a", lambda cell: cell["x"]) == 3.0
-    assert fedem_runs.median_of(results, "c", lambda cell: cell["x"]) is None
-    assert fedem_runs.brief(None) == "never" and fedem_runs.brief(0.00123) == "1.2e-03"
+    found = Found(Options(), range(1, 3), {}, {"a": [{"x": 1.0}, {"x": 5.0}], "c": [{"x": 1.0}, {"x": None}]})
+    assert found.known_median("a", "x") == 3.0 and found.known_median("c", "x") is None
+    assert median("x", "g")(found, Row({}, "a")) == "3" and median("x")(found, Row({}, "c")) == "never"
+    assert brief(None) == "never" and brief(0.00123) == "1.2e-03"
 
 
 def test_panels():
@@ -149,13 +152,13 @@ def test_panels():
 @pytest.mark.parametrize("name", [*NAMES, "fedem-bytes"])
 def test_a_population_is_refused(tmp_path, name):
     with pytest.raises(ConfigError, match="own populations"):
-        experiment(name).cells(Options(population="somewhere"), here(tmp_path))
+        experiment(name).cells(Options(population="somewhere"))
 
 
 @pytest.mark.parametrize("name", ["fedem-mnist", "fedem-tabular", "fedem-bytes"])
 def test_missing_data_are_an_error_that_says_what_to_set(tmp_path, name, no_data):
     with pytest.raises(ConfigError, match="npz") as caught:
-        experiment(name).cells(QUICK, here(tmp_path))
+        experiment(name).cells(QUICK)
     assert "FEDCORE_DATA" in str(caught.value.remedy)
 
 
@@ -172,10 +175,9 @@ def test_the_table_of_bytes_on_small_data(tmp_path, monkeypatch):
     small = lambda *_: (np.split(rows, 10), rows[::3])
     for name, value in {"digits": small, "writers": small, "EM_ROUNDS": 5, "ROUNDS": {1.0: 30, 0.5: 40}}.items():
         monkeypatch.setattr(fedem_bytes, name, value)
-    monkeypatch.setattr(fedem_runs, "needed_data", lambda *parts: None)
+    monkeypatch.setattr("fedcore.papers.table.needed_data", lambda *parts: None)
     monkeypatch.setattr(fedem_bytes, "DATA", {"random-tied": fedem_bytes.DATA["random-tied"]})
-    monkeypatch.setattr(fedem_bytes.FedEMBytes, "figure", lambda *_: b"")
-    made, options = fedem_bytes.FedEMBytes(), Options(seeds=1)
+    made, options = replace(fedem_bytes.BYTES, figure=lambda found: b"", needs=()), Options(seeds=1)
     table = reproduce(made, options, here(tmp_path))
     (cell,) = (json.loads(file.read_text())["results"] for file in (here(tmp_path).folder / "cells").iterdir())
     em, natural = cell["em"], cell["natural"]
@@ -189,15 +191,15 @@ def test_the_table_of_bytes_on_small_data(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_line_is_a_valid_setting_and_has_its_cell(tmp_path, name, monkeypatch):
-    monkeypatch.setattr(fedem_runs, "needed_data", lambda *parts: None)
+    monkeypatch.setattr("fedcore.papers.table.needed_data", lambda *parts: None)
     for options in (Options(seeds=2), QUICK):
-        cells = experiment(name).cells(options, here(tmp_path))
+        cells = experiment(name).cells(options)
         assert len({cell.key for cell in cells}) == len(cells)
         for cell in cells:
             json.dumps(dict(cell.arguments))
             if "settings" in cell.arguments:
                 PaperFederatedEM.Config(**fedem_runs.as_in_the_paper(cell.arguments["settings"]))
-    assert len(cells) < len(experiment(name).cells(Options(), here(tmp_path))) or name in NAMES[1::2]
+    assert len(cells) < len(experiment(name).cells(Options())) or name in NAMES[1::2]
 
 
 # --- small tables ---------------------------------------------------------------------------------------------------
@@ -301,7 +303,7 @@ def test_components_are_white_and_those_of_a_singular_value_decomposition():
     mixing = 0.3 * generator.normal(size=(12, 12))
     images = np.clip(128 + generator.normal(0, 20, (400, 12)) @ mixing, 0, 255).astype(np.uint8)
     images[:, 5] = 9
-    scores, share = fedem_mnist.whitened_components(images, 3)
+    scores, share = whitened_components(images, 3)
     np.testing.assert_allclose(scores.mean(axis=0), 0, atol=1e-12)
     np.testing.assert_allclose(scores.T @ scores / 400, np.eye(3), atol=1e-10)
     kept = np.delete(images, 5, axis=1).astype(float)
@@ -313,9 +315,9 @@ def test_components_are_white_and_those_of_a_singular_value_decomposition():
 
 def test_tiles_of_images_do_not_matter(monkeypatch):
     images = np.random.default_rng(1).integers(0, 255, (50, 6)).astype(np.uint8)
-    whole, _ = fedem_mnist.whitened_components(images, 2)
-    monkeypatch.setattr(fedem_mnist, "TILE", 7)
-    tiles, _ = fedem_mnist.whitened_components(images, 2)
+    whole, _ = whitened_components(images, 2)
+    monkeypatch.setattr("fedcore.papers.data.TILE", 7)
+    tiles, _ = whitened_components(images, 2)
     np.testing.assert_allclose(np.abs(whole), np.abs(tiles), atol=1e-9)
 
 
@@ -441,10 +443,10 @@ def test_compressed_em_on_mnist_is_as_good_as_em(tmp_path):
     every = 10
     place = here(tmp_path)
     clients = fedem_mnist.clients_of(every)
-    population = fedem_runs.rows_population(place, "mnist", lambda: clients, "published")
-    lines = fedem_mnist.lines(QUICK)
+    population = rows_population(place, "mnist", lambda: clients, "published")
+    lines = fedem_mnist.conditions(QUICK)
     found = {
-        line: fedem_runs.traced(place, line, lines[line][1], population, 1).results()
+        line: fedem_runs.traced(place, line, lines[line].settings["settings"], population, 1).results()
         for line in ("em", "fedem", "naive-one")
     }
     assert found["fedem"]["nll"] < found["em"]["nll"] + fedem_mnist.NEAR

@@ -6,8 +6,7 @@ import os
 import numpy as np
 import pytest
 from fedcore.papers import experiment
-from fedcore.papers.experiment import Options, Place, reproduce
-from fedcore.papers.fedem.runs import rows_population
+from fedcore.papers.data import rows_population
 from fedcore.papers.perma import clip as perma_clip
 from fedcore.papers.perma import many
 from fedcore.papers.perma import mnist as perma_mnist
@@ -17,6 +16,7 @@ from fedcore.papers.perma import video as perma_video
 from fedcore.papers.perma.runs import train
 from fedcore.papers.perma.simulation import video
 from fedcore.papers.perma.simulation.synthetic import shared_atoms
+from fedcore.papers.table import Options, Place, reproduce
 
 from fedcore.errors import ConfigError, IngestError
 from fedcore.evaluation.images import displayed, grid_figure
@@ -81,22 +81,22 @@ def test_errors_of_clients_alone():
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "perma-video"])
 def test_a_population_is_refused(tmp_path, name):
     with pytest.raises(ConfigError, match="own populations"):
-        experiment(name).cells(Options(population="somewhere"), here(tmp_path))
+        experiment(name).cells(Options(population="somewhere"))
 
 
 def test_missing_images_are_an_error_that_says_what_to_set(tmp_path, monkeypatch):
     monkeypatch.delenv("FEDCORE_DATA", raising=False)
     with pytest.raises(ConfigError, match="mnist.npz") as caught:
-        experiment("perma-mnist").cells(QUICK, here(tmp_path))
+        experiment("perma-mnist").cells(QUICK)
     assert "FEDCORE_DATA" in str(caught.value.remedy)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_line_has_its_cell(tmp_path, name, monkeypatch):
-    monkeypatch.setattr(perma_mnist, "needed_data", lambda *parts: None)
+    monkeypatch.setattr("fedcore.papers.table.needed_data", lambda *parts: None)
     counts = []
     for options in (Options(seeds=2), QUICK):
-        cells = experiment(name).cells(options, here(tmp_path))
+        cells = experiment(name).cells(options)
         assert len({cell.key for cell in cells}) == len(cells)
         json.dumps([dict(cell.arguments) for cell in cells])
         counts.append(len(cells))
@@ -170,7 +170,7 @@ def test_a_clip_of_ones_own(tmp_path):
         image.fromarray((np.clip(frame, 0, 1) * 255).astype(np.uint8)).save(tmp_path / "folder" / f"{at}.png")
     assert perma_clip.read(Options(population=str(tmp_path / "folder"))).shape == (3, 48, 64, 3)
     with pytest.raises(IngestError):
-        experiment("perma-video").cells(Options(population=str(tmp_path / "nothing")), here(tmp_path))
+        experiment("perma-video").cells(Options(population=str(tmp_path / "nothing")))
 
 
 def test_blocks_for_a_clip():

@@ -6,13 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fedcore.papers import experiment
-from fedcore.papers.experiment import Options, Place, markdown, reproduce
 from fedcore.papers.private_gmm import runs as private_gmm_runs
 from fedcore.papers.private_gmm import table as private_gmm_table
-from fedcore.papers.private_gmm import tables as private_gmm
 from fedcore.papers.private_gmm.baselines import SETTINGS, Setting
 from fedcore.papers.private_gmm.figure import recursion_and_growth
 from fedcore.papers.private_gmm.simulation import mixture
+from fedcore.papers.table import Options, Place, markdown, reproduce
 
 from fedcore.errors import ConfigError
 from fedcore.rounds.engine import InProcessBackend
@@ -32,13 +31,13 @@ def test_cells_are_named_once_and_are_json(tmp_path, monkeypatch):
     monkeypatch.delenv("FEDCORE_DATA", raising=False)
     table = experiment_of()
     for options in (Options(), Options(quick=True)):
-        cells = table.cells(options, here(tmp_path))
+        cells = table.cells(options)
         assert len({cell.key for cell in cells}) == len(cells)
         for cell in cells:
             assert json.loads(json.dumps(cell.arguments)) == cell.arguments
-            assert cell.arguments["part"] in private_gmm.COMPUTE
-    parts = {cell.arguments["part"] for cell in table.cells(Options(), here(tmp_path))}
-    assert parts == set(private_gmm.COMPUTE) - {"real"}  # without the data there is nothing to read
+    parts = {cell.arguments["part"] for cell in table.cells(Options())}
+    wanted = {"search", "accept", "enough", "em", "rival", "slope", "variant", "nothing", "picture"}
+    assert parts == wanted  # "real" is not there: without the data there is nothing to read
     assert set(private_gmm_table.SPEC) == set(SETTINGS)
 
 
@@ -48,16 +47,15 @@ def experiment_of():
 
 def test_another_population_is_refused(tmp_path):
     with pytest.raises(ConfigError):
-        experiment_of().cells(Options(population="somewhere"), here(tmp_path))
+        experiment_of().cells(Options(population="somewhere"))
 
 
 def test_an_interrupted_table_goes_on_with_its_next_cell(tmp_path, monkeypatch):
     table, place, options = experiment_of(), here(tmp_path), Options(quick=True, seeds=1)
-    chosen = [cell for cell in table.cells(options, place) if cell.key in ("picture", "nothing-ring-3")]
-    monkeypatch.setattr(private_gmm, "_quick_cells", lambda options: chosen)
+    chosen = {key: one for key, one in table.conditions(options).items() if key in ("picture", "nothing-ring-3")}
+    table = replace(table, conditions=lambda options: chosen)
     first = reproduce(table, options, place)
-    monkeypatch.setattr(private_gmm, "COMPUTE", {})
-    assert reproduce(table, options, place) == first
+    assert reproduce(replace(table, measure=lambda trial: {}), options, place) == first
     assert (place.folder / "figure.png").read_bytes().startswith(PNG)
     assert any("1 of 1 refused, met" in note for note in first.notes)
     assert first.rows[0]["ours"] == "1/1 refused"
@@ -174,7 +172,7 @@ def test_rows_hold_the_specification_ours_and_the_rival():
         "rival-100-5-12": rival,
         "nothing-ring-2": {"runs": 3, "refused": 2},
     }
-    table = experiment_of().table(Options(), results)
+    table = experiment_of().table(experiment_of().found(Options(), results))
     assert len({tuple(row) for row in table.rows}) == 1
     row = table.rows[0]
     assert row["spec"] == "10 000 (1.3)" and row["ours"] == "20 000 (.50, .50)"
@@ -193,6 +191,7 @@ def test_slopes_are_of_logarithms():
         for who, power in (("ours", 1.0), ("rival", 2.0))
         for d in (25, 50, 100)
     }
+    results = experiment_of().found(Options(), results)
     line = private_gmm_table.growth(results, "rival", "labels")
     assert line[0] == [25, 50, 100] and private_gmm_table.slope(line) == pytest.approx(2.0)
     assert private_gmm_table.growth(results, "ours", "means") == ([], [])

@@ -3,17 +3,18 @@
 import json
 import math
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from fedcore.papers import experiment
-from fedcore.papers.experiment import Options, Place, reproduce
 from fedcore.papers.private_gmm import private_kmeans
 from fedcore.papers.private_gmm.private_kmeans import Box, CellNoise
 from fedcore.papers.private_mixture import runs as private_mixture_runs
 from fedcore.papers.private_mixture import tables as private_mixture
 from fedcore.papers.private_mixture.data import FAMILIES, split_of
 from fedcore.papers.private_mixture.figure import labels_by_separation
+from fedcore.papers.table import Options, Place, reproduce
 
 from fedcore.errors import ConfigError
 from fedcore.privacy.gdp import mu_max
@@ -188,11 +189,16 @@ def test_without_diffprivlib_its_column_says_so(monkeypatch):
     with pytest.raises(ConfigError, match="not installed"):
         private_kmeans.diffprivlib_centres(np.zeros((10, 2)), 2, EPSILON, 0)
     results = {"free-mixture-2-2-1": {}, "private-mixture-2-2-1-1": {"DP-Lloyd": [score(0.5)]}}
-    rows = private_mixture.PrivateMixtureTables().table(Options(), results).rows
+    rows = table_of(results).rows
     assert rows[0]["diffprivlib"] == private_mixture.NOT_HERE and rows[0]["DP-Lloyd"] == "0.50"
 
 
 # --- the table ------------------------------------------------------------------------------------------------------
+
+
+def table_of(results):
+    table = experiment("private-mixture")
+    return table.table(table.found(Options(), results))
 
 
 def score(ari=None, nll=None, groups=2):
@@ -210,7 +216,7 @@ def test_refusals_are_counted_and_not_scored():
         "private-mixture-2-2-4-1": private,
         "family-0": {"private_mixture": [1, 1, 2], "private_gmm": [0, 0, 3]},
     }
-    labels, nats, seconds, groups = experiment("private-mixture").table(Options(), results).rows
+    labels, nats, seconds, groups = table_of(results).rows
     assert labels["private_mixture"] == "0.80" and labels["EM"] == "0.95"
     assert labels["private_gmm"] == "0.80, 1 of 2 refused" and labels["S&A, boxes"] == "2 of 2 refused"
     assert nats["private_mixture"] == "0.20" and nats["private_gmm"] == "0.50" and nats["S&A, boxes"] == ""
@@ -219,19 +225,19 @@ def test_refusals_are_counted_and_not_scored():
     assert len({tuple(row) for row in (labels, nats, seconds, groups)}) == 1
 
 
-def test_cells_are_named_once_and_are_json(tmp_path, monkeypatch):
+def test_cells_are_named_once_and_are_json(monkeypatch):
     monkeypatch.delenv("FEDCORE_DATA", raising=False)
-    table, place = experiment("private-mixture"), Place(tmp_path / "experiment", InProcessBackend(), 2**24)
+    table = experiment("private-mixture")
     for options in (Options(), Options(quick=True)):
-        cells = table.cells(options, place)
+        cells = table.cells(options)
         assert len({cell.key for cell in cells}) == len(cells)
         for cell in cells:
             assert json.loads(json.dumps(cell.arguments)) == cell.arguments
-            assert cell.arguments["part"] in private_mixture.COMPUTE
-    assert not any(cell.key.startswith("private-set") for cell in table.cells(Options(), place))
-    assert sum(cell.key.startswith("family") for cell in table.cells(Options(), place)) == len(FAMILIES)
+            assert cell.arguments["part"] in ("private", "free", "family")
+    assert not any(cell.key.startswith("private-set") for cell in table.cells(Options()))
+    assert sum(cell.key.startswith("family") for cell in table.cells(Options())) == len(FAMILIES)
     with pytest.raises(ConfigError):
-        table.cells(Options(population="somewhere"), place)
+        table.cells(Options(population="somewhere"))
 
 
 def test_sets_that_are_kept_are_not_in_the_table():
@@ -263,12 +269,11 @@ def test_the_figure_is_drawn_with_and_without_lines():
 
 
 @pytest.mark.slow
-def test_the_quick_table_is_made_and_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
+def test_the_quick_table_is_made_and_goes_on_where_it_was_stopped(tmp_path):
     table, options = experiment("private-mixture"), Options(quick=True, seeds=1)
     place = Place(tmp_path / "experiment", InProcessBackend(), 2**24)
     first = reproduce(table, options, place)
-    monkeypatch.setattr(private_mixture, "COMPUTE", {})
-    assert reproduce(table, options, place) == first
+    assert reproduce(replace(table, measure=lambda trial: {}), options, place) == first
     assert (place.folder / "figure.png").read_bytes().startswith(PNG)
     labels = next(row for row in first.rows if row["data"] == "mixture-2-2-4")
     assert float(labels["private_mixture"]) > 0.95 and float(labels["truth"]) > 0.97

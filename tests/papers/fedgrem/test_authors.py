@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from fedcore.papers.fedgrem.paper_gradient_em.authors import authors_sweep
+from fedcore.papers.fedgrem.baselines import authors_sweep
 
 from fedcore.methods.gradient_em import central
 

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from fedcore.papers.fedgrem.simulation.errors import errors, misclustered
-from fedcore.papers.fedgrem.simulation.similar_mixtures import simulated_clients
+from fedcore.papers.fedgrem.simulation import errors, misclustered, simulated_clients
 from scipy.stats import multivariate_normal, norm
 
 from fedcore.methods.mixture_models import GaussianMixture

@@ -4,9 +4,14 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from fedcore.papers.fedgrem.simulation.contamination import contaminated
-from fedcore.papers.fedgrem.simulation.errors import _bottleneck, errors, misclustered
-from fedcore.papers.fedgrem.simulation.similar_mixtures import CENTRES, simulated_clients
+from fedcore.papers.fedgrem.simulation import (
+    CENTRES,
+    _bottleneck,
+    contaminated,
+    errors,
+    misclustered,
+    simulated_clients,
+)
 
 from fedcore.errors import ConfigError
 

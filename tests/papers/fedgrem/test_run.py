@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from fedcore.papers.fedgrem.simulation.similar_mixtures import simulated_clients
+from fedcore.papers.fedgrem.simulation import simulated_clients
 
 from fedcore.errors import ConfigError
 from fedcore.evaluation.evaluate import evaluate_run

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from fedcore.papers.fedgrem.paper_gradient_em.scores import losses
+from fedcore.papers.fedgrem.paper_gradient_em import losses
 from numpy.testing import assert_allclose
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal, norm

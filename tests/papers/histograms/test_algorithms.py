@@ -5,10 +5,17 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from fedcore.papers.histograms.before_rounds import sizes_of
-from fedcore.papers.histograms.clients import entropies, inverse_totals, seeding_distances, sums_by_cell
+from fedcore.papers.histograms.algorithms import sizes_of
+from fedcore.papers.histograms.clients import (
+    MeanMessage,
+    SeedingMessage,
+    WorstFitMessage,
+    entropies,
+    inverse_totals,
+    seeding_distances,
+    sums_by_cell,
+)
 from fedcore.papers.histograms.config import Algorithm, Algorithm2
-from fedcore.papers.histograms.messages import MeanMessage, SeedingMessage, WorstFitMessage
 
 from fedcore.errors import ConfigError, PopulationError
 from fedcore.methods.histograms.simplex import smooth

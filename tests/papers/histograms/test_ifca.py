@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from fedcore.papers.histograms.ifca import gradient_step
+from fedcore.papers.histograms.algorithms import gradient_step
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from fedcore.papers.histograms.oracle import known_clusters, oracle_values, posterior_clusters
+from fedcore.papers.histograms.table1 import known_clusters, oracle_values, posterior_clusters
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import gammaln

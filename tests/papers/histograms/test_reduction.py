@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from fedcore.papers.histograms.before_rounds import check_matrix, whitened_covariance
+from fedcore.papers.histograms.algorithms import check_matrix, whitened_covariance
 from fedcore.papers.histograms.clients import second_moment
 
 from fedcore.errors import ConfigError

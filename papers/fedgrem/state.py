@@ -1,12 +1,19 @@
-"""Settings of the method `paper_gradient_em`: those of `gradient_em`, and those of the methods beside it."""
+"""Settings, messages and state of `paper_gradient_em`: those of `gradient_em`, and what baselines need besides.
+
+Messages are frozen and hold arrays and scalars only.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from typing import Literal, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
-from fedcore.methods.gradient_em import GradientEMConfig
+from fedcore.methods.gradient_em import GradientEMConfig, GradientEMState
+from fedcore.methods.gradient_em.coordinates import Coordinates
+from fedcore.methods.gradient_em.state import zeros
 from fedcore.methods.gradient_em.variant import Variant
 
 LOCAL = ("local-fit", "local-em", "local-grem", "tgmm")  # every client keeps its own parameters
@@ -101,3 +108,60 @@ class PaperGradientEMConfig(GradientEMConfig):
             if wrong:
                 raise ValueError(text)
         return self
+
+
+# --- messages to the clients ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TotalsMessage:
+    """Asks for the sum of all aligned starts (tgmm). orders, centres: as in `RoundMessage`."""
+
+    orders: np.ndarray
+    centres: np.ndarray
+    coordinates: Coordinates
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineMessage:
+    """One round of a baseline. number, coordinates, centres, weights, orders: as in `RoundMessage`.
+
+    variances, pooled_covariance, totals, sources, covariate_means, covariate_covariance: as in the state
+    """
+
+    number: int
+    coordinates: Coordinates
+    centres: np.ndarray
+    weights: np.ndarray
+    orders: np.ndarray
+    variances: np.ndarray
+    pooled_covariance: np.ndarray
+    totals: np.ndarray
+    sources: float
+    covariate_means: np.ndarray
+    covariate_covariance: np.ndarray
+
+
+# --- state ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PaperGradientEMState(GradientEMState):
+    """State after a round. Phases are those of `GradientEMState`, and "totals".
+
+    variances:  (R,) of a pooled mixture of regressions; (0,) otherwise
+    pooled_covariance: (p, p) of pooled Gaussians, model's units; (0, 0) otherwise
+    totals:     (R, p) sum of all aligned starts (tgmm), else (0, p); sources: how many starts that is
+    covariate_means, covariate_covariance: (A, p), (p, p) of fedgmm
+    """
+
+    variances: np.ndarray = zeros(0)
+    pooled_covariance: np.ndarray = zeros(0, 0)
+    totals: np.ndarray = zeros(0, 0)
+    sources: float = 0.0
+    covariate_means: np.ndarray = zeros(0, 0)
+    covariate_covariance: np.ndarray = zeros(0, 0)
+
+    @classmethod
+    def of(cls, state: GradientEMState) -> PaperGradientEMState:
+        return cls(**{field.name: getattr(state, field.name) for field in fields(state)})
