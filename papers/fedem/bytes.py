@@ -178,7 +178,8 @@ def measure(trial: Trial) -> dict:
         curve, key = Curve(PaperFederatedEM(PaperFederatedEM.Config(**common, **settings)), held_out, target), trial.key
         settings = common | settings
         with suppress(Reached):
-            simulate(trial.place, f"{key}-{line}", "paper_federated_em", settings, population, seed=seed, on_round=curve)
+            name = f"{key}-{line}"
+            simulate(trial.place, name, "paper_federated_em", settings, population, seed=seed, on_round=curve)
         return curve
 
     em = trace("em", algorithm="em", rounds=EM_ROUNDS)
