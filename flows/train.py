@@ -37,7 +37,7 @@ from fedcore.rounds.method import Method
 from fedcore.runs.store import Run
 from fedcore.training.request import Series, TrainRequest
 from fedcore.training.session import TRAINED, Session, concluding, resume, start_run
-from fedcore.training.spec import open_inputs, recorded_request, resolve
+from fedcore.training.spec import recorded_request
 
 
 def stamp() -> str:
@@ -148,10 +148,10 @@ def make_run(request: TrainRequest, compute: Compute, sessions: list[Session], m
     """
     made = make_method(request.method, request.settings)
     _tag(request.method, request.population, made.private and request.test_noise is None)
-    spec = resolve(request, open_inputs(request))  # what is refused is refused before a cluster is started
-    conclusion = _check_series(request, made, spec.population)
-    with backend_for(spec.population, compute.workers, compute.dask, made.private) as backend:
-        sessions.append(session := start_run(request, backend, stamp=stamp(), spec=spec))
+    store = Population.open(request.population, version=request.version)
+    conclusion = _check_series(request, made, store)
+    with backend_for(store, compute.workers, compute.dask, made.private) as backend:
+        sessions.append(session := start_run(request, backend, stamp=stamp()))
         if session.spec.worth is not None:
             get_run_logger().info("what to expect, by the budget: %s", session.spec.worth.in_words)
         if session.spec.left_out:
