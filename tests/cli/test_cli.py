@@ -562,7 +562,7 @@ def test_runs_list(trained, monkeypatch):
 @pytest.mark.slow
 def test_a_foreign_folder_among_the_runs_is_no_obstacle(trained):
     (trained / "runs" / "odd").mkdir()
-    (trained / "runs" / "odd" / "run.json").write_text('{"schema": 1, "run_id": "odd"}')
+    (trained / "runs" / "odd" / "run.json").write_text('{"schema": 2, "run_id": "odd"}')
     rows = works("runs", "list", "--json").json["runs"]
     assert [row["run"] for row in rows] == ["runs/odd", "runs/open"]
     for command in (

@@ -16,7 +16,6 @@ from fedcore.population.writer import PopulationWriter
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run, list_runs, load_run
 from fedcore.storage.arrays import read_values, write_values
-from fedcore.training import session as sessions
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import abandon, concluding, resume, start_run
 from fedcore.training.shared_ids import register
@@ -627,19 +626,6 @@ def test_in_words():
         "population_id": "p",
     }
     assert in_words(record) == f"what run 'a' released (SHA-256 {'0' * 16})"
-
-
-@pytest.mark.slow
-def test_old_runs_resume_without_start_and_relation(private, tmp_path, monkeypatch):
-    """run.json of a run that was made before it named them, and before the ledger bound runs."""
-    population, _, _ = private
-    with monkeypatch.context() as then:
-        then.setattr(sessions, "bound_of", lambda *_: None)
-        session = begin(population, tmp_path, run_id="old")
-    session.training.step()
-    session.close()
-    edit_record(session.run.path, lambda info: [info.pop(name) for name in ("start", "relation", "deployment")])
-    assert to_end(resume(session.run.path, InProcessBackend())).status == "finished"
 
 
 @pytest.mark.slow
