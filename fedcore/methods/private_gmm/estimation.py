@@ -1,4 +1,5 @@
-"""Estimation: weights, means and covariances of the components, one for each cell (Algorithm 4, steps 3 and 4)."""
+"""The balls of nodes, from noised means and noised histograms of radii (Algorithm 3, step 2); and weights, means and
+covariances of the components, one for each cell (Algorithm 4, steps 3 and 4)."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ from fedcore.methods.private_gmm.projection import second_moment
 from fedcore.methods.private_gmm.tree import Tree
 
 TAIL = 0.005  # of a cell: rows that its radius may leave out
+NODE_TAIL, TAIL_NOISE = 0.02, 2.0  # of t, and in standard deviations: rows that the radius of a node may leave out
+MOST_HIDDEN = 0.25  # of the rows
 WIDER = 1.1  # the ratio of the grid of radii: one bin is added
 LARGEST_NOISE = 0.25  # of the smallest eigenvalue: beyond, a full covariance is not reliable
 
@@ -74,10 +77,6 @@ def _full(triangle: np.ndarray, scale: float, d: int, noise: float, floor: float
     return np.eye(d) * sphere, True
 
 
-TAIL, TAIL_NOISE = 0.02, 2.0  # of t, and in standard deviations: rows that a radius may leave out
-MOST_HIDDEN = 0.25  # of the rows
-
-
 def recentred(tree: Tree, nodes: np.ndarray, sums: np.ndarray) -> Tree:
     """Centres after a pass of means. sums: (s, d) published sums of clipped rows, in steps."""
     counts = np.maximum(tree.count[nodes], 1.0)
@@ -91,7 +90,9 @@ def tightened(tree: Tree, nodes: np.ndarray, radii: np.ndarray, edges: np.ndarra
     The smallest radius beyond which no more lies than a few rows and the noise of so many bins. The rounding of rows
     to the steps of the old ball is added. A radius never grows.
     """
-    found = [radius_of(row, edges, noise, n, TAIL * needed) for row, n in zip(radii, tree.count[nodes], strict=True)]
+    found = [
+        radius_of(row, edges, noise, n, NODE_TAIL * needed) for row, n in zip(radii, tree.count[nodes], strict=True)
+    ]
     rounding = 0.5 * math.sqrt(tree.d) * tree.radius[nodes] / ONE
     return tree.changed(nodes, radius=np.minimum(np.array(found) + rounding, tree.radius[nodes]))
 
