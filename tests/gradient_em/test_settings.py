@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fedcore.papers.fedgrem.simulation.similar_mixtures import CENTRES, simulated_clients
+from fedcore.papers.fedgrem.simulation import CENTRES, simulated_clients
 
 from fedcore.methods.gradient_em import GradientEM, GradientEMConfig
 from tests.gradient_em.run_in_memory import block_of, run
