@@ -101,3 +101,15 @@ def test_imports_leave_the_collector_as_it_was():
     finally:
         gc.enable()
         gc.unfreeze()
+
+
+def test_flows_need_no_package_that_is_an_extra():
+    """What `pip install fedcore` alone brings is enough to train with Prefect."""
+    code = (
+        "import sys\n"
+        "for name in ('opentelemetry.exporter', 'mkdocs', 'pytest', 'sklearn', 'statsmodels', 'av', 'duckdb'):\n"
+        "    sys.modules[name] = None\n"
+        "import fedcore.flows.train, fedcore.flows.serve, fedcore.flows.ingest, fedcore.flows.pipeline\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]

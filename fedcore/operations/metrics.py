@@ -16,19 +16,12 @@ bytes and times are for operators, rho is what the ledger says. What cannot be t
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
-
-from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-from opentelemetry.metrics import CallbackOptions, Observation
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-from opentelemetry.sdk.resources import Resource
 
 from fedcore.storage.files import place, write_whole
 from fedcore.training.session import Session
@@ -139,7 +132,7 @@ class Meter:
         if not any(map(os.environ.get, ENDPOINTS)) or os.environ.get("OTEL_METRICS_EXPORTER") == "none":
             return None
         try:
-            from fedcore.operations.metrics import Exporter
+            from fedcore.operations.otlp import Exporter
         except ImportError:
             self.warn(
                 "an OTLP endpoint is named, and OpenTelemetry is not installed: pip install 'fedcore[telemetry]'."
@@ -179,41 +172,3 @@ def to_prometheus(values: Mapping[str, float], labels: Mapping[str, str]) -> str
 
 def _escaped(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
-class Exporter:
-    """Sends the values as they are at each interval, and at the end.
-
-    values: by name, changed by their owner; metrics: of each name as it is sent that of its value, whether it counts,
-    unit, and what it is
-    """
-
-    def __init__(
-        self,
-        values: Mapping[str, float],
-        metrics: Mapping[str, tuple[str, bool, str, str]],
-        labels: Mapping[str, str],
-        run: str,
-    ):
-        logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # an endpoint that is away is not told of every time
-        reader = PeriodicExportingMetricReader(OTLPMetricExporter())
-        resource = Resource.create({"service.name": "fedcore", "service.instance.id": run})
-        self.provider = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
-        meter = self.provider.get_meter("fedcore")
-        attributes = {f"fedcore.{name}": value for name, value in labels.items()}
-        for sent, (name, counts, unit, what) in metrics.items():
-            make = meter.create_observable_counter if counts else meter.create_observable_gauge
-            make(sent, [_observed(values, name, attributes)], unit=unit, description=what)
-
-    def end(self) -> None:
-        """Send the last values."""
-        self.provider.shutdown(timeout_millis=3000)
-
-
-def _observed(
-    values: Mapping[str, float], name: str, attributes: Mapping[str, str]
-) -> Callable[[CallbackOptions], Iterable[Observation]]:
-    def look(_: CallbackOptions) -> Iterable[Observation]:
-        return [Observation(values[name], dict(attributes))] if name in values else []
-
-    return look

@@ -161,7 +161,7 @@ def test_an_endpoint_that_does_not_answer_delays_no_run(tmp_path, monkeypatch, w
 def test_without_the_extra_there_is_one_warning(tmp_path, monkeypatch):
     population = write_counts(tmp_path / "p", small_counts())
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.delitem(sys.modules, "fedcore.operations.metrics", raising=False)
+    monkeypatch.delitem(sys.modules, "fedcore.operations.otlp", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.metrics", None)
     done = fedcore("train", "paper_histograms", population.path, "--runs", tmp_path / "runs", *NOT_PRIVATE)
     assert done.code == 0 and done.err.count("pip install 'fedcore[telemetry]'") == 1
