@@ -10,6 +10,7 @@ from fedcore.methods.registry import OWN
 from fedcore.operations.forgetting import forget
 from fedcore.operations.retention import prune
 from fedcore.operations.verify import verify_run
+from fedcore.population import slots
 from fedcore.population.copying import copy_population
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
@@ -224,11 +225,16 @@ OF_POPULATION = {
 
 
 @pytest.mark.slow
-def test_a_link_in_the_folder_of_a_population_is_never_followed(place):
+@pytest.mark.parametrize("known", [False, True], ids=["new", "read before"])
+def test_a_link_in_the_folder_of_a_population_is_never_followed(place, known):
+    """known: this process has read the block before, at the same place and with the same content."""
     wrong = []
     for link in POPULATION_LINKS:
         fresh(place)
         abandon("private/half")  # else nobody may be forgotten
+        slots._digests.cache_clear()
+        if known:
+            Population.open("p").read(0)
         slot = Population.open("p").blocks[0].slot
         array = next(path.name for path in sorted(Path("p/blocks", slot).iterdir()) if path.is_dir())
         linked(place / "outside", Path("p", link.format(slot=slot, array=array)))

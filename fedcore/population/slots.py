@@ -7,6 +7,7 @@ list. So a file that was exchanged for another one, or for one of another block,
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -44,7 +45,7 @@ class Slot:
 
     def digests(self) -> Digests:
         """Raises SlotDamaged, PopulationError."""
-        return _digests(str(self.folder), self.digest)
+        return _digests(str(self.folder), self.digest, _place_of(self.folder))
 
     def has(self, name: str, *content: Any) -> bool:
         """Whether this is the content (bytes, or like them; pieces in order) of the file of this name. Raises what
@@ -53,8 +54,18 @@ class Slot:
         return name in expected and expected[name][1] == digests.of_data(*content)
 
 
+def _place_of(folder: Place) -> tuple[int, ...]:
+    """What is different once the folder, or something in it, is replaced by a link: then links are looked for again.
+    A relative path may also be another folder than before. Empty of a URL, or if it is not there."""
+    try:
+        found = None if is_remote(folder) else os.lstat(folder)
+    except OSError:
+        return ()
+    return () if found is None else (found.st_dev, found.st_ino, found.st_mtime_ns)
+
+
 @lru_cache(maxsize=LISTS)
-def _digests(folder: str, digest: str) -> Digests:
+def _digests(folder: str, digest: str, place: tuple[int, ...]) -> Digests:
     file = files.place(folder) / LIST
     try:
         if not is_remote(file):
