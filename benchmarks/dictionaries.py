@@ -8,7 +8,7 @@ clients at once with polar factors by r x r matrices. A ratio of 1 is the floor'
 from __future__ import annotations
 
 import numpy as np
-from fedcore.papers.perma.simulation.synthetic import shared_atoms
+from fedcore.papers.perma.truth import shared_atoms
 from threadpoolctl import threadpool_limits
 
 from benchmarks import floors, machine

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 from fedcore.papers.fedgrem.simulation import simulated_clients
-from fedcore.papers.perma.simulation.synthetic import shared_atoms
-from fedcore.papers.perma.simulation.video import surveillance
+from fedcore.papers.perma.clips import surveillance
+from fedcore.papers.perma.truth import shared_atoms
 
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 
 import numpy as np
 from fedcore.papers.columns import mean
-from fedcore.papers.perma.baselines import pooled
-from fedcore.papers.perma.baselines.robust_pca import principal_component_pursuit
+from fedcore.papers.perma import baselines
+from fedcore.papers.perma.baselines import principal_component_pursuit
 from fedcore.papers.perma.clip import background_run, images_from, shown_frames, to_text
-from fedcore.papers.perma.simulation.errors_against_truth import best_mask_scores, energy_inside, mask_scores, psnr
-from fedcore.papers.perma.simulation.swaying_video import CONDITIONS, HEIGHT, WIDTH, swaying
-from fedcore.papers.perma.simulation.video import Clip
+from fedcore.papers.perma.clips import CONDITIONS, HEIGHT, WIDTH, Clip, swaying
+from fedcore.papers.perma.truth import best_mask_scores, energy_inside, mask_scores, psnr
 from fedcore.papers.table import Column, Condition, Experiment, Found, Options, Place, Row, Seeds, Trial
 from threadpoolctl import threadpool_limits
 
@@ -101,7 +100,7 @@ def figure(found: Found) -> bytes:
 def estimated(place: Place, key: str, frames: np.ndarray, line: str, seed: int) -> tuple[np.ndarray, int]:
     """(backgrounds (F, H, W, C) or one (H, W, C), modes kept) of frames (F, H, W, C)."""
     if line == "median":
-        return pooled.frame_median(frames), 0
+        return baselines.frame_median(frames), 0
     if line == "pursuit":
         return principal_component_pursuit(frames.reshape(len(frames), -1)).reshape(frames.shape), 0
     found, ran = background_run(place, key, frames, "clip", seed, FRAMES_PER_CLIENT, SETTINGS[line])

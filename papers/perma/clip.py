@@ -16,9 +16,8 @@ from pathlib import Path
 import numpy as np
 from fedcore.papers.columns import mean
 from fedcore.papers.data import rows_population
-from fedcore.papers.perma.baselines import pooled
-from fedcore.papers.perma.runs import Trained, train
-from fedcore.papers.perma.simulation import video
+from fedcore.papers.perma import baselines, clips
+from fedcore.papers.perma.learning import Trained, train
 from fedcore.papers.table import Condition, Found, Options, Place, Trial
 
 from fedcore.methods.background.frames import TO_STANDARD_DEVIATION
@@ -47,17 +46,17 @@ def parts(
     key: str,
     frames: np.ndarray,
     name: str,
-    layout: video.Layout,
+    layout: clips.Layout,
     block: tuple[int, int],
     settings: dict,
     seed: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(global parts, local parts) of frames, both (F, H, W, C), by a run of the method. name: of their population."""
-    rows = [video.to_rows(frame, block, layout) for frame in frames]
+    rows = [clips.to_rows(frame, block, layout) for frame in frames]
     population = rows_population(place, kept_as(name, frames), lambda: rows, "a clip for an experiment")
     outputs = train(place, key, settings, population, seed).outputs
     split = (outputs[part].reshape(len(frames), *rows[0].shape) for part in ("rows_global", "rows_local"))
-    back, front = (np.stack([video.to_frame(own, frames.shape[1:], block, layout) for own in part]) for part in split)
+    back, front = (np.stack([clips.to_frame(own, frames.shape[1:], block, layout) for own in part]) for part in split)
     return back, front
 
 
@@ -119,7 +118,7 @@ def read(options: Options) -> np.ndarray:
         step = -(-sum(1 for _ in video_frames(path)) // (QUICK_FRAMES if options.quick else FRAMES))
         frames = np.stack(list(islice(video_frames(path), 0, None, step))).astype(np.float64)
         return frames if frames.ndim == 4 else frames[..., None]
-    frames = video.read_clip(path)
+    frames = clips.read_clip(path)
     return frames[:: -(-len(frames) // (QUICK_FRAMES if options.quick else FRAMES))]
 
 
@@ -171,7 +170,7 @@ def measure(trial: Trial, rounds: int) -> dict:
     elif name == "background":
         background = background_of(place, key, frames, "own-frames", 1)
     else:
-        background = (pooled.frame_median if name == "median" else pooled.frame_mean)(frames)
+        background = (baselines.frame_median if name == "median" else baselines.frame_mean)(frames)
     seconds = time.perf_counter() - began
     change = difference(frames, background)
     masks = change > own_threshold(change)

@@ -18,10 +18,10 @@ from typing import NamedTuple
 import numpy as np
 from fedcore.papers.columns import mean
 from fedcore.papers.data import needed_data, rows_population
+from fedcore.papers.perma import baselines
 from fedcore.papers.perma import mnist as perma_mnist
-from fedcore.papers.perma.baselines import pooled
-from fedcore.papers.perma.runs import train
-from fedcore.papers.perma.simulation.errors_against_truth import reconstructed
+from fedcore.papers.perma.learning import train
+from fedcore.papers.perma.truth import reconstructed
 from fedcore.papers.table import Column, Condition, Experiment, Found, Options, Place, Row, Trial
 from threadpoolctl import threadpool_limits
 
@@ -70,7 +70,7 @@ def zero(place: Place, key: str, images: Images, seed: int, quick: bool) -> Lear
 
 
 def svd(place: Place, key: str, images: Images, seed: int, quick: bool) -> Learnt:
-    return Learnt(pooled.singular_vectors(images.samples, ATOMS))
+    return Learnt(baselines.singular_vectors(images.samples, ATOMS))
 
 
 def method(
@@ -88,12 +88,12 @@ def method(
 
 def one_place(place: Place, key: str, images: Images, seed: int, quick: bool, alpha: float) -> Learnt:
     rows = np.concatenate(images.samples)
-    return Learnt(pooled.mini_batch_dictionary(rows, ATOMS, seed, alpha=alpha, passes=1 if quick else 5))
+    return Learnt(baselines.mini_batch_dictionary(rows, ATOMS, seed, alpha=alpha, passes=1 if quick else 5))
 
 
 def alone(place: Place, key: str, images: Images, seed: int, quick: bool) -> Learnt:
     passes = 1 if quick else 5
-    return Learnt(None, [pooled.mini_batch_dictionary(own, ATOMS, seed, passes=passes) for own in images.samples])
+    return Learnt(None, [baselines.mini_batch_dictionary(own, ATOMS, seed, passes=passes) for own in images.samples])
 
 
 LINES = {

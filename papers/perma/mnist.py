@@ -16,12 +16,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 from fedcore.papers.columns import given, mean, verdict
 from fedcore.papers.data import needed_data, rows_population
-from fedcore.papers.perma.baselines import pooled
-from fedcore.papers.perma.baselines.consensus import consensus_admm
-from fedcore.papers.perma.baselines.ksvd import fedavg_k_svd
-from fedcore.papers.perma.baselines.perpca import personalised_pca
-from fedcore.papers.perma.runs import train
-from fedcore.papers.perma.simulation.errors_against_truth import image_quality, reconstructed
+from fedcore.papers.perma import baselines
+from fedcore.papers.perma.baselines import consensus_admm, fedavg_k_svd, personalised_pca
+from fedcore.papers.perma.learning import train
+from fedcore.papers.perma.truth import image_quality, reconstructed
 from fedcore.papers.table import Column, Condition, Experiment, Found, Options, Place, Row, Seeds, Trial
 from threadpoolctl import threadpool_limits
 
@@ -124,15 +122,17 @@ def k_svd(place: Place, key: str, size: Size, samples: list[np.ndarray], seed: i
 
 
 def svd(place: Place, key: str, size: Size, samples: list[np.ndarray], seed: int) -> list[np.ndarray]:
-    return [pooled.singular_vectors(samples, ATOMS)] * len(samples)
+    return [baselines.singular_vectors(samples, ATOMS)] * len(samples)
 
 
 def mini_batch(
     place: Place, key: str, size: Size, samples: list[np.ndarray], seed: int, together: bool
 ) -> list[np.ndarray]:
     if together:
-        return [pooled.mini_batch_dictionary(np.concatenate(samples), ATOMS, seed, passes=size.passes)] * len(samples)
-    return [pooled.mini_batch_dictionary(own, ATOMS, seed, passes=size.passes) for own in samples]
+        return [baselines.mini_batch_dictionary(np.concatenate(samples), ATOMS, seed, passes=size.passes)] * len(
+            samples
+        )
+    return [baselines.mini_batch_dictionary(own, ATOMS, seed, passes=size.passes) for own in samples]
 
 
 LINES = {
@@ -222,7 +222,9 @@ def estimates(
     line: Line, atoms: np.ndarray | None, samples: list[np.ndarray], images: np.ndarray, k: int
 ) -> np.ndarray:
     if atoms is None:
-        return pooled.zero_image(images) if line.title == LINES["zero"].title else pooled.mean_image(images, samples)
+        return (
+            baselines.zero_image(images) if line.title == LINES["zero"].title else baselines.mean_image(images, samples)
+        )
     if line.code == "first":
         return (images @ atoms[:k].T) @ atoms[:k]
     assert line.code

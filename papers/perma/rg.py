@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from fedcore.papers.perma import many
-from fedcore.papers.perma.simulation.synthetic import shared_atoms
+from fedcore.papers.perma import learning
+from fedcore.papers.perma.truth import shared_atoms
 from fedcore.papers.table import Column, Condition, Experiment, Found, Options, Row, Trial
 
 from fedcore.methods.perma.matching import by_jump, by_null, path, star
@@ -40,7 +40,7 @@ def conditions(options: Options) -> dict[str, Condition]:
 def measure(trial: Trial) -> dict:
     wanted, seeds = trial["common"], range(1, trial["problems"] + 1)
     drawn = [shared_atoms(seed, CLIENTS, FEATURES, wanted, FEATURES - wanted, SAMPLES) for seed in seeds]
-    started = many.start(drawn, list(seeds), STARTS)
+    started = learning.start(drawn, list(seeds), STARTS)
     chosen: dict[str, list[int]] = {name: [] for name in RULES}
     for s, seed in enumerate(seeds):
         own = started.dictionaries(s)

@@ -15,8 +15,8 @@ from functools import partial
 import numpy as np
 from fedcore.papers.columns import mean
 from fedcore.papers.data import rows_population
-from fedcore.papers.perma.runs import train
-from fedcore.papers.perma.simulation.errors_against_truth import reconstructed
+from fedcore.papers.perma.learning import train
+from fedcore.papers.perma.truth import reconstructed
 from fedcore.papers.table import Condition, Experiment, Found, Options, Place, Seeds, Trial
 from threadpoolctl import threadpool_limits
 

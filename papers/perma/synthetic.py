@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 from fedcore.papers.columns import mean, median
-from fedcore.papers.perma import many
-from fedcore.papers.perma.simulation.synthetic import shared_atoms
+from fedcore.papers.perma import learning
+from fedcore.papers.perma.truth import shared_atoms
 from fedcore.papers.table import Column, Condition, Experiment, Found, Options, Trial
 
 from fedcore.methods.dictionary_learning.distances import d12
@@ -123,10 +123,10 @@ def scores(
     seeds = range(1, count + 1)
     drawn = [shared_atoms(seed, **settings) for seed in seeds]
     density = settings.get("density", 0.2) if rule == BY_COUNT else None
-    started = many.start(drawn, list(seeds), starts, density)
+    started = learning.start(drawn, list(seeds), starts, density)
     found, shown = {}, {}
     for name, (matcher, aggregate) in variants.items():
-        learnt = many.learn(started, steps, matcher, aggregate)
+        learnt = learning.learn(started, steps, matcher, aggregate)
         last = learnt.errors[-1]
         first = [d12(problem.local[0], learnt.local[s, 0]) for s, problem in enumerate(drawn)]
         found[name] = {
@@ -138,7 +138,7 @@ def scores(
         shown[name] = learnt.errors.mean(axis=1).tolist()
     seconds = (time.perf_counter() - began) / count / len(variants)
     good = ~np.array([problem.garbage for problem in drawn])
-    own = many.alone(started, steps, every_round=curves)
+    own = learning.alone(started, steps, every_round=curves)
     last = np.where(good, own[-1], np.nan)
     shown["alone"] = np.nanmean(np.where(good, own, np.nan), axis=(1, 2)).tolist()
     return {

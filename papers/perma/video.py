@@ -18,10 +18,9 @@ import numpy as np
 from fedcore.papers.columns import mean as average
 from fedcore.papers.columns import verdict
 from fedcore.papers.data import data_file, needed_data
+from fedcore.papers.perma import baselines, clips
 from fedcore.papers.perma import clip as perma_clip
-from fedcore.papers.perma.baselines import pooled
-from fedcore.papers.perma.baselines.perpca import personalised_pca
-from fedcore.papers.perma.baselines.robust_pca import principal_component_pursuit
+from fedcore.papers.perma.baselines import personalised_pca, principal_component_pursuit
 from fedcore.papers.perma.clip import (
     SHOWN,
     background_of,
@@ -32,14 +31,7 @@ from fedcore.papers.perma.clip import (
     spread_left,
     to_text,
 )
-from fedcore.papers.perma.simulation import video
-from fedcore.papers.perma.simulation.errors_against_truth import (
-    best_mask_scores,
-    energy_inside,
-    exposure_fitted_psnr,
-    mask_scores,
-    psnr,
-)
+from fedcore.papers.perma.truth import best_mask_scores, energy_inside, exposure_fitted_psnr, mask_scores, psnr
 from fedcore.papers.table import Column, Condition, Experiment, Found, Options, Place, Seeds, Trial
 from scipy.ndimage import gaussian_filter
 from threadpoolctl import threadpool_limits
@@ -79,11 +71,11 @@ class Line(NamedTuple):
 
 
 def mean(place: Place, key: str, frames: np.ndarray, size: Size, seed: int) -> np.ndarray:
-    return pooled.frame_mean(frames)
+    return baselines.frame_mean(frames)
 
 
 def median(place: Place, key: str, frames: np.ndarray, size: Size, seed: int) -> np.ndarray:
-    return pooled.frame_median(frames)
+    return baselines.frame_median(frames)
 
 
 def perma(
@@ -92,7 +84,7 @@ def perma(
     frames: np.ndarray,
     size: Size,
     seed: int,
-    layout: video.Layout,
+    layout: clips.Layout,
     common: int,
     changes: Mapping[str, object] = {},
 ) -> np.ndarray:
@@ -122,9 +114,9 @@ def robust_pca(place: Place, key: str, frames: np.ndarray, size: Size, seed: int
 
 
 def perpca(place: Place, key: str, frames: np.ndarray, size: Size, seed: int, common: int) -> np.ndarray:
-    rows = [video.to_rows(frame, BLOCKS["polyphase"]) for frame in frames]
+    rows = [clips.to_rows(frame, BLOCKS["polyphase"]) for frame in frames]
     found = personalised_pca(rows, common, common, size.rounds, seed).common
-    return np.stack([video.to_frame(own @ found.T @ found, frames.shape[1:], BLOCKS["polyphase"]) for own in rows])
+    return np.stack([clips.to_frame(own @ found.T @ found, frames.shape[1:], BLOCKS["polyphase"]) for own in rows])
 
 
 ROBUST: dict[str, object] = {"profile": "robust", "aggregate": "mean", "start_steps": 0, "far": None, "refine_steps": 1}
@@ -207,7 +199,7 @@ def measure(trial: Trial) -> dict:
             return perma_clip.measure(trial, size.rounds)
         if line == "tree":
             return tree(trial.place, trial.key, size)
-        clip = video.surveillance(seed, size.frames, size.height, size.width, gain=trial["gain"])
+        clip = clips.surveillance(seed, size.frames, size.height, size.width, gain=trial["gain"])
         began = time.perf_counter()
         background = LINES[line].background(trial.place, trial.key, clip.frames, size, seed)
         seconds = time.perf_counter() - began
@@ -237,7 +229,7 @@ def figure(found: Found) -> bytes:
     from fedcore.evaluation.images import grid_figure
 
     size = QUICK if found.options.quick else FULL
-    clip = video.surveillance(1, size.frames, size.height, size.width)
+    clip = clips.surveillance(1, size.frames, size.height, size.width)
     at = shown_frames(size.frames)
     rows = {"frame": clip.frames[at], "true mask": clip.masks[at]}
     for line in DRAWN:
@@ -255,7 +247,7 @@ def figure(found: Found) -> bytes:
 # --- scores ---------------------------------------------------------------------------------------------------------
 
 
-def scores(clip: video.Clip, background: np.ndarray) -> dict:
+def scores(clip: clips.Clip, background: np.ndarray) -> dict:
     """JSON. spread: 1.4826 median |frame - background|, which needs no truth."""
     difference = pictures.difference(clip.frames, background)
     own = mask_scores(difference > pictures.own_threshold(difference), clip.masks)
@@ -271,7 +263,7 @@ def scores(clip: video.Clip, background: np.ndarray) -> dict:
     }
 
 
-def images_of(clip: video.Clip, background: np.ndarray) -> dict:
+def images_of(clip: clips.Clip, background: np.ndarray) -> dict:
     """JSON of the images in the figure: backgrounds, and masks at the threshold without truth."""
     difference = pictures.difference(clip.frames, background)
     at = shown_frames(len(clip.frames))
@@ -289,7 +281,7 @@ def tree(place: Place, key: str, size: Size) -> dict:
 
     The hand's region is where the blurred frame differs from the median of the frames before it came.
     """
-    frames = video.read_clip(needed_data(*TREE), size.tree)
+    frames = clips.read_clip(needed_data(*TREE), size.tree)
     began = time.perf_counter()
     settings = {"profile": "robust", "aggregate": "mean", "far": None, "rounds": size.rounds, **TREE_ATOMS}
     background, foreground = parts(place, key, frames, "tree", "polyphase", TREE_BLOCK, settings, 1)
@@ -315,8 +307,8 @@ def tree(place: Place, key: str, size: Size) -> dict:
         "local": energy_inside(foreground[hand:], region),
         "shared": inside(shared[hand:]),
         "pursuit": inside(principal_component_pursuit(frames.reshape(len(frames), -1)).reshape(frames.shape)[hand:]),
-        "median": inside(pooled.frame_median(frames)),
-        "mean": inside(pooled.frame_mean(frames)),
+        "median": inside(baselines.frame_median(frames)),
+        "mean": inside(baselines.frame_mean(frames)),
         "area": float(region.mean()),
         "frames": len(frames),
         "hand": len(frames) - hand,

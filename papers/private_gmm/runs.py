@@ -1,7 +1,7 @@
 """What the cells of `fedcore reproduce private-gmm` compute: the private learner on simulated and on real rows.
 
-The learner runs in memory (`fedcore.papers.private_gmm.in_memory`), with records as units, delta = 1e-6, and
-pseudo-random noise of the same law: privacy: none.
+The learner runs in memory, with records as units, delta = 1e-6, and
+pseudo-random noise of the same distribution: privacy: none.
 """
 
 from __future__ import annotations
@@ -14,16 +14,60 @@ import numpy as np
 from fedcore.papers.data import needed_data
 from fedcore.papers.private_gmm import simulation
 from fedcore.papers.private_gmm.baselines import DELTA, RIGHT_LABELS, Setting, score_values
-from fedcore.papers.private_gmm.in_memory import Learned, learn
 from fedcore.papers.private_gmm.simulation import Prior, Structureless, Truth
+from fedcore.papers.simulation import ran
 
 from fedcore.errors import ConfigError
+from fedcore.methods.private_gmm import PrivateGMM, PrivateMixture
 from fedcore.methods.private_gmm.config import Covariance, PrivateGMMConfig
 from fedcore.methods.private_gmm.integer_rows import BASIS_BITS, ONE
 from fedcore.methods.private_gmm.state import PrivateGMMState
 from fedcore.methods.private_gmm.tree import REST
-from fedcore.privacy.mechanisms import TestNoise
-from fedcore.rounds.method import RoundInfo
+from fedcore.privacy.accounting import make_budget
+from fedcore.privacy.mechanisms import NoiseSource, SecureNoise, TestNoise
+from fedcore.privacy.plan import Relation, Unit
+from fedcore.rounds.method import PublicFacts, RoundInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """mixture: or the reason of a failure. state: the last. rho: spent, of rho_planned. infos: of the rounds."""
+
+    mixture: PrivateMixture
+    state: PrivateGMMState
+    rho: float
+    rho_planned: float
+    infos: tuple[RoundInfo, ...]
+
+
+def learn(
+    x: np.ndarray,
+    config: PrivateGMMConfig,
+    *,
+    epsilon: float,
+    delta: float,
+    unit: Unit = "record",
+    ptr: np.ndarray | None = None,
+    relation: Relation = "add_or_remove_one",
+    noise: NoiseSource | None = None,
+    seed: int = 0,
+    clients_per_leaf: int | None = None,
+    on_round: Callable[[PrivateGMMState, RoundInfo], None] | None = None,
+) -> Learned:
+    """Learn from rows (n, d), with all of (epsilon, delta) and no spares.
+
+    unit: what is protected. ptr: (C + 1,) rows of the clients; None: every row is a client of its own. noise: secure by
+    default. seed: of the public shifts of boxes. clients_per_leaf: None: all at once; the result does not depend on it.
+    Raises ConfigError as `PrivateGMM.plan` does.
+    """
+    rho = make_budget(epsilon, delta).rho_max
+    method = PrivateGMM(config)
+    public = PublicFacts("rows", np.shape(x)[1], 1024, None, None, rho, seed, relation, None, unit)
+    found = ran(
+        method, x, public, noise or SecureNoise(), ptr=ptr, clients_per_leaf=clients_per_leaf, on_round=on_round
+    )
+    return Learned(method.mixture(found.state), found.state, found.rho, found.rho_planned, found.infos)
+
 
 RIGHT, WRONG, REFUSED = "right", "wrong", "refused"
 FAR_OFF = 10.0  # sigma: an answer whose mean is further off is wrong, whatever the labels

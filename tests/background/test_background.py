@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fedcore.papers.perma.simulation import video
-from fedcore.papers.perma.simulation.errors_against_truth import best_mask_scores, psnr
+from fedcore.papers.perma import clips
+from fedcore.papers.perma.truth import best_mask_scores, psnr
 
 from fedcore.errors import ConfigError, PopulationError, RunError
 from fedcore.methods.background import Background
@@ -20,7 +20,7 @@ HIGH, WIDE = 15, 20
 
 
 def clip(seed=3, gain=0.06):
-    return video.surveillance(seed, 18, HIGH, WIDE, gain=gain)
+    return clips.surveillance(seed, 18, HIGH, WIDE, gain=gain)
 
 
 def clients(frames, each=3):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fedcore.papers.perma.background_clips import CLIPS, CLIPS_TABLE, LINES, QUICK_CLIPS, estimated, scores
-from fedcore.papers.perma.simulation.swaying_video import CONDITIONS, Conditions, swaying
+from fedcore.papers.perma.clips import CONDITIONS, Conditions, swaying
 from fedcore.papers.table import Options, Place
 
 from fedcore.rounds.engine import InProcessBackend

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fedcore.papers.perma.baselines.pooled import singular_vectors
+from fedcore.papers.perma.baselines import singular_vectors
 
 from fedcore.errors import ConfigError, PopulationError
 from fedcore.methods.dictionaries import Dictionaries, DictionariesConfig, server, sums

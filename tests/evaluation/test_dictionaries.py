@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from fedcore.papers.perma.simulation.synthetic import shared_atoms
+from fedcore.papers.perma.truth import shared_atoms
 
 from fedcore.errors import PopulationError, RunError
 from fedcore.evaluation.evaluate import evaluate_run

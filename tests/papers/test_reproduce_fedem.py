@@ -11,7 +11,7 @@ from fedcore.papers import experiment
 from fedcore.papers.columns import brief, median
 from fedcore.papers.data import rows_population, whitened_components
 from fedcore.papers.fedem import bytes as fedem_bytes
-from fedcore.papers.fedem import hidden_cells as fedem_hidden_cells
+from fedcore.papers.fedem import missing as fedem_hidden_cells
 from fedcore.papers.fedem import missing as fedem_missing
 from fedcore.papers.fedem import mnist as fedem_mnist
 from fedcore.papers.fedem import runs as fedem_runs

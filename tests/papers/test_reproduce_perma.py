@@ -8,14 +8,13 @@ import pytest
 from fedcore.papers import experiment
 from fedcore.papers.data import rows_population
 from fedcore.papers.perma import clip as perma_clip
-from fedcore.papers.perma import many
+from fedcore.papers.perma import clips, learning
 from fedcore.papers.perma import mnist as perma_mnist
 from fedcore.papers.perma import rg as perma_rg
 from fedcore.papers.perma import synthetic as perma_synthetic
 from fedcore.papers.perma import video as perma_video
-from fedcore.papers.perma.runs import train
-from fedcore.papers.perma.simulation import video
-from fedcore.papers.perma.simulation.synthetic import shared_atoms
+from fedcore.papers.perma.learning import train
+from fedcore.papers.perma.truth import shared_atoms
 from fedcore.papers.table import Options, Place, reproduce
 
 from fedcore.errors import ConfigError, IngestError
@@ -50,8 +49,8 @@ def test_stacked_rounds_are_those_of_the_method(tmp_path, profile, starts):
     problems = [shared_atoms(3, 4, samples=60), shared_atoms(4, 4, samples=60, garbage=1)]
     norm, align = ("none", "greedy") if profile == "paper" else ("unit", "lsa")
     matcher, aggregate = ("path", "mean") if profile == "paper" else ("star", "median")
-    started = many.start(problems, seeds, starts)
-    learnt = many.learn(started, 4, matcher, aggregate, norm, align)
+    started = learning.start(problems, seeds, starts)
+    learnt = learning.learn(started, 4, matcher, aggregate, norm, align)
     for s, (seed, problem) in enumerate(zip(seeds, problems, strict=True)):
         population = rows_population(here(tmp_path), f"p{seed}", lambda own=problem: own.samples, "drawn")
         settings = {"profile": profile, "starts": starts, "rounds": 4}
@@ -65,17 +64,17 @@ def test_stacked_rounds_are_those_of_the_method(tmp_path, profile, starts):
 def test_clients_of_fewer_samples_are_filled_up():
     """Zeros change nothing: a client's dictionary is the one that it has among equals."""
     one, other = shared_atoms(5, 3, samples=[50, 50, 50]), shared_atoms(5, 3, samples=[50, 50, 80])
-    a, b = many.start([one], [5], 1), many.start([other], [5], 1)
+    a, b = learning.start([one], [5], 1), learning.start([other], [5], 1)
     np.testing.assert_allclose(a.atoms[:2], b.atoms[:2], atol=1e-10)
     assert a.samples.shape == (3, 50, 6) and b.samples.shape == (3, 80, 6)
 
 
 def test_errors_of_clients_alone():
     problem = shared_atoms(1, 3)
-    started = many.start([problem], [1], 1)
-    every = many.alone(started, 3, every_round=True)
+    started = learning.start([problem], [1], 1)
+    every = learning.alone(started, 3, every_round=True)
     assert every.shape == (4, 1, 3)
-    np.testing.assert_array_equal(every[-1:], many.alone(started, 3))
+    np.testing.assert_array_equal(every[-1:], learning.alone(started, 3))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "perma-video"])
@@ -156,7 +155,7 @@ def test_clip_table(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_clip_of_ones_own(tmp_path):
     """From a file and from a folder of images; a clip that cannot be read is refused before anything is computed."""
-    clip = video.surveillance(2, 8, 48, 64)
+    clip = clips.surveillance(2, 8, 48, 64)
     np.savez(tmp_path / "clip.npz", frames=clip.frames)
     table = finished(tmp_path, "perma-video", Options(quick=True, population=str(tmp_path / "clip.npz")))
     rows = {row["background"]: row for row in table.rows}

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from fedcore.papers import experiment
 from fedcore.papers.private_gmm import runs as private_gmm_runs
-from fedcore.papers.private_gmm import table as private_gmm_table
+from fedcore.papers.private_gmm import tables as private_gmm_table
 from fedcore.papers.private_gmm.baselines import SETTINGS, Setting
-from fedcore.papers.private_gmm.figure import recursion_and_growth
 from fedcore.papers.private_gmm.simulation import mixture
+from fedcore.papers.private_gmm.tables import recursion_and_growth
 from fedcore.papers.table import Options, Place, markdown, reproduce
 
 from fedcore.errors import ConfigError

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fedcore.papers import experiment
-from fedcore.papers.private_gmm import private_kmeans
-from fedcore.papers.private_gmm.private_kmeans import Box, CellNoise
-from fedcore.papers.private_mixture import runs as private_mixture_runs
+from fedcore.papers.private_gmm import baselines
+from fedcore.papers.private_gmm.baselines import Box, CellNoise
 from fedcore.papers.private_mixture import tables as private_mixture
+from fedcore.papers.private_mixture import tables as private_mixture_runs
 from fedcore.papers.private_mixture.data import FAMILIES, split_of
-from fedcore.papers.private_mixture.figure import labels_by_separation
+from fedcore.papers.private_mixture.tables import labels_by_separation
 from fedcore.papers.table import Options, Place, reproduce
 
 from fedcore.errors import ConfigError
@@ -49,7 +49,7 @@ def squares_of(noise: CellNoise, count: float, length: float) -> float:
 
 @pytest.mark.parametrize("columns, rounds", [(1, 1), (4, 5), (30, 3)])
 def test_rounds_of_lloyd_cost_the_budget_and_no_more(columns, rounds):
-    noise = private_kmeans.lloyd_noise(columns, EPSILON, DELTA, rounds)
+    noise = baselines.lloyd_noise(columns, EPSILON, DELTA, rounds)
     paid = rounds * squares_of(noise, 1.0, math.sqrt(columns))
     assert paid == pytest.approx(mu_max(EPSILON, DELTA) ** 2, rel=1e-12)
 
@@ -58,12 +58,12 @@ def test_a_row_moves_cells_by_no_more_than_the_noise_is_made_for():
     x, d, k = rng().uniform(-1, 1, (50, 3)), 3, 4
     x[0] = 1.0  # the corner: the longest row there is
     centres, bound = rng(1).uniform(-1, 1, (k, d)), math.sqrt(d)
-    labels = private_kmeans.nearest(x, centres)
-    counts, sums = private_kmeans.sums_of_cells(x, labels, k)
+    labels = baselines.nearest(x, centres)
+    counts, sums = baselines.sums_of_cells(x, labels, k)
     moved = []
     for row in range(len(x)):
         fewer = np.delete(np.arange(len(x)), row)
-        there = private_kmeans.sums_of_cells(x[fewer], labels[fewer], k)
+        there = baselines.sums_of_cells(x[fewer], labels[fewer], k)
         assert np.abs(counts - there[0]).sum() == 1
         moved.append(np.linalg.norm(sums - there[1]))
     assert max(moved) == pytest.approx(bound) and max(moved) <= bound + 1e-12
@@ -73,22 +73,22 @@ def test_the_noise_of_a_round_has_the_planned_deviation():
     noise, k, d = CellNoise.of(0.5, 0.25, 2.0), 2000, 2
     assert (noise.count, noise.sum) == (2.0, 8.0)
     x, labels = np.zeros((k * 100, d)), np.repeat(np.arange(k), 100)
-    means = private_kmeans.noisy_means(x, labels, np.zeros((k, d)), noise, rng())
+    means = baselines.noisy_means(x, labels, np.zeros((k, d)), noise, rng())
     assert means.std() == pytest.approx(noise.sum / 100, rel=0.05)
-    ones = private_kmeans.noisy_means(x + 1, labels, np.zeros((k, d)), CellNoise(noise.count, 0.0), rng())
+    ones = baselines.noisy_means(x + 1, labels, np.zeros((k, d)), CellNoise(noise.count, 0.0), rng())
     assert (1 / ones[:, 0]).std() == pytest.approx(noise.count / 100, rel=0.05)
-    empty = private_kmeans.noisy_means(x[:0], labels[:0], np.full((k, d), 7.0), noise, rng())
+    empty = baselines.noisy_means(x[:0], labels[:0], np.full((k, d), 7.0), noise, rng())
     assert 0.75 < (empty == 7.0).mean() < 0.9  # a count of noise alone exceeds its deviation in 16 % of cells
 
 
 def test_lloyd_finds_two_groups_and_loses_them_in_noise():
     x = two_groups(4000, rng())
-    assert found_both(private_kmeans.dp_lloyd(x, 2, EPSILON, DELTA, rng(1)))
-    assert not found_both(private_kmeans.dp_lloyd(x[:40], 2, 0.1, DELTA, rng(1)))
+    assert found_both(baselines.dp_lloyd(x, 2, EPSILON, DELTA, rng(1)))
+    assert not found_both(baselines.dp_lloyd(x[:40], 2, 0.1, DELTA, rng(1)))
 
 
 def test_starts_are_apart_and_do_not_look_at_data():
-    starts = private_kmeans.sphere_packed(6, 3, rng())
+    starts = baselines.sphere_packed(6, 3, rng())
     gaps = np.linalg.norm(starts[:, None] - starts, axis=2)[np.triu_indices(6, 1)]
     assert starts.shape == (6, 3) and np.abs(starts).max() < 1 and gaps.min() > 0.5
 
@@ -98,23 +98,23 @@ def test_starts_are_apart_and_do_not_look_at_data():
 
 def test_a_block_moves_the_average_by_no_more_than_the_noise_is_made_for():
     k, d, m, mu = 3, 4, 50, mu_max(EPSILON, DELTA)
-    deviation = private_kmeans.deviation_of_average(k, d, m, mu)
+    deviation = baselines.deviation_of_average(k, d, m, mu)
     furthest = np.linalg.norm(np.full((k, d), 1.0) - np.full((k, d), -1.0)) / m  # one block from corner to corner
     assert furthest / deviation == pytest.approx(mu, rel=1e-12)
 
 
 def test_a_row_more_or_less_changes_one_block():
     x = rng().normal(size=(101, 2))
-    blocks = private_kmeans.dealt(x, 7, rng(1))
+    blocks = baselines.dealt(x, 7, rng(1))
     there = np.isfinite(blocks).all(axis=2)
     assert there.sum() == 101 and len(np.unique(blocks[there], axis=0)) == 101
-    fewer = private_kmeans.dealt(x[:-1], 7, rng(1))
+    fewer = baselines.dealt(x[:-1], 7, rng(1))
     changed = [
         len(np.unique(one[np.isfinite(one).all(axis=1)], axis=0)) != np.isfinite(other).all(axis=1).sum()
         for one, other in zip(blocks, fewer, strict=True)
     ]
     assert sum(changed) == 1
-    assert private_kmeans.dealt(x[:0], 3, rng()).shape == (3, 1, 2)
+    assert baselines.dealt(x[:0], 3, rng()).shape == (3, 1, 2)
 
 
 def test_answers_of_blocks_stay_in_the_box_whatever_they_hold(monkeypatch):
@@ -123,16 +123,16 @@ def test_answers_of_blocks_stay_in_the_box_whatever_they_hold(monkeypatch):
         means[::2] = 1e9
         return means, np.ones(means.shape[:2])
 
-    monkeypatch.setattr(private_kmeans, "spherical_em", wild)
-    monkeypatch.setattr(private_kmeans, "deviation_of_average", lambda *_: 0.0)
-    found = private_kmeans.averaged_blocks(np.zeros((100, 2)), 2, EPSILON, DELTA, rng(), blocks=10)
+    monkeypatch.setattr(baselines, "spherical_em", wild)
+    monkeypatch.setattr(baselines, "deviation_of_average", lambda *_: 0.0)
+    found = baselines.averaged_blocks(np.zeros((100, 2)), 2, EPSILON, DELTA, rng(), blocks=10)
     assert np.allclose(found, 0.5)  # half of the blocks at the corner, half say nothing
 
 
 def test_averages_of_blocks_find_two_groups_with_enough_rows():
     x = two_groups(20_000, rng())
-    assert found_both(private_kmeans.averaged_blocks(x, 2, EPSILON, DELTA, rng(1)))
-    assert not found_both(private_kmeans.averaged_blocks(x[:300], 2, EPSILON, DELTA, rng(1)))
+    assert found_both(baselines.averaged_blocks(x, 2, EPSILON, DELTA, rng(1)))
+    assert not found_both(baselines.averaged_blocks(x[:300], 2, EPSILON, DELTA, rng(1)))
 
 
 # --- a start from public rows ---------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def test_averages_of_blocks_find_two_groups_with_enough_rows():
 
 def test_releases_of_a_start_from_public_rows_cost_the_budget_and_no_more():
     mu = mu_max(EPSILON, DELTA)
-    shares = private_kmeans.server_shares(mu)
+    shares = baselines.server_shares(mu)
     paid = sum(share**2 * (2 if name in ("start", "round") else 1) for name, share in shares.items())
     assert paid == pytest.approx(mu**2, rel=1e-12)
     assert squares_of(CellNoise.of(shares["start"], shares["start"], 11.0), 1.0, 11.0) == pytest.approx(
@@ -150,7 +150,7 @@ def test_releases_of_a_start_from_public_rows_cost_the_budget_and_no_more():
 
 def test_the_noise_of_second_moments_is_symmetric_and_of_the_planned_deviation():
     d, bound, mu = 200, 3.0, 0.5
-    noise = private_kmeans.moments_noise(d, bound, mu, rng())
+    noise = baselines.moments_noise(d, bound, mu, rng())
     assert (noise == noise.T).all()
     above = noise[np.triu_indices(d, 1)]
     # z z' as (z_i z_j, i < j; z_i^2 / sqrt 2) has length |z|^2 / sqrt 2, and its diagonal is read times sqrt 2
@@ -164,9 +164,9 @@ def test_the_noise_of_second_moments_is_symmetric_and_of_the_planned_deviation()
 def test_public_rows_give_a_start_and_too_light_ones_none():
     x = two_groups(20_000, rng())
     server = np.vstack([two_groups(10, rng(1)), rng(2).uniform(-1, 1, (20, 2))])
-    centres = private_kmeans.server_side(x, 2, EPSILON, DELTA, rng(3), server=server, bound=2.0)
+    centres = baselines.server_side(x, 2, EPSILON, DELTA, rng(3), server=server, bound=2.0)
     assert centres is not None and found_both(centres)
-    assert private_kmeans.server_side(x[:1], 20, 50.0, DELTA, rng(3), server=server, bound=2.0) is None
+    assert baselines.server_side(x[:1], 20, 50.0, DELTA, rng(3), server=server, bound=2.0) is None
 
 
 # --- boxes, and a package that need not be there --------------------------------------------------------------------
@@ -174,7 +174,7 @@ def test_public_rows_give_a_start_and_too_light_ones_none():
 
 def test_a_box_holds_all_rows_and_cuts_others():
     x = rng().normal(size=(100, 3)) * [1.0, 10.0, 0.0] + 5
-    box = private_kmeans.true_box(x)
+    box = baselines.true_box(x)
     inside = box.inside(x)
     assert inside[:, :2].min(axis=0) == pytest.approx(-1) and inside[:, :2].max(axis=0) == pytest.approx(1)
     assert (inside[:, 2] == 0).all()  # a column without width
@@ -185,9 +185,9 @@ def test_a_box_holds_all_rows_and_cuts_others():
 
 def test_without_diffprivlib_its_column_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "diffprivlib.models", None)
-    assert not private_kmeans.diffprivlib_is_here()
+    assert not baselines.diffprivlib_is_here()
     with pytest.raises(ConfigError, match="not installed"):
-        private_kmeans.diffprivlib_centres(np.zeros((10, 2)), 2, EPSILON, 0)
+        baselines.diffprivlib_centres(np.zeros((10, 2)), 2, EPSILON, 0)
     results = {"free-mixture-2-2-1": {}, "private-mixture-2-2-1-1": {"DP-Lloyd": [score(0.5)]}}
     rows = table_of(results).rows
     assert rows[0]["diffprivlib"] == private_mixture.NOT_HERE and rows[0]["DP-Lloyd"] == "0.50"

@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
-from fedcore.papers.perma.baselines import pooled
-from fedcore.papers.perma.baselines.consensus import consensus_admm
-from fedcore.papers.perma.baselines.ksvd import fedavg_k_svd, k_svd_step
-from fedcore.papers.perma.baselines.perpca import personalised_pca
-from fedcore.papers.perma.simulation.synthetic import sparse_codes
+from fedcore.papers.perma import baselines
+from fedcore.papers.perma.baselines import consensus_admm, fedavg_k_svd, k_svd_step, personalised_pca
+from fedcore.papers.perma.truth import sparse_codes
 
 from fedcore.methods.dictionary_learning.distances import d12
 from fedcore.methods.dictionary_learning.matching_pursuit import omp
@@ -58,7 +56,7 @@ def test_without_local_components_it_is_the_pooled_one():
     generator = np.random.default_rng(3)
     samples = [generator.normal(size=(50, D)) * np.linspace(3, 0.1, D) for _ in range(3)]
     found = personalised_pca(samples, 3, 0, 3, seed=1)
-    best = pooled.singular_vectors(samples, 3)
+    best = baselines.singular_vectors(samples, 3)
     # equal sizes, so the mean of second moments is the pooled one; the averaging of rounds moves it a little
     assert np.linalg.norm(best - best @ found.common.T @ found.common, 2) < 0.1
     assert found.local.shape == (3, 0, D)
@@ -113,7 +111,7 @@ def test_small_clients_weigh_little(sparse):
 def test_singular_vectors_are_best(sparse):
     _, samples = sparse
     together = np.concatenate(samples)
-    best = pooled.singular_vectors(samples, 4)
+    best = baselines.singular_vectors(samples, 4)
     values = np.linalg.svd(together, compute_uv=False)
     rest = ((together - together @ best.T @ best) ** 2).sum()
     assert rest == pytest.approx((values[4:] ** 2).sum(), rel=1e-9)
@@ -123,15 +121,15 @@ def test_singular_vectors_are_best(sparse):
 def test_images_without_learning():
     training = [np.array([[1.0, 3.0]]), np.array([[3.0, 3.0], [5.0, 0.0]])]
     images = np.ones((2, 2))
-    np.testing.assert_array_equal(pooled.zero_image(images), 0.0)
-    np.testing.assert_array_equal(pooled.mean_image(images, training), [[3.0, 2.0]] * 2)
+    np.testing.assert_array_equal(baselines.zero_image(images), 0.0)
+    np.testing.assert_array_equal(baselines.mean_image(images, training), [[3.0, 2.0]] * 2)
 
 
 def test_scikit_learn(sparse):
     pytest.importorskip("sklearn")
     atoms, samples = sparse
     together = np.concatenate(samples[:2])
-    found = pooled.mini_batch_dictionary(together, 8, 1, alpha=0.1, passes=3, batch=50)
+    found = baselines.mini_batch_dictionary(together, 8, 1, alpha=0.1, passes=3, batch=50)
     assert found.shape == (8, D)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0)
     assert loss(samples, found) < 0.5 * loss(samples, random_atoms(np.random.default_rng(1), 8, D))

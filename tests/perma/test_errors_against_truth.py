@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from fedcore.papers.perma.simulation.errors_against_truth import (
+from fedcore.papers.perma.truth import (
     best_mask_scores,
     energy_inside,
     image_quality,

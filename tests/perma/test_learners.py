@@ -4,7 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from fedcore.papers.perma.simulation.synthetic import shared_atoms
+from fedcore.papers.perma.truth import shared_atoms
 
 from fedcore.errors import PopulationError
 from fedcore.methods.dictionary_learning import client_groups

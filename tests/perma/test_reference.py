@@ -2,7 +2,7 @@
 
 import numpy as np
 from fedcore.papers.perma import reference
-from fedcore.papers.perma.simulation.synthetic import shared_atoms
+from fedcore.papers.perma.truth import shared_atoms
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from fedcore.papers.perma.simulation.synthetic import shared_atoms, sparse_codes
+from fedcore.papers.perma.truth import shared_atoms, sparse_codes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

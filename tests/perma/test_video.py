@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from fedcore.papers.perma.baselines import pooled
-from fedcore.papers.perma.simulation import video
-from fedcore.papers.perma.simulation.errors_against_truth import energy_inside, mask_scores
+from fedcore.papers.perma import baselines, clips
+from fedcore.papers.perma.truth import energy_inside, mask_scores
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,19 +27,19 @@ from tests.perma.robust_loop import TO_KEEP, client_atoms, learn_background, sep
 @settings(max_examples=40, deadline=None)
 def test_a_frame_comes_back(down, across, high, wide, channels, layout):
     frame = np.random.default_rng(0).random((down * high, across * wide, channels))
-    rows = video.to_rows(frame, (high, wide), layout)
+    rows = clips.to_rows(frame, (high, wide), layout)
     number = high * wide if layout == "polyphase" else down * across
     assert rows.shape == (number, frame.size // number)
-    np.testing.assert_array_equal(video.to_frame(rows, frame.shape, (high, wide), layout), frame)
+    np.testing.assert_array_equal(clips.to_frame(rows, frame.shape, (high, wide), layout), frame)
 
 
 def test_where_a_pixel_goes():
     frame = np.random.default_rng(1).random((480, 640, 3))
-    rows = video.to_rows(frame, (40, 40))
+    rows = clips.to_rows(frame, (40, 40))
     assert rows.shape == (1600, 576)
     down, across, u, v, channel = 3, 7, 11, 29, 2  # a block of 12 x 16, an offset in it
     assert rows[u * 40 + v, channel * 192 + down * 16 + across] == frame[down * 40 + u, across * 40 + v, channel]
-    tiles = video.to_rows(frame, (12, 16), "tiles")
+    tiles = clips.to_rows(frame, (12, 16), "tiles")
     assert tiles.shape == (1600, 576)
     np.testing.assert_array_equal(tiles[2 * 40 + 5].reshape(12, 16, 3), frame[24:36, 80:96])
 
@@ -48,14 +47,14 @@ def test_where_a_pixel_goes():
 @pytest.mark.parametrize("block", [(7, 10), (10, 7), (0, 10)])
 def test_blocks_must_fill_the_frame(block):
     with pytest.raises(ConfigError, match="do not fill"):
-        video.to_rows(np.zeros((40, 60, 3)), block)
+        clips.to_rows(np.zeros((40, 60, 3)), block)
 
 
 # --- clips ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_truth_of_a_clip():
-    clip = video.surveillance(3, 10, 60, 80, gain=0.0)
+    clip = clips.surveillance(3, 10, 60, 80, gain=0.0)
     assert clip.frames.shape == (10, 60, 80, 3) and clip.masks.shape == (10, 60, 80)
     rest = clip.frames - clip.background
     still = rest[~clip.masks]
@@ -63,7 +62,7 @@ def test_the_truth_of_a_clip():
     assert np.abs(rest[clip.masks]).mean() > 0.1
     assert 0.02 < clip.masks.mean() < 0.1
     assert (clip.masks[1:] != clip.masks[:-1]).any(axis=(1, 2)).all()  # they never stop
-    np.testing.assert_array_equal(clip.frames, video.surveillance(3, 10, 60, 80, gain=0.0).frames)
+    np.testing.assert_array_equal(clip.frames, clips.surveillance(3, 10, 60, 80, gain=0.0).frames)
 
 
 def test_clips_from_files(tmp_path):
@@ -71,21 +70,21 @@ def test_clips_from_files(tmp_path):
     np.savez(tmp_path / "clip.npz", frames=frames, other=np.zeros(3))
     np.savez(tmp_path / "one.npz", whatever=frames)
     np.save(tmp_path / "grey.npy", frames[..., 0] / 255.0)
-    np.testing.assert_array_equal(video.read_clip(tmp_path / "clip.npz"), frames / 255.0)
-    np.testing.assert_array_equal(video.read_clip(tmp_path / "one.npz", 2), frames[::2] / 255.0)
-    assert video.read_clip(tmp_path / "grey.npy").shape == (4, 6, 8, 1)
+    np.testing.assert_array_equal(clips.read_clip(tmp_path / "clip.npz"), frames / 255.0)
+    np.testing.assert_array_equal(clips.read_clip(tmp_path / "one.npz", 2), frames[::2] / 255.0)
+    assert clips.read_clip(tmp_path / "grey.npy").shape == (4, 6, 8, 1)
     image = pytest.importorskip("PIL.Image")
     (tmp_path / "folder").mkdir()
     for at in (2, 0, 1):
         image.fromarray(frames[at]).save(tmp_path / "folder" / f"frame{at}.png")
     (tmp_path / "folder" / "notes.txt").write_text("not a frame")
-    np.testing.assert_array_equal(video.read_clip(tmp_path / "folder"), frames[:3] / 255.0)
+    np.testing.assert_array_equal(clips.read_clip(tmp_path / "folder"), frames[:3] / 255.0)
     image.fromarray(frames[0, :5]).save(tmp_path / "folder" / "frame3.png")
     with pytest.raises(IngestError, match="another size"):
-        video.read_clip(tmp_path / "folder")
+        clips.read_clip(tmp_path / "folder")
     (tmp_path / "folder" / "frame3.png").write_bytes(b"nonsense")
     with pytest.raises(IngestError, match="frame3.png"):
-        video.read_clip(tmp_path / "folder")
+        clips.read_clip(tmp_path / "folder")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +104,7 @@ def test_bad_clips_are_refused(tmp_path, make):
     make(tmp_path / "clip")
     name = next((entry for entry in tmp_path.iterdir()), tmp_path / "clip")
     with pytest.raises(IngestError):
-        video.read_clip(name)
+        clips.read_clip(name)
 
 
 def test_threshold_by_hand():
@@ -176,22 +175,22 @@ def test_it_is_no_median_over_frames(scene):
 
 
 def test_a_small_clip():
-    clip = video.surveillance(2, 10, 60, 80)
-    rows = np.stack([video.to_rows(frame, (10, 10)) for frame in clip.frames])  # 100 samples of 144 numbers
+    clip = clips.surveillance(2, 10, 60, 80)
+    rows = np.stack([clips.to_rows(frame, (10, 10)) for frame in clip.frames])  # 100 samples of 144 numbers
     start = np.linalg.svd(rows.reshape(-1, rows.shape[2]), full_matrices=False)[2][:20]
     scores = {}
     for name, coder in (("robust", RobustCoder()), ("plain", RobustCoder(cut=1e9))):
         atoms = learn_background(list(rows), start, 6, coder)
         parts = [separate(own, atoms, 10, 5, 3, TO_KEEP if name == "robust" else coder) for own in rows]
-        background = np.stack([video.to_frame(part.background, clip.frames.shape[1:], (10, 10)) for part in parts])
+        background = np.stack([clips.to_frame(part.background, clip.frames.shape[1:], (10, 10)) for part in parts])
         difference = pictures.difference(clip.frames, background)
         scores[name] = mask_scores(difference > pictures.own_threshold(difference), clip.masks).f1
     assert scores["robust"] > 0.9 and scores["robust"] > scores["plain"], scores
-    foreground = video.to_frame(parts[0].foreground, clip.frames.shape[1:], (10, 10))[None]
+    foreground = clips.to_frame(parts[0].foreground, clip.frames.shape[1:], (10, 10))[None]
     assert energy_inside(foreground, clip.masks[:1]) > 3 * clip.masks[0].mean()
 
 
 def test_frame_statistics():
     frames = np.arange(12.0).reshape(3, 2, 2, 1) ** 2
-    np.testing.assert_array_equal(pooled.frame_median(frames), frames[1])
-    np.testing.assert_allclose(pooled.frame_mean(frames), frames.sum(axis=0) / 3)
+    np.testing.assert_array_equal(baselines.frame_median(frames), frames[1])
+    np.testing.assert_allclose(baselines.frame_mean(frames), frames.sum(axis=0) / 3)

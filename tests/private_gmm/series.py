@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from fedcore.papers.private_gmm import simulation
 from fedcore.papers.private_gmm.runs import FINEST, LEAST, REAL, real_rows
-from fedcore.papers.private_gmm.simulation.mixtures import Truth
+from fedcore.papers.private_gmm.simulation import Truth
 
 from fedcore.methods.private_gmm import PrivateGMM, PrivateGMMConfig, PrivateGMMState
 from fedcore.population.blocks import RowsBlock

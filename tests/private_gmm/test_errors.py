@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from fedcore.papers.private_gmm import simulation
-from fedcore.papers.private_gmm.in_memory import learn
+from fedcore.papers.private_gmm.runs import learn
 
 from fedcore.methods.private_gmm import PrivateGMMConfig
 from fedcore.methods.private_gmm.result import column_variances, errors_of, result_of

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from fedcore.papers.private_gmm import simulation
-from fedcore.papers.private_gmm.in_memory import learn
+from fedcore.papers.private_gmm.runs import learn
 
 from fedcore.errors import BudgetExceeded, ConfigError, PrivacyError
 from fedcore.evaluation.evaluate import evaluate_run

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from fedcore.papers.private_gmm import simulation
-from fedcore.papers.private_gmm.in_memory import learn
+from fedcore.papers.private_gmm.runs import learn
 
 from fedcore.errors import ConfigError, RunError
 from fedcore.methods.private_gmm import PrivateGMM, PrivateGMMConfig, clients, neighbours, terrific

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from fedcore.papers.private_gmm.in_memory import learn
+from fedcore.papers.private_gmm.runs import learn
 from fedcore.papers.private_gmm.simulation import mixture, prior, sample
 
 from fedcore.methods.private_gmm import integer_rows, method

@@ -6,8 +6,8 @@ import stat
 
 import numpy as np
 import pytest
-from fedcore.papers.perma.simulation import video
-from fedcore.papers.perma.simulation.errors_against_truth import mask_scores
+from fedcore.papers.perma import clips
+from fedcore.papers.perma.truth import mask_scores
 from PIL import Image
 
 from fedcore.errors import ConfigError
@@ -21,7 +21,7 @@ from tests.training.test_personalise import train
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     place = tmp_path_factory.mktemp("frames")
-    clip = video.surveillance(3, 9, 15, 20, gain=0.06)
+    clip = clips.surveillance(3, 9, 15, 20, gain=0.06)
     np.save(place / "clip.npy", np.clip(clip.frames, 0, 1))
     population = ingest(place / "clip.npy", place / "p", format="frames", frames_per_client=4)
     return clip, population, train(population, place, "background", rounds=6), place

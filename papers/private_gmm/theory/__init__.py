@@ -4,15 +4,11 @@ privacy: none. The noise is simulated in plain floating point from an explicit N
 memory, and nothing here can charge a ledger: it serves tests and comparisons. Runs for people are those of
 `fedcore.methods.private_gmm`, whose `reference` is the partition without noise.
 
-    mechanisms   Laplace and Gaussian noise, exact calibration, AboveThreshold, stability histograms, composition
-    pca          private principal components (Analyze Gauss)
-    terrific     terrific balls; Algorithm 2, PTerrificRadius
-    one_cluster  GoodRadius, GoodCenter, PTerrificBall; Algorithm 5, PGLoc
-    easy         Algorithm 1: spherical components of equal weight
-    partition    Algorithms 3 and 4: RPGMP, PGME
+    mechanisms   noise, exact calibration, AboveThreshold, stability histograms, composition, principal components
     estimate     Algorithm 6, PSGE, and PGE: one Gaussian
-    blocks       non-private learners of one block: Vempala and Wang 2002, spherical EM
-    aggregate    Section 6: sample and aggregate
+    one_cluster  terrific balls; Algorithm 2, PTerrificRadius; GoodRadius, GoodCenter, PTerrificBall; Algorithm 5, PGLoc
+    learners     Algorithm 1: spherical components of equal weight; Algorithms 3 and 4: RPGMP, PGME
+    aggregate    Section 6: sample and aggregate, with the learners of its blocks
 
 **Adjacency: a record is added or removed.** The place of a row in its array is the public name of its record; a
 record that is absent is a row with a NaN or an infinity, and contributes nothing anywhere. So no statistic shifts when

@@ -1,7 +1,8 @@
-"""Noise, its calibration, AboveThreshold, stability histograms, composition. privacy: none (simulated noise).
+"""Noise, its calibration, AboveThreshold, stability histograms, composition, private principal components.
 
-Everything is for add/remove of one record. Sources: Dwork and Roth 2014 (Laplace, AboveThreshold, advanced
-composition); Balle and Wang 2018 (exact Gaussian calibration); Dong, Roth, Su 2022 (Gaussian differential privacy).
+privacy: none (simulated noise). Everything is for add/remove of one record. Sources: Dwork and Roth 2014 (Laplace,
+AboveThreshold, advanced composition); Balle and Wang 2018 (exact Gaussian calibration); Dong, Roth, Su 2022 (Gaussian
+differential privacy); Dwork, Talwar, Thakurta, Zhang 2014 (Analyze Gauss).
 """
 
 from __future__ import annotations
@@ -190,3 +191,34 @@ def check_budget(epsilon: float, delta: float) -> None:
     """Raises ConfigError unless 0 < epsilon < inf and 0 < delta < 1."""
     if not (math.isfinite(epsilon) and epsilon > 0 and 0 < delta < 1):
         raise ConfigError(f"epsilon must be positive and finite, delta between 0 and 1; not {epsilon!r}, {delta!r}.")
+
+
+def second_moment(rows: np.ndarray, ball: Ball) -> np.ndarray:
+    """(d, d): sum of zz', z = clip(x; ball) - centre. L2 sensitivity radius^2: |zz'|_F = |z|^2, and the norm of the
+    upper triangle is at most the Frobenius norm. (The paper uses 2 radius^2, for substitution.)"""
+    z = clipped(rows, ball)
+    return z.T @ z
+
+
+def principal_components(
+    rows: np.ndarray, ball: Ball, count: int, epsilon: float, delta: float, rng: np.random.Generator
+) -> np.ndarray:
+    """(d, q) orthonormal: the top q = min(count, d) eigenvectors, by signed eigenvalue, of the noised second moment
+    about the ball's centre. (epsilon, delta)-DP. Slip S3: centred at the ball's centre and clipped, not at the origin.
+    """
+    return _leading(second_moment(rows, ball), gaussian_scale(ball.radius**2, epsilon, delta), count, rng)
+
+
+def principal_components_zcdp(
+    rows: np.ndarray, ball: Ball, count: int, rho: float, rng: np.random.Generator, *, sensitivity: float | None = None
+) -> np.ndarray:
+    """As `principal_components`, for rho-zCDP. sensitivity: of the second moment; radius^2 by default."""
+    bound = ball.radius**2 if sensitivity is None else sensitivity
+    return _leading(second_moment(rows, ball), scale_of_rho(bound, rho), count, rng)
+
+
+def _leading(moment: np.ndarray, scale: float, count: int, rng: np.random.Generator) -> np.ndarray:
+    d = len(moment)
+    if not np.isfinite(moment).all():
+        moment = np.zeros((d, d))
+    return np.linalg.eigh(moment + symmetric_noise(d, scale, rng))[1][:, ::-1][:, : min(count, d)]

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 from fedcore.papers.private_gmm import simulation as sim
+from fedcore.papers.private_gmm.theory import aggregate
 from fedcore.papers.private_gmm.theory import aggregate as agg
-from fedcore.papers.private_gmm.theory import blocks
 
 from fedcore.errors import ConfigError
 
@@ -15,7 +15,9 @@ def right(truth, means, separation):
     )
 
 
-@pytest.mark.parametrize("learner, size, least", [(blocks.spherical_em, 16, 0.93), (blocks.vempala_wang, 60, 0.8)])
+@pytest.mark.parametrize(
+    "learner, size, least", [(aggregate.spherical_em, 16, 0.93), (aggregate.vempala_wang, 60, 0.8)]
+)
 def test_learners_of_blocks(learner, size, least):
     truth = sim.mixture(20, 3, 10.0, 1)
     rows, _ = sim.sample(truth, 150 * size, 2)
@@ -27,14 +29,14 @@ def test_learners_of_blocks(learner, size, least):
 def test_spherical_em_is_maximum_likelihood_on_an_easy_block():
     truth = sim.mixture(5, 2, 30.0, 1, scales=(1, 2), weights=(0.3, 0.7))
     rows, labels = sim.sample(truth, 400, 2)
-    means, weights = blocks.spherical_em(rows[None], 2, np.random.default_rng(0))
+    means, weights = aggregate.spherical_em(rows[None], 2, np.random.default_rng(0))
     order = sim.scores(truth, means[0]).order
     expected = np.array([rows[labels == i].mean(axis=0) for i in range(2)])
     assert means[0][order] == pytest.approx(expected, abs=1e-9)
     assert weights[0][order] == pytest.approx([np.mean(labels == i) for i in range(2)])
 
 
-@pytest.mark.parametrize("learner", [blocks.spherical_em, blocks.vempala_wang])
+@pytest.mark.parametrize("learner", [aggregate.spherical_em, aggregate.vempala_wang])
 def test_absent_rows_are_as_if_they_were_not_there(learner):
     rows, _ = sim.sample(sim.mixture(4, 2, 12.0, 1), 60, 2)
     block = np.full((2, 40, 4), np.nan)
@@ -63,7 +65,7 @@ def smallest():
     """(10, 2, 8): blocks of 12 rows, some of which are learnt wrongly."""
     truth = sim.mixture(10, 2, 8.0, 1)
     rows, _ = sim.sample(truth, 1600 * 12, 5)
-    return truth, rows, *blocks.spherical_em(rows.reshape(1600, 12, 10), 2, np.random.default_rng(1))
+    return truth, rows, *aggregate.spherical_em(rows.reshape(1600, 12, 10), 2, np.random.default_rng(1))
 
 
 def test_boxes_recover_the_smallest_cell(smallest):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from fedcore.papers.private_gmm import baselines as base
-from fedcore.papers.private_gmm.theory import blocks
+from fedcore.papers.private_gmm.theory import aggregate
 
 SMALLEST = base.SETTINGS[0]
 
@@ -12,7 +12,7 @@ def test_blocks_do_not_depend_on_how_many_follow():
     truth = SMALLEST.truth(1)
     few = base.learnt_blocks(truth, 8, 100, 1)[0]
     more = np.concatenate([few, base.learnt_blocks(truth, 8, 100, 1, first=100)[0]])
-    grown = list(base._growing(SMALLEST, 8, 1, (100, 200), blocks.spherical_em))
+    grown = list(base._growing(SMALLEST, 8, 1, (100, 200), aggregate.spherical_em))
     assert np.array_equal(grown[1][0], more) and np.array_equal(grown[0][0], few)
     assert len(np.unique(more[:, 0, 0])) == 200
 

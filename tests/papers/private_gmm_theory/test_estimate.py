@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 from fedcore.papers.private_gmm import simulation as sim
 from fedcore.papers.private_gmm.theory import estimate as est
-from fedcore.papers.private_gmm.theory.mechanisms import Ball, clipped, only, within
-from fedcore.papers.private_gmm.theory.pca import principal_components, second_moment
+from fedcore.papers.private_gmm.theory.mechanisms import (
+    Ball,
+    clipped,
+    only,
+    principal_components,
+    second_moment,
+    within,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from fedcore.papers.private_gmm import simulation as sim
-from fedcore.papers.private_gmm.theory import terrific as ter
+from fedcore.papers.private_gmm.theory import one_cluster as ter
 from fedcore.papers.private_gmm.theory.mechanisms import above_threshold_error
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 
 from fedcore.errors import ConfigError
+from fedcore.methods.mixture_models.alignment import matching
 from fedcore.randomness import stream
 
 RUN = 1024  # rows drawn together; part of the definition of the data
@@ -153,3 +155,92 @@ def prior(truth: Truth, radius_factor: float = 2.0) -> Prior:
     largest = float(spreads.max())
     radius = radius_factor * (float(np.linalg.norm(truth.means, axis=1).max()) + truth.features**0.5 * largest)
     return Prior(radius, 0.3 * float(spreads.min()), largest, 0.6 * float(truth.weights.min()))
+
+
+Structureless = Literal["gaussian", "t3", "cube", "ring", "needle"]
+RING_RADIUS, NEEDLE_RATIO, CUBE_SIDE = 20.0, 20.0, 12.0**0.5  # the cube's coordinates have variance 1
+
+
+def structureless(kind: Structureless, features: int, rows: int, seed: int) -> np.ndarray:
+    """(n, d) float64 rows without separated components.
+
+    gaussian: N(0, I). t3: multivariate Student t with 3 degrees of freedom. cube: uniform, variance 1 in each
+    coordinate. ring: a circle of radius 20 in the first two coordinates, plus N(0, I). needle: N(0, I) stretched by 20
+    along the first coordinate. Raises ConfigError for another kind, or a ring in one dimension.
+    """
+    if kind not in get_args(Structureless):
+        raise ConfigError(f"There is no data set {kind!r}.", f"Choose one of {', '.join(get_args(Structureless))}.")
+    if kind == "ring" and features < 2:
+        raise ConfigError("A ring needs two features or more.")
+    found = [np.zeros((0, features))]
+    for run, size in runs_of(rows):
+        generator = stream(seed, f"private_gmm/{kind}", client=run)
+        uniform, angle = generator.random((RUN, features)), generator.random(RUN) * 2 * np.pi
+        x, squares = generator.standard_normal((RUN, features)), generator.chisquare(3, RUN)
+        if kind == "t3":
+            x /= np.sqrt(squares / 3)[:, None]
+        elif kind == "cube":
+            x = CUBE_SIDE * (uniform - 0.5)
+        elif kind == "ring":
+            x[:, 0] += RING_RADIUS * np.cos(angle)
+            x[:, 1] += RING_RADIUS * np.sin(angle)
+        elif kind == "needle":
+            x[:, 0] *= NEEDLE_RATIO
+        found.append(x[:size])
+    return np.concatenate(found)
+
+
+def structureless_prior(kind: Structureless, features: int, components: int, radius_factor: float = 2.0) -> Prior:
+    """As `prior`, for a learner that is to find this many components of equal weight in such data."""
+    longest = NEEDLE_RATIO if kind == "needle" else 1.0
+    reach = RING_RADIUS if kind == "ring" else 0.0
+    spread = (features - 1 + longest**2) ** 0.5 * (3**0.5 if kind == "t3" else 1.0)
+    return Prior(radius_factor * (reach + spread), 0.3, longest, 0.6 / components)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """An estimate after the best matching of components (Hungarian, by means in units of sigma_i).
+
+    order: (k,) int64, estimate[order[i]] is component i; mean_errors: (k,) |mean - mu_i| / sigma_i; weight_error:
+    largest |w - w_i|, None without weights; trace_error: largest |tr S / tr Sigma_i - 1|, None without covariances;
+    accuracy: share of rows whose nearest estimated mean is their component's, None without rows.
+    """
+
+    order: np.ndarray
+    mean_errors: np.ndarray
+    weight_error: float | None
+    trace_error: float | None
+    accuracy: float | None
+
+
+def scores(
+    truth: Truth,
+    means: np.ndarray,
+    *,
+    weights: np.ndarray | None = None,
+    covariances: np.ndarray | None = None,
+    rows: np.ndarray | None = None,
+    labels: np.ndarray | None = None,
+) -> Scores:
+    """An estimate beside the truth. means: (k, d); weights: (k,); covariances: (k, d, d); rows: (n, d) with their true
+    labels (n,). Raises ValueError for another number of components than the truth has."""
+    sigmas = truth.sigmas
+    order = matching(means, truth.means)
+    errors = np.linalg.norm(means[order] - truth.means, axis=1) / sigmas
+    weight = None if weights is None else float(np.abs(np.asarray(weights)[order] - truth.weights).max())
+    trace = None
+    if covariances is not None:
+        found = np.trace(np.asarray(covariances)[order], axis1=1, axis2=2)
+        trace = float(np.abs(found / np.trace(truth.covariances, axis1=1, axis2=2) - 1).max())
+    accuracy = None
+    if rows is not None and labels is not None:
+        accuracy = float(np.mean(nearest(rows, means[order]) == labels))
+    return Scores(order.astype(np.int64), errors, weight, trace, accuracy)
+
+
+def nearest(rows: np.ndarray, means: np.ndarray) -> np.ndarray:
+    """(n,) int64, the nearest of the means (k, d) to each row (n, d); the first one if several are."""
+    centre = means.mean(axis=0)  # differences stay exact enough for means far from 0
+    x, m = rows - centre, means - centre
+    return np.argmin((m * m).sum(axis=1)[None, :] - 2 * (x @ m.T), axis=1).astype(np.int64)

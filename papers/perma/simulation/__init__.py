@@ -1,1 +1,0 @@
-"""Data for experiments whose truth is known, and errors against that truth."""
