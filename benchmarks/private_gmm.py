@@ -22,8 +22,8 @@ from benchmarks.populations import given_a_budget, kept
 from fedcore.methods.private_gmm.boxes import CUBE_BITS, SLACK, keys_of
 from fedcore.methods.private_gmm.config import PrivateGMMConfig
 from fedcore.methods.private_gmm.integer_rows import ONE
-from fedcore.methods.private_gmm.messages import BoxesMessage, Message, OffsetsMessage, ProfilesMessage
 from fedcore.methods.private_gmm.method import PrivateGMM
+from fedcore.methods.private_gmm.state import BoxesMessage, Message, OffsetsMessage, ProfilesMessage
 from fedcore.population.blocks import leaves
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population

@@ -21,9 +21,9 @@ from benchmarks import floors, machine
 from benchmarks.measured import Measured, in_turns, seconds
 from benchmarks.populations import reddit_like
 from fedcore.methods.histograms.config import HistogramsConfig
-from fedcore.methods.histograms.messages import ReleaseMessage
 from fedcore.methods.histograms.method import Histograms
 from fedcore.methods.histograms.simplex import assignment_logs
+from fedcore.methods.histograms.state import ReleaseMessage
 from fedcore.population.synthetic import settings_of, true_centres
 from fedcore.rounds.clients import Source, answer_block
 from fedcore.runs.store import Run

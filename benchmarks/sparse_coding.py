@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks.measured import Measured, in_turns
 from fedcore.methods.dictionaries.sums import SharedSums
-from fedcore.methods.dictionary_learning.matching_pursuit import omp
+from fedcore.methods.dictionary_learning.sparse_codes import omp
 
 SHAPES = ((5000, 784, 100, 5), (5000, 784, 100, 10), (5000, 784, 100, 20), (5000, 64, 32, 5), (20_000, 64, 256, 10))
 LEAST, MOST = 5, 20

@@ -22,11 +22,10 @@ from fedcore.papers.fedgrem.state import (
 from scipy.special import logsumexp
 
 from fedcore.errors import ConfigError, RunError
-from fedcore.methods.gradient_em import GradientEM, GradientEMState, personal, scores, server
+from fedcore.methods.gradient_em import GradientEM, GradientEMState, personal, server
 from fedcore.methods.gradient_em.coordinates import coordinates_of, log_scale, rows_of, to_model
 from fedcore.methods.gradient_em.messages import StartMessage
-from fedcore.methods.gradient_em.personal import ClientParameters, known_memory
-from fedcore.methods.gradient_em.scores import squared_errors
+from fedcore.methods.gradient_em.personal import ClientParameters, known_memory, squared_errors
 from fedcore.methods.mixture_models.local_steps import LOG_WEIGHT_FLOOR, Rows, e_step, posteriors
 from fedcore.population.blocks import ClientBlock, RowsBlock
 from fedcore.rounds.method import ClientOutputs, Memory, PublicFacts, RoundInfo
@@ -104,7 +103,7 @@ def score_block(
     Raises also ConfigError for these on another population than that of the training.
     """
     if not only_as_trained(config):
-        return scores.score_block(config, state, block, memories, of_clients=parameters, move=not config.common)
+        return personal.score_block(config, state, block, memories, of_clients=parameters, move=not config.common)
     held_part = cast(RowsBlock, held_out(block))
     if state.round < 1:
         raise RunError("the run stopped before its first round.", "Resume it first.")

@@ -12,9 +12,9 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from fedcore.methods.gradient_em import GradientEMConfig, GradientEMState
+from fedcore.methods.gradient_em.config import Variant
 from fedcore.methods.gradient_em.coordinates import Coordinates
 from fedcore.methods.gradient_em.state import zeros
-from fedcore.methods.gradient_em.variant import Variant
 
 LOCAL = ("local-fit", "local-em", "local-grem", "tgmm")  # every client keeps its own parameters
 SHARED = ("fedem", "fedem-w", "fedgmm")  # common centres, own weights

@@ -1,7 +1,7 @@
 """What the server of `paper_histograms` asks, one frozen dataclass for each kind of question, and what clients answer.
 
 Answers are float64 sums of one leaf. Clients without tokens take no part. Vectorised over the clients and sparse, like
-`fedcore.methods.histograms.clients`; log_centres and kept are as in `fedcore.methods.histograms.messages`.
+`fedcore.methods.histograms.clients`; log_centres and kept are as in `fedcore.methods.histograms.state`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import numpy as np
 import scipy.sparse as sp
 
 from fedcore.methods.histograms.clients import assign, cell_tokens, inverse_totals, scores
-from fedcore.methods.histograms.messages import all_tokens
 from fedcore.methods.histograms.reduction import reduce_block
 from fedcore.methods.histograms.simplex import smooth
+from fedcore.methods.histograms.state import all_tokens
 from fedcore.population.blocks import CountsBlock, segment_sums
 from fedcore.randomness import client_uniforms
 from fedcore.rounds.statistics import ArgMax, FloatSum, Statistics

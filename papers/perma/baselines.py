@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.methods.dictionary_learning.matching_pursuit import omp
 from fedcore.methods.dictionary_learning.operators import normalise, polar, random_atoms
-from fedcore.methods.perma.sparse_coding import Coder
+from fedcore.methods.dictionary_learning.sparse_codes import omp
+from fedcore.methods.perma.learners import Coder
 from fedcore.randomness import stream
 
 

@@ -19,11 +19,9 @@ from fedcore.papers.table import Place
 
 from fedcore.methods.dictionary_learning.distances import d12
 from fedcore.methods.perma import learners
-from fedcore.methods.perma.aggregation import aggregate
-from fedcore.methods.perma.alignment import align, divide
 from fedcore.methods.perma.initialisation import Schedule, best_of_starts, starting_dictionaries
-from fedcore.methods.perma.matching import matched_atoms, path, star
-from fedcore.methods.perma.sparse_coding import Coder
+from fedcore.methods.perma.learners import Coder
+from fedcore.methods.perma.matching import aggregate, align, divide, matched_atoms, path, star
 from fedcore.population.blocks import leaves
 from fedcore.population.store import Population
 from fedcore.randomness import stream

@@ -25,7 +25,7 @@ from threadpoolctl import threadpool_limits
 
 from fedcore.methods.dictionary_learning.operators import random_atoms
 from fedcore.methods.perma.initialisation import Schedule, best_of_starts, singular_start
-from fedcore.methods.perma.sparse_coding import Code, Coder
+from fedcore.methods.perma.learners import Code, Coder
 from fedcore.randomness import stream
 
 SOURCE = ("mnist", "mnist.npz")

@@ -20,7 +20,7 @@ from scipy.ndimage import uniform_filter
 
 from fedcore.errors import ConfigError
 from fedcore.methods.dictionary_learning.operators import random_atoms
-from fedcore.methods.perma.sparse_coding import Code, Coder
+from fedcore.methods.perma.learners import Code, Coder
 from fedcore.randomness import stream
 
 GARBAGE_DENSITY = 0.9

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
 from fedcore.methods.dictionaries.private import clients
-from fedcore.methods.dictionaries.private.messages import MomentsMessage, PrivateSumsMessage
-from fedcore.methods.dictionary_learning.matching_pursuit import omp
+from fedcore.methods.dictionaries.private.clients import MomentsMessage, PrivateSumsMessage
 from fedcore.methods.dictionary_learning.operators import normalise
+from fedcore.methods.dictionary_learning.sparse_codes import omp
 from fedcore.population.blocks import leaves
 from fedcore.rounds.statistics import merge_all
 from tests.audit.attack import PRODUCT, Build, attack_release, attack_runs

@@ -9,8 +9,8 @@ from fedcore.papers.perma.truth import best_mask_scores, psnr
 
 from fedcore.errors import ConfigError, PopulationError, RunError
 from fedcore.methods.background import Background
+from fedcore.methods.background.clients import BOUND
 from fedcore.methods.background.frames import exposures, histogram, quantile
-from fedcore.methods.background.modes import BOUND
 from fedcore.randomness import stream
 from fedcore.rounds import pictures
 from fedcore.rounds.results import Features

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from fedcore.errors import ConfigError
 from fedcore.methods.dictionaries import Dictionaries, DictionariesConfig
-from fedcore.methods.dictionaries.private.clients import packed, unpacked
-from fedcore.methods.dictionaries.private.ladders import Ladder
+from fedcore.methods.dictionaries.private.clients import Ladder, packed, unpacked
 from fedcore.methods.dictionaries.private.server import found
-from fedcore.methods.dictionaries.sizes import rounds_of
-from fedcore.methods.dictionary_learning.matching_pursuit import omp
+from fedcore.methods.dictionaries.start import rounds_of
 from fedcore.methods.dictionary_learning.operators import random_atoms
+from fedcore.methods.dictionary_learning.sparse_codes import omp
 from tests.federated_em.run_in_memory import answer, block_of, facts, rounded_normal
 
 SMALL = DictionariesConfig(private=True, global_atoms=6, sparsity=2, rounds=3)

@@ -8,8 +8,8 @@ from fedcore.papers.perma.baselines import singular_vectors
 
 from fedcore.errors import ConfigError, PopulationError
 from fedcore.methods.dictionaries import Dictionaries, DictionariesConfig, server, sums
-from fedcore.methods.dictionaries.local_atoms import local_atoms
-from fedcore.methods.dictionaries.sizes import atoms_of, global_atoms_of, least_sparsity_of, sparsity_of
+from fedcore.methods.dictionaries.clients import local_atoms
+from fedcore.methods.dictionaries.start import atoms_of, global_atoms_of, least_sparsity_of, sparsity_of
 from fedcore.methods.dictionaries.sums import (
     SharedSums,
     ahead,
@@ -22,9 +22,9 @@ from fedcore.methods.dictionaries.sums import (
     singular_atoms,
     vote,
 )
-from fedcore.methods.dictionary_learning import client_groups
-from fedcore.methods.dictionary_learning.matching_pursuit import omp
+from fedcore.methods.dictionary_learning import distances
 from fedcore.methods.dictionary_learning.operators import random_atoms
+from fedcore.methods.dictionary_learning.sparse_codes import omp
 from fedcore.randomness import stream
 from tests.run_in_memory import block_of, facts, run_method
 
@@ -153,7 +153,7 @@ def test_clients_that_shout_are_heard_little_louder_than_others(monkeypatch):
 def test_a_loud_client_is_the_same_in_tiles(monkeypatch):
     rows = [samples(20 + i, 40) for i in range(3)] + [4 * samples(30, 90), 2 * samples(31, 80)]
     whole = run_method(default(rounds=3), block_of(rows))
-    monkeypatch.setattr(client_groups, "TILE_NUMBERS", 60 * D)
+    monkeypatch.setattr(distances, "TILE_NUMBERS", 60 * D)
     tiles = run_method(default(rounds=3), block_of(rows))
     for name in ("loud_rows", "loud_clients", "loss"):
         np.testing.assert_allclose(tiles.column(name), whole.column(name), rtol=1e-9)

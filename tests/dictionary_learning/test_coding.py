@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.methods.dictionary_learning.matching_pursuit import omp, omp_with_errors
 from fedcore.methods.dictionary_learning.operators import normalise, random_atoms, top_k
-from fedcore.methods.perma.sparse_coding import Coder
+from fedcore.methods.dictionary_learning.sparse_codes import omp, omp_with_errors
+from fedcore.methods.perma.learners import Coder
 from fedcore.randomness import stream
 
 
@@ -26,7 +26,7 @@ def test_omp_in_several_lots_is_the_same(monkeypatch):
     generator = stream(1, "omp")
     atoms, y = normalise(generator.standard_normal((20, 8)))[0], generator.standard_normal((50, 8))
     whole = omp(y, atoms, 4)
-    monkeypatch.setattr("fedcore.methods.dictionary_learning.matching_pursuit.TILE_NUMBERS", 20 * 17)
+    monkeypatch.setattr("fedcore.methods.dictionary_learning.sparse_codes.TILE_NUMBERS", 20 * 17)
     np.testing.assert_allclose(omp(y, atoms, 4), whole, atol=1e-12)
 
 

@@ -3,7 +3,7 @@
 from dataclasses import fields
 
 from fedcore.methods.gradient_em import GradientEM, GradientEMConfig
-from fedcore.methods.gradient_em.variant import Variant
+from fedcore.methods.gradient_em.config import Variant
 from fedcore.population.blocks import RowsBlock
 from tests.run_in_memory import Ran, block_of, facts, run_method
 

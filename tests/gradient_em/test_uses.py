@@ -8,7 +8,7 @@ from fedcore.papers.fedgrem.simulation import simulated_clients
 
 from fedcore.errors import PopulationError
 from fedcore.evaluation.evaluate import evaluate_run
-from fedcore.methods.gradient_em import scores
+from fedcore.methods.gradient_em import personal
 from fedcore.population.writer import PopulationWriter
 from tests.gradient_em.run_in_memory import block_of
 from tests.gradient_em.test_run import FAST, begin, to_end
@@ -29,8 +29,8 @@ def test_scores_of_held_out_rows(tmp_path, method, settings):
     ran = to_end(begin(population, tmp_path, {**FAST, **settings}, method=method))
     result = evaluate_run(ran.path, population, keep=True)
     nll = {row["method"]: row["nll"] for row in result["rows"]}
-    assert set(nll) == {"this run", "common centres", scores.TRAINED} and result["held_out_rows"] == 240
-    assert abs(nll[scores.TRAINED] - nll["this run"]) < 0.15
+    assert set(nll) == {"this run", "common centres", personal.TRAINED} and result["held_out_rows"] == 240
+    assert abs(nll[personal.TRAINED] - nll["this run"]) < 0.15
     # ten unit normals and the entropy of at most five labels; the outlier's rows lie farther out
     assert 14.2 < nll["this run"] < 20.0
     assert nll["this run"] < nll["common centres"] - 0.05
@@ -50,7 +50,7 @@ def test_scores_are_in_the_units_of_the_data(tmp_path, standardise):
 
 def test_nothing_held_out_has_no_scores():
     with pytest.raises(PopulationError, match="held-out"):
-        scores.score_table({"sizes": np.zeros(4)})
+        personal.score_table({"sizes": np.zeros(4)})
 
 
 @pytest.mark.slow

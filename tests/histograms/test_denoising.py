@@ -6,9 +6,16 @@ from fedcore.papers.histograms import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.methods.histograms import Histograms, HistogramsConfig, denoising
-from fedcore.methods.histograms.denoising import RATIO_GRID, denoised_centre, denoised_mean, posterior_means
-from fedcore.methods.histograms.simplex import metric, project, shrink
+from fedcore.methods.histograms import Histograms, HistogramsConfig, simplex
+from fedcore.methods.histograms.simplex import (
+    RATIO_GRID,
+    denoised_centre,
+    denoised_mean,
+    metric,
+    posterior_means,
+    project,
+    shrink,
+)
 from fedcore.storage.arrays import state_values
 from tests.histograms.example_clients import block_of
 from tests.histograms.run_in_memory import answer, facts
@@ -84,7 +91,7 @@ def test_rare_tokens_may_differ_more_than_frequent_ones(monkeypatch):
         linear = project(shrink(y[None], mean, w, np.array([d * 0.01**2])), 1e-6)[0]
         estimates = [denoised_centre(y, noise, mean, 1e-6), linear]
         with monkeypatch.context() as patch:
-            patch.setattr(denoising, "BANDS", 1)
+            patch.setattr(simplex, "BANDS", 1)
             estimates.append(denoised_centre(y, noise, mean, 1e-6))
         losses.append([kl(p, estimate) for estimate in estimates])
     bands, linear, one = np.mean(losses, axis=0)

@@ -8,8 +8,8 @@ import pytest
 
 from fedcore.methods.histograms import Histograms, HistogramsConfig
 from fedcore.methods.histograms.clients import client_update
-from fedcore.methods.histograms.messages import ReleaseMessage, all_tokens
 from fedcore.methods.histograms.reduction import reduce_block
+from fedcore.methods.histograms.state import ReleaseMessage, all_tokens
 from fedcore.privacy.grid import GRID_NORM
 from fedcore.storage.arrays import read_values, state_values, write_values
 from tests.histograms.example_clients import (

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.methods.histograms import second_moment, sensitivities
+from fedcore.methods.histograms import reduction, sensitivities
 from fedcore.methods.histograms.clients import clipped_on_grid
 from fedcore.methods.histograms.simplex import metric
 from tests.histograms.example_clients import block_of, counts_arrays, exact
@@ -31,7 +31,7 @@ def test_second_moments_are_exact_and_bounded(counts, clip):
         mine = python_triangle(z)
         assert sum(value * value for value in mine) <= 2**39
         expected = [a + b for a, b in zip(expected, mine, strict=True)]
-    assert exact(second_moment.moment_on_grid(block, grid)) == expected
+    assert exact(reduction.moment_on_grid(block, grid)) == expected
 
 
 @given(st.lists(st.integers(0, 1024), min_size=1, max_size=12))
@@ -49,7 +49,7 @@ def test_second_moments_worked_by_hand():
     """
     block = block_of([[1, 1]])
     grid = clipped_on_grid(block, np.ones(2), math.sqrt(0.5))
-    assert exact(second_moment.moment_on_grid(block, grid)) == [370640, 524176, 370640]
+    assert exact(reduction.moment_on_grid(block, grid)) == [370640, 524176, 370640]
 
 
 def test_the_covariance_is_that_of_centred_clients():
@@ -61,7 +61,7 @@ def test_the_covariance_is_that_of_centred_clients():
     mean = q.mean(axis=0)
     w = metric(mean, 1e-5, 150.0)
     grid = clipped_on_grid(block, 1 / np.sqrt(w), 100.0)  # nobody is clipped, hence s = 1
-    found = second_moment.covariance(second_moment.moment_on_grid(block, grid), w, mean, 100.0)
+    found = reduction.covariance(reduction.moment_on_grid(block, grid), w, mean, 100.0)
     centred = (q - mean) / np.sqrt(w)
     np.testing.assert_allclose(found, centred.T @ centred, atol=300 * 3 * 100 / 1024)
     assert np.allclose(found, found.T)
@@ -72,9 +72,9 @@ def test_the_noise_of_the_matrix_has_the_expected_norm():
     d, scale = 120, 5000.0
     noise = np.random.default_rng(0).normal(0, scale, d * (d + 1) // 2).round().astype(np.int64)
     flat = np.full(d, 1 / d)
-    matrix = second_moment.covariance(noise, flat, np.full(d, 1 / d), 3.0)
+    matrix = reduction.covariance(noise, flat, np.full(d, 1 / d), 3.0)
     largest = np.linalg.eigvalsh(matrix)[-1]
-    assert 0.8 < largest / second_moment.noise_norm(scale, 3.0, d) < 1.1
+    assert 0.8 < largest / reduction.noise_norm(scale, 3.0, d) < 1.1
 
 
 def test_tokens_are_chosen_by_clear_eigenvectors_only():
@@ -83,7 +83,7 @@ def test_tokens_are_chosen_by_clear_eigenvectors_only():
     direction[[3, 7]] = [0.8, -0.6]
     mean = np.linspace(1, 2, d)
     matrix = 10 * np.outer(direction, direction) + 1e-3 * np.eye(d)
-    kept, clear = second_moment.choose_tokens(matrix, mean, 1.0, 3, 2)
+    kept, clear = reduction.choose_tokens(matrix, mean, 1.0, 3, 2)
     assert (list(kept), clear) == ([3, 7], 1)
-    kept, clear = second_moment.choose_tokens(matrix, mean, 11.0, 3, 2)
+    kept, clear = reduction.choose_tokens(matrix, mean, 11.0, 3, 2)
     assert (list(kept), clear) == ([10, 11], 0)

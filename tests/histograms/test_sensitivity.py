@@ -18,8 +18,8 @@ from fedcore.methods.histograms.clients import (
     votes,
     weighted,
 )
-from fedcore.methods.histograms.messages import ReleaseMessage
 from fedcore.methods.histograms.simplex import assignment_logs
+from fedcore.methods.histograms.state import ReleaseMessage
 from fedcore.privacy.grid import GRID_NORM
 from fedcore.rounds.statistics import IntegerSum
 from tests.histograms.example_clients import (

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.methods.histograms import Histograms, HistogramsConfig, choice, sensitivities, weights
-from fedcore.methods.histograms.messages import WeightsMessage
+from fedcore.methods.histograms import Histograms, HistogramsConfig, sensitivities, weights
 from fedcore.methods.histograms.personal import base_weight, weights_used
 from fedcore.methods.histograms.simplex import assignment_logs
-from fedcore.methods.histograms.state import USUAL_WEIGHTS
+from fedcore.methods.histograms.state import USUAL_WEIGHTS, WeightsMessage
 from fedcore.population.blocks import CountsBlock
 from fedcore.privacy.grid import GRID_NORM
 from tests.histograms.example_clients import RELATIONS, block_of, dense_histograms, exact, public, squared_change
@@ -166,7 +165,7 @@ def test_the_release_comes_last_and_its_share_comes_off_all_others(relation):
 
 def test_reasons_against_the_release():
     def why(config=LARGE, **changes):
-        return choice.why_not_released(config, dataclasses.replace(with_halves(public()), **changes))
+        return weights.why_not_released(config, dataclasses.replace(with_halves(public()), **changes))
 
     assert why() == ""
     assert "nobody declared" in why(halves=None)
@@ -186,7 +185,7 @@ def test_the_signal_from_which_it_is_released(relation, factor):
     rho = (250 * 0.3 * factor / 1000) ** 2 / (2 * 0.03)
     for change, released in ((1.01, True), (0.99, False)):
         known = dataclasses.replace(with_halves(facts(1000, rho=rho * change, nominal=1000)), relation=relation)
-        assert (choice.why_not_released(HistogramsConfig(), known) == "") == released
+        assert (weights.why_not_released(HistogramsConfig(), known) == "") == released
         assert ("weights" in [release.name for release in Histograms().plan(known)]) == released
 
 
@@ -225,7 +224,7 @@ def planted(a: float, c: float, curvature: float = 0.01) -> np.ndarray:
 @pytest.mark.parametrize("best", [(300.0, 0.1), (800.0, 0.35), (2200.0, 0.3), (500.0, 0.5)])
 def test_clear_answers_are_believed(best):
     clients, step = 10_000, 0.3 / GRID_NORM
-    a, c = choice.chosen(planted(*best) * clients / step, clients, 1.0)
+    a, c = weights.chosen(planted(*best) * clients / step, clients, 1.0)
     assert abs(np.log2(a / best[0])) < 0.35 and abs(c - best[1]) < 0.06
 
 
@@ -233,25 +232,25 @@ def test_answers_lost_in_noise_are_not():
     clients, step = 10_000, 0.3 / GRID_NORM
     noise = clients / step  # a nat
     for seed in range(5):
-        a, c = choice.chosen(np.random.default_rng(seed).normal(0, noise, PAIRS), clients, noise)
+        a, c = weights.chosen(np.random.default_rng(seed).normal(0, noise, PAIRS), clients, noise)
         assert abs(np.log2(a / 800)) < 1.0 and abs(c - 0.35) < 0.15
 
 
 def test_what_is_chosen_can_be_used_whatever_is_released():
     for seed in range(20):
         values = np.random.default_rng(seed).integers(-(2**45), 2**45, PAIRS)
-        a, c = choice.chosen(values, 100.0, 1e4)
-        assert (a, c) in choice.CANDIDATES and 62 <= a <= 4000 and 0 <= c <= 0.5
-        assert weights.sensible(a, c) and choice.chosen(values, 100.0, 1e4) == (a, c)
+        a, c = weights.chosen(values, 100.0, 1e4)
+        assert (a, c) in weights.CANDIDATES and 62 <= a <= 4000 and 0 <= c <= 0.5
+        assert weights.sensible(a, c) and weights.chosen(values, 100.0, 1e4) == (a, c)
 
 
 def test_the_process_is_exact_where_it_was_told_and_expects_usual_weights_elsewhere():
     """By hand for one pair: posterior mean = prior + k (k + s**2)**-1 (y - prior), k = .02**2 + .03**2."""
     pair, y, s = np.array([[1600.0, 0.35]]), np.array([0.02]), np.array([0.01])
     prior, k = 0.004 * 0.25, 0.02**2 + 0.03**2
-    found = choice.posterior_mean(pair, y, s, pair)
+    found = weights.posterior_mean(pair, y, s, pair)
     assert found[0] == pytest.approx(prior + k / (k + 1e-4) * (0.02 - prior), rel=1e-12)
-    far = choice.posterior_mean(pair, y, s, np.array([[1600.0, 0.35 + 30.0]]))[0]
+    far = weights.posterior_mean(pair, y, s, np.array([[1600.0, 0.35 + 30.0]]))[0]
     expected = 0.004 * (0.25 + 100.0**2) + 0.03**2 / (k + 1e-4) * (0.02 - prior)
     assert far == pytest.approx(expected, rel=1e-12)
 
@@ -283,7 +282,7 @@ def test_a_run_chooses_weights_that_serve_new_documents():
     state, infos = run(Histograms(config), block, known, rounded_normal(np.random.default_rng(0)))
     used = weights_used(config, state)
     assert state.phase == "done" and infos[-1].scalars["prior_tokens"] == used[0] == state.prior_tokens
-    least = min(mean_loss(config, state, block, pair) for pair in choice.CANDIDATES[::7])
+    least = min(mean_loss(config, state, block, pair) for pair in weights.CANDIDATES[::7])
     assert mean_loss(config, state, block, used) < least + 0.002
     assert mean_loss(config, state, block, used) < mean_loss(config, state, block, (1500.0, 0.0)) - 0.002
     outputs = Histograms(config).personalise(state, block, None)
@@ -318,7 +317,7 @@ def test_runs_of_every_kind_end_with_the_choice(more):
     assert likely.keys() <= start.keys() | {"counts"} and len(Histograms(config).plan(known)) >= 6
     later, infos = run(Histograms(config), block, dataclasses.replace(known, warm_start=start), noise)
     for state in (first, later):
-        assert state.phase == "done" and (state.prior_tokens, state.floor) in choice.CANDIDATES
+        assert state.phase == "done" and (state.prior_tokens, state.floor) in weights.CANDIDATES
     assert "floor" in infos[-1].scalars and "floor" not in infos[-2].scalars
     declared = {metric.name for metric in Histograms.metrics}
     assert all(info.scalars.keys() <= declared for info in infos)

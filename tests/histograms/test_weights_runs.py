@@ -9,9 +9,9 @@ import scipy.sparse as sp
 
 from fedcore.interface.model import load_run
 from fedcore.methods.histograms import Histograms, clients, weights
-from fedcore.methods.histograms.messages import ReleaseMessage
 from fedcore.methods.histograms.personal import base_weight
 from fedcore.methods.histograms.simplex import assignment_logs
+from fedcore.methods.histograms.state import ReleaseMessage
 from fedcore.population.blocks import counts_block, joined
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
@@ -136,7 +136,7 @@ def test_what_a_round_releases_of_both_halves_is_that_of_their_sum(kind):
 
 
 def weights_of_candidates():
-    from fedcore.methods.histograms.choice import CANDIDATES
+    from fedcore.methods.histograms.weights import CANDIDATES
 
     return CANDIDATES
 

@@ -3,9 +3,16 @@
 import numpy as np
 from numpy.testing import assert_allclose
 
-from fedcore.methods.mixed_effects import extrapolation
-from fedcore.methods.mixed_effects.extrapolation import next_point, no_trail
-from fedcore.methods.mixed_effects.regression import Common, next_common, posteriors, round_sums, systems
+from fedcore.methods.mixed_effects import regression
+from fedcore.methods.mixed_effects.regression import (
+    Common,
+    next_common,
+    next_point,
+    no_trail,
+    posteriors,
+    round_sums,
+    systems,
+)
 from tests.mixed_effects.test_regression import fitted, rows_of, started
 
 
@@ -45,7 +52,7 @@ def test_points_are_packed_and_unpacked():
     half = random.normal(size=(4, 4))
     common = Common(random.normal(size=4), half @ half.T, 0.3, 1e-9)
     units = np.array([1e-3, 1.0, 10.0, 1e4])
-    back = extrapolation._of_coordinates(extrapolation._coordinates(common, units), units, 1e-9)
+    back = regression._of_coordinates(regression._coordinates(common, units), units, 1e-9)
     for one, other in zip(common, back, strict=True):
         assert_allclose(other, one, rtol=1e-7)
     assert_allclose(Common.of_row(common.row(), 4, 1e-9).between, common.between)
@@ -65,7 +72,7 @@ def test_a_linear_recursion_ends_at_once_and_a_bad_point_is_taken_back():
     assert_allclose(reached.between, 1.0)
     kept, after = next_point(trail, reached, at(1.1), 0.0, likelihood=False)
     assert kept.mean == 1.1
-    assert after.longest == 2 * extrapolation.FIRST_LONGEST
+    assert after.longest == 2 * regression.FIRST_LONGEST
     for poor in (
         {"after": at(9.0), "fit": 0.0, "likelihood": False},
         {"after": at(1.1), "fit": -1.0, "likelihood": True},
@@ -73,4 +80,4 @@ def test_a_linear_recursion_ends_at_once_and_a_bad_point_is_taken_back():
         back, after = next_point(trail._replace(fit=0.0), reached, **poor)
         assert back.mean == 0.75
         assert not len(after.safe)
-        assert after.longest == extrapolation.LEAST_LONGEST
+        assert after.longest == regression.LEAST_LONGEST

@@ -6,9 +6,9 @@ from fedcore.papers.fedgrem.simulation import errors
 from numpy.testing import assert_allclose
 from scipy.stats import norm
 
-from fedcore.methods.mixed_effects import mixture as several
+from fedcore.methods.mixed_effects import mixture_rounds as several
 from fedcore.methods.mixed_effects import regression
-from fedcore.methods.mixed_effects.mixture import Parts
+from fedcore.methods.mixed_effects.mixture_rounds import Parts
 from fedcore.methods.mixed_effects.regression import Common
 from fedcore.rounds.results import Features
 from tests.gradient_em.run_in_memory import run as run_fedgrem
@@ -47,7 +47,7 @@ def test_one_component_is_that_of_mixed_effects():
     inputs, responses, _ = simulated(1, clients=10, p=3, n=8)
     every = rows_of(inputs, responses)
     common = commons_of(2)[0]
-    found = several.step(every, Parts.of_common([common], 10), [common], True)
+    found = several.em_step(every, Parts.of_common([common], 10), [common], True)
     own = regression.systems(every)
     expected = regression.posteriors(own, common)
     assert_allclose(found.parts.coefficients[:, 0], expected.coefficients)
@@ -65,7 +65,7 @@ def test_a_step_never_lowers_the_bound():
     every, commons = rows(tables), commons_of(4)
     parts, values = Parts.of_common(commons, 12), []
     for _ in range(25):
-        parts = several.step(every, parts, commons, False).parts
+        parts = several.em_step(every, parts, commons, False).parts
         values.append(several.bound(every, parts, commons))
     assert np.diff(values, axis=0).min() > -1e-9
 
@@ -76,7 +76,7 @@ def test_the_bound_with_a_covariance_that_is_singular():
     near = [c._replace(between=np.diag([1.0, 0.5, 1e-12])) for c in flat]
     values = []
     for commons in (flat, near):
-        found = several.step(rows(tables), Parts.of_common(commons, 4), commons, False)
+        found = several.em_step(rows(tables), Parts.of_common(commons, 4), commons, False)
         values.append(several.bound(rows(tables), found.parts, commons))
     assert_allclose(values[0], values[1], rtol=1e-4)
 

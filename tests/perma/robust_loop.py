@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedcore.methods.dictionary_learning.operators import polar
-from fedcore.methods.perma.aggregation import aggregate
-from fedcore.methods.perma.learners import step
+from fedcore.methods.perma.learners import Coder, step
+from fedcore.methods.perma.matching import aggregate
 from fedcore.methods.perma.robust import TO_KEEP, RobustCoder
-from fedcore.methods.perma.sparse_coding import Coder
 
 
 def client_atoms(samples: np.ndarray, common: np.ndarray, coder: RobustCoder) -> np.ndarray:

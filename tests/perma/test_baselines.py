@@ -7,9 +7,9 @@ from fedcore.papers.perma.baselines import consensus_admm, fedavg_k_svd, k_svd_s
 from fedcore.papers.perma.truth import sparse_codes
 
 from fedcore.methods.dictionary_learning.distances import d12
-from fedcore.methods.dictionary_learning.matching_pursuit import omp
 from fedcore.methods.dictionary_learning.operators import normalise, random_atoms
-from fedcore.methods.perma.sparse_coding import Coder
+from fedcore.methods.dictionary_learning.sparse_codes import omp
+from fedcore.methods.perma.learners import Coder
 
 CLIENTS, D = 5, 12
 

@@ -7,10 +7,10 @@ import pytest
 from fedcore.papers.perma.truth import shared_atoms
 
 from fedcore.errors import PopulationError
-from fedcore.methods.dictionary_learning import client_groups
-from fedcore.methods.dictionary_learning.descent import descend
+from fedcore.methods.dictionary_learning import distances
 from fedcore.methods.dictionary_learning.distances import d12
 from fedcore.methods.dictionary_learning.operators import normalise, polar, random_atoms
+from fedcore.methods.dictionary_learning.sparse_codes import descend
 from fedcore.methods.perma import learners
 from fedcore.methods.perma.initialisation import (
     SETTLING_STEPS,
@@ -19,7 +19,7 @@ from fedcore.methods.perma.initialisation import (
     singular_start,
     starting_dictionaries,
 )
-from fedcore.methods.perma.sparse_coding import Coder
+from fedcore.methods.perma.learners import Coder
 from fedcore.randomness import stream
 from tests.perma.run_in_memory import block_of
 
@@ -166,10 +166,10 @@ def test_tiles_of_a_client_give_what_its_samples_give_in_one(monkeypatch, number
         client: learners.step("orthogonal", lambda rows=rows: [rows[None]], start[None], THRESHOLD)
         for client, rows in ((0, y[:3]), (1, y), (3, y[:70]))
     }
-    monkeypatch.setattr(client_groups, "TILE_NUMBERS", numbers)
-    monkeypatch.setattr(client_groups, "STACK_NUMBERS", numbers)
+    monkeypatch.setattr(distances, "TILE_NUMBERS", numbers)
+    monkeypatch.setattr(distances, "STACK_NUMBERS", numbers)
     seen = []
-    for group in client_groups.groups(block, np.array([6, 6, 6, 6])):
+    for group in distances.groups(block, np.array([6, 6, 6, 6])):
         atoms = np.broadcast_to(start, (len(group.clients), 6, 6))
         moved, sums = learners.step("orthogonal", group.tiles, atoms, THRESHOLD)
         for i, client in enumerate(group.clients):
@@ -186,7 +186,7 @@ def test_groups_hold_clients_of_one_rank_and_little_padding():
     ranks = np.where(sizes > 10, 4, 2)
     block = block_of([np.full((n, 3), i + 1.0) for i, n in enumerate(sizes)])
     seen = []
-    for group in client_groups.groups(block, ranks):
+    for group in distances.groups(block, ranks):
         tile = next(iter(group.tiles()))
         assert set(ranks[group.clients]) == {group.rank}
         assert (group.sizes >= 1).all() and group.sizes.sum() >= 0.85 * tile.shape[0] * tile.shape[1]
@@ -199,7 +199,7 @@ def test_groups_hold_clients_of_one_rank_and_little_padding():
 def test_values_that_are_not_finite_are_named():
     block = block_of([np.ones((4, 2)), np.array([[1.0, np.nan]])])
     with pytest.raises(PopulationError, match="client number 1"):
-        for group in client_groups.groups(block, np.array([2, 2])):
+        for group in distances.groups(block, np.array([2, 2])):
             list(group.tiles())
 
 
@@ -208,14 +208,14 @@ def test_memory_of_a_pass_over_a_large_client_is_that_of_a_tile():
     d, r = 256, 64
     block = block_of([stream(0, "large").random((20_000, d), dtype=np.float32)])
     atoms = random_atoms(stream(1, "large"), r, d)[None]
-    (group,) = client_groups.groups(block, np.array([r]))
+    (group,) = distances.groups(block, np.array([r]))
     tracemalloc.start()
     try:
         learners.step("orthogonal", group.tiles, atoms, Coder("top_k", sparsity=8))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    b = client_groups.tile_rows(d)
+    b = distances.tile_rows(d)
     assert 20_000 > 4 * b
     assert peak < 1.2 * 8 * (d * b + r * b + 2 * d * r + r * r)
 

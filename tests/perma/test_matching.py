@@ -9,17 +9,19 @@ from hypothesis import strategies as st
 
 from fedcore.methods.dictionary_learning.distances import d12, layer_matrices
 from fedcore.methods.dictionary_learning.operators import normalise, random_atoms
-from fedcore.methods.perma.aggregation import aggregate, with_norm
-from fedcore.methods.perma.alignment import align, divide
 from fedcore.methods.perma.matching import (
+    aggregate,
+    align,
     by_jump,
     by_null,
+    divide,
     matched_atoms,
     null_scores,
     number_by_rule,
     path,
     shortest_paths,
     star,
+    with_norm,
 )
 from fedcore.randomness import stream
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedcore.methods.dictionary_learning import client_groups
+from fedcore.methods.dictionary_learning import distances
 from fedcore.methods.dictionary_learning.distances import d12
 from fedcore.methods.dictionary_learning.operators import polar, random_atoms
 from fedcore.methods.perma import Perma, PermaConfig
@@ -92,8 +92,8 @@ def test_leaves_stacks_and_streams_change_nothing_but_spreads(monkeypatch):
     np.testing.assert_allclose(whole.state.common, leaves.state.common, atol=1e-9)
     alone = learn_background(rows, run(block_of(rows), **{**ROBUST, "rounds": 1}).state.common, 4, how="median")
     np.testing.assert_allclose(whole.state.common, alone, atol=1e-9)
-    monkeypatch.setattr(client_groups, "TILE_NUMBERS", 40 * 20)
-    monkeypatch.setattr(client_groups, "STACK_NUMBERS", 40 * 20)
+    monkeypatch.setattr(distances, "TILE_NUMBERS", 40 * 20)
+    monkeypatch.setattr(distances, "STACK_NUMBERS", 40 * 20)
     tiles = run(block_of(rows), **ROBUST)  # 20 rows at a time: spreads are those of tiles
     assert miss(atoms, tiles.state.common) < 0.2
     assert np.isfinite(tiles.outputs()["rows_local"]).all()

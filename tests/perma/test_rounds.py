@@ -5,14 +5,14 @@ import pytest
 from pydantic import ValidationError
 
 from fedcore.errors import ConfigError, PopulationError, RunError
-from fedcore.methods.dictionary_learning import client_groups
-from fedcore.methods.dictionary_learning.descent import without_unused
+from fedcore.methods.dictionary_learning import distances
 from fedcore.methods.dictionary_learning.distances import d12
 from fedcore.methods.dictionary_learning.operators import normalise, random_atoms
-from fedcore.methods.dictionary_learning.outputs import parts_together
+from fedcore.methods.dictionary_learning.result import parts_together
+from fedcore.methods.dictionary_learning.sparse_codes import without_unused
 from fedcore.methods.perma import Perma, PermaConfig
 from fedcore.methods.perma.clients import unused
-from fedcore.methods.perma.sparse_coding import coder_of
+from fedcore.methods.perma.learners import coder_of
 from fedcore.randomness import stream
 from tests.perma.run_in_memory import block_of, facts, run
 
@@ -145,8 +145,8 @@ def test_heavy_clients_in_tiles_give_the_same_run(monkeypatch):
         settings = {**SMALL, "rounds": 4, "start_steps": 30, **settings}
         whole = run(block_of(rows), **settings)
         with monkeypatch.context() as patch:
-            patch.setattr(client_groups, "TILE_NUMBERS", 6 * 64)
-            patch.setattr(client_groups, "STACK_NUMBERS", 6 * 64)
+            patch.setattr(distances, "TILE_NUMBERS", 6 * 64)
+            patch.setattr(distances, "STACK_NUMBERS", 6 * 64)
             tiles = run(block_of(rows), **settings)
         assert d12(tiles.state.common, whole.state.common) < 1e-7  # the order of equally sure atoms may differ
         for name in ("rows_global", "rows_local", "loss"):

@@ -11,7 +11,7 @@ import zarr
 import deployments
 from fedcore.errors import ConfigError, RunError
 from fedcore.evaluation.run_summary import run_summary
-from fedcore.methods.dictionary_learning import client_groups
+from fedcore.methods.dictionary_learning import distances
 from fedcore.methods.dictionary_learning.distances import d12
 from fedcore.operations.deployment import read_deployments
 from fedcore.population.manifest import Provenance
@@ -66,8 +66,8 @@ def digest(path) -> str:
 
 @pytest.mark.slow
 def test_rows_read_from_the_store_while_they_are_used_give_the_same_bits(tmp_path, monkeypatch):
-    monkeypatch.setattr(client_groups, "TILE_NUMBERS", 6 * 64)  # some clients are read in tiles
-    monkeypatch.setattr(client_groups, "STACK_NUMBERS", 6 * 64)
+    monkeypatch.setattr(distances, "TILE_NUMBERS", 6 * 64)  # some clients are read in tiles
+    monkeypatch.setattr(distances, "STACK_NUMBERS", 6 * 64)
     rows, _, _ = task(1, clients=12, sizes=SIZES)
     population = population_of(tmp_path / "p", rows)
     held = to_end(begin(population, tmp_path, FAST, run_id="held"))

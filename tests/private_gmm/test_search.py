@@ -6,13 +6,13 @@ from fedcore.papers.private_gmm import simulation
 from fedcore.papers.private_gmm.runs import learn
 
 from fedcore.errors import ConfigError, RunError
-from fedcore.methods.private_gmm import PrivateGMM, PrivateGMMConfig, clients, neighbours, terrific
+from fedcore.methods.private_gmm import PrivateGMM, PrivateGMMConfig, neighbours, terrific
 from fedcore.methods.private_gmm.boxes import Boxes, fullest, heavy_halves, whole_cubes
-from fedcore.methods.private_gmm.candidates import Candidates, merged
+from fedcore.methods.private_gmm.clients import PLACE_STEPS
 from fedcore.methods.private_gmm.estimation import radius_of
 from fedcore.methods.private_gmm.plan import PROFILE_RADII, sizes_of
 from fedcore.methods.private_gmm.state import FOUND, NOTHING
-from fedcore.methods.private_gmm.terrific import terrific_balls
+from fedcore.methods.private_gmm.terrific import Candidates, merged, terrific_balls
 from fedcore.methods.private_gmm.tree import BALL, REST, VORONOI
 from fedcore.privacy.mechanisms import TestNoise
 from fedcore.rounds.results import Features, Result
@@ -260,7 +260,7 @@ def test_both_ends_of_a_line_weigh_the_same_and_all_lines_of_a_cell_cost_one_cou
     for cell, there in ((0, -1), (1, 1)):
         for x in (means[0], means[1], np.array([4.0, 3.0])):
             place = maps[cell].of(np.rint((x[None] - means[cell]) / step))[0, 0] + start[cell, 0]
-            assert abs(place / clients.PLACE_STEPS - (x[0] - 4) / 4) < 1e-3 and start[cell, 0] == there * 2**14
+            assert abs(place / PLACE_STEPS - (x[0] - 4) / 4) < 1e-3 and start[cell, 0] == there * 2**14
     alike, start = neighbours.lines(np.zeros((2, 2)), np.ones(2), pairs[:1])
     assert not start.any() and not alike[0].matrix.any(), "means that are one have one place"
 

@@ -11,8 +11,8 @@ from functools import lru_cache
 import numpy as np
 
 from fedcore.methods.private_gmm import PrivateGMM, PrivateGMMConfig, PrivateGMMState
-from fedcore.methods.private_gmm.projection import triangle_of
 from fedcore.methods.private_gmm.series import arrays_of, of_run
+from fedcore.methods.private_gmm.tree import triangle_of
 from fedcore.population.blocks import RowsBlock, leaves
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import PublicFacts

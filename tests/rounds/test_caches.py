@@ -13,8 +13,8 @@ from fedcore.tasks.dask_backend import DaskBackend
 from fedcore.errors import ChunkError, PopulationError, Unreachable
 from fedcore.methods.histograms import clients as contributions
 from fedcore.methods.histograms.config import HistogramsConfig
-from fedcore.methods.histograms.messages import ReleaseMessage
 from fedcore.methods.histograms.method import Histograms
+from fedcore.methods.histograms.state import ReleaseMessage
 from fedcore.population.copying import copy_population
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter

@@ -1,4 +1,27 @@
-"""A client's side: sums over its frames, as `fedcore.methods.background.frames` has them."""
+"""A client's side: sums over its frames, as `fedcore.methods.background.frames` has them.
+
+Images by which a background varies from frame to frame: branches that sway, light that moves over the scene.
+
+    y_t = g_t B + o_t + sum over k of a_tk M_k + s_t + noise
+
+Clients find the codes a_tk with the gain and the offset (`codes_of`). As of the shared image, the server learns of the
+modes by sums of cut residuals, and nothing else:
+
+    first      sum of v e_tk psi(r_t), e_tk = +-1 by lot: a random sketch of the space that residuals fill
+    then       sum of v a_tk psi(r_t), and (K, K) sums of v a a': a step of least squares on residuals that are cut
+
+Modes have mean square 1 over the pixels, are orthogonal to each other, to the image and to what is flat, and are
+ordered by the mean square of their codes, their energy. A code counts for at most BOUND of its root, so a client's
+answer stays bounded. Three conditions tell what sways from noise and from objects; a mode that misses one is dropped
+(`kept`):
+
+    its codes are larger than those of noise:       median code^2 > LOUD spread^2 / frames
+    they are on in most frames:                     1.4826 median |code| > OFTEN root mean square
+    it is spread over the picture:                  (sum M^2)^2 / (d sum M^4) > WIDE
+
+Sources: Halko, Martinsson, Tropp 2011 (sketch); Huber, "Robust Statistics" (1981), Chapter 7; Tipping, Bishop 1999
+(codes with a normal prior).
+"""
 
 from __future__ import annotations
 
@@ -7,11 +30,158 @@ from typing import NamedTuple
 import numpy as np
 
 from fedcore.methods.background.config import BackgroundConfig
-from fedcore.methods.background.frames import TILE, BackgroundMessage, frames_of, histogram, sampled_pixels
-from fedcore.methods.background.modes import Codes, codes_of
+from fedcore.methods.background.frames import (
+    BIWEIGHT,
+    EXPOSURE_CUT,
+    FLAT,
+    TILE,
+    TO_STANDARD_DEVIATION,
+    BackgroundMessage,
+    exposures,
+    frames_of,
+    histogram,
+    sampled_pixels,
+    shows_the_scene,
+)
 from fedcore.population.blocks import RowsBlock
 from fedcore.randomness import stream
 from fedcore.rounds.statistics import FloatSum, Statistic, Statistics
+
+HUBER_STEPS, BIWEIGHT_STEPS = 4, 3  # of the regression of a frame
+BOUND = 1.7  # of a code, in roots of its mode's energy
+FIRST = 2.0  # root of a mode's energy before it is known, in spreads of the frames
+LOUD, OFTEN, WIDE = 5.0, 0.7, 0.06
+FULLEST = 0.3  # least share of its weight by which the step of a pixel is divided
+RIDGE = 1e-9  # of the trace: what keeps a system of equations solvable
+
+
+class Codes(NamedTuple):
+    """gains, offsets, spreads: (n,); shown: (n,) bool, frames that show the scene; modes: (n, K), 0 for others."""
+
+    gains: np.ndarray
+    offsets: np.ndarray
+    spreads: np.ndarray
+    shown: np.ndarray
+    modes: np.ndarray
+
+
+# --- a client's frames ----------------------------------------------------------------------------------------------
+
+
+def codes_of(samples: np.ndarray, images: np.ndarray, energies: np.ndarray) -> Codes:
+    """Robust regression of pixels of frames (n, m) on those of images (1 + K, m), the background and its modes.
+
+    From `exposures` on, by Huber's weights and then the biweight, in which an object does not count at all. Codes have
+    a normal prior of variance energies (K,), and are cut to BOUND of its root.
+    """
+    y, b = np.asarray(samples, np.float64), np.asarray(images, np.float64)
+    gains, offsets, spreads = exposures(y, b[0])
+    shown, codes = shows_the_scene(gains), np.zeros((len(y), len(b) - 1))
+    middle = float(b[0].mean())
+    b = b.copy()
+    b[0] -= middle
+    if not shown.any() or (b[0] @ b[0]) <= FLAT * b.shape[1] * middle**2:
+        return Codes(gains, offsets, spreads, shown, codes)
+    found = _regression(y[shown], b, gains[shown], offsets[shown] + gains[shown] * middle, energies)
+    bound = BOUND * np.sqrt(energies)
+    gains[shown], codes[shown] = found[:, 0], np.clip(found[:, 2:], -bound, bound)
+    offsets[shown] = found[:, 1] - found[:, 0] * middle
+    rest = np.abs(y[shown] - gains[shown, None] * b[0] - found[:, 1:2] - codes[shown] @ b[1:])
+    spreads[shown] = TO_STANDARD_DEVIATION * np.median(rest, axis=1)
+    shown = shows_the_scene(gains)
+    codes[~shown] = 0.0
+    return Codes(gains, offsets, spreads, shown, codes)
+
+
+def _regression(
+    y: np.ndarray, images: np.ndarray, gains: np.ndarray, offsets: np.ndarray, energies: np.ndarray
+) -> np.ndarray:
+    """(n, 2 + K) coefficients of frames (n, m) on image, 1, and modes, by reweighting from given gains and offsets."""
+    columns = np.vstack([images[:1], np.ones((1, images.shape[1])), images[1:]])
+    count = len(columns)
+    above = np.triu_indices(count)
+    products = columns[above[0]] * columns[above[1]]
+    found = np.zeros((len(y), count))
+    found[:, 0], found[:, 1] = gains, offsets
+    prior = np.concatenate([np.zeros(2), 1.0 / energies])
+    tiny = np.finfo(float).tiny
+    system = np.empty((len(y), count, count))
+    for step in range(HUBER_STEPS + BIWEIGHT_STEPS):
+        rest = np.abs(y - found @ columns)
+        scale = np.maximum(TO_STANDARD_DEVIATION * np.median(rest, axis=1)[:, None], tiny)
+        if step < HUBER_STEPS:
+            w = 1.0 / np.maximum(rest / (EXPOSURE_CUT * scale), 1.0)
+        else:
+            w = np.minimum(rest / (BIWEIGHT * scale), 1.0)
+            w = (1.0 - w * w) ** 2
+        sums = w @ products.T
+        system[:, above[0], above[1]] = system[:, above[1], above[0]] = sums
+        ridge = RIDGE * np.trace(system, axis1=1, axis2=2)[:, None]
+        np.einsum("nkk->nk", system)[...] += np.maximum(scale**2 * prior + ridge, tiny)
+        found = np.linalg.solve(system, ((w * y) @ columns.T)[..., None])[..., 0]
+    return found
+
+
+# --- the server's modes ---------------------------------------------------------------------------------------------
+
+
+def first_modes(sketch: np.ndarray, image: np.ndarray, spread: float) -> tuple[np.ndarray, np.ndarray]:
+    """((K, d) modes, (K,) energies) of sums of residuals (K, d) with random signs; K may be less: of those with any."""
+    rest = _off(sketch, image)
+    return _ordered(rest, np.eye(len(rest)), np.full(len(rest), (FIRST * spread) ** 2))
+
+
+def moved_modes(
+    modes: np.ndarray, image: np.ndarray, sums: np.ndarray, gram: np.ndarray, medians: np.ndarray, share: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """((K, d) modes, (K,) energies) after a step.
+
+    sums: (K, d) of codes and cut residuals; gram: (K, K) mean of the products of codes; medians: (K,) of their sizes,
+    which energies follow where they are smaller than the mean squares say, as with an object that fills a few frames;
+    share: (d,) of the weight of each pixel, 0 for those that are not to move.
+    """
+    step = np.linalg.solve(gram + _ridge(gram), sums)
+    step /= np.maximum(share, FULLEST)
+    step[:, share == 0] = 0.0
+    step += modes
+    typical = np.minimum(TO_STANDARD_DEVIATION * medians / np.maximum(np.sqrt(np.diag(gram)), 1e-300), 1.0)
+    return _ordered(_off(step, image), gram * np.outer(typical, typical), None)
+
+
+def kept(modes: np.ndarray, gram: np.ndarray, medians: np.ndarray, spread: float, frames: float) -> np.ndarray:
+    """(K,) bool: modes (K, d) whose codes, of mean products gram (K, K) and median sizes (K,), are those of a scene
+    that varies, see above."""
+    typical = TO_STANDARD_DEVIATION * medians
+    square = modes * modes
+    wide = square.sum(axis=1) ** 2 / (modes.shape[1] * np.maximum((square * square).sum(axis=1), 1e-300))
+    loud = typical**2 > LOUD * spread**2 / max(frames, 1.0)
+    chosen: np.ndarray = loud & (typical > OFTEN * np.sqrt(np.diag(gram))) & (wide > WIDE)
+    return chosen
+
+
+def _off(images: np.ndarray, image: np.ndarray) -> np.ndarray:
+    """What of images (K, d) is orthogonal to the flat image and to another (d,)."""
+    rest = images - images.mean(axis=1, keepdims=True)
+    direction = image - image.mean()
+    square = float(direction @ direction)
+    return rest - np.outer(rest @ direction / square, direction) if square > 0 else rest
+
+
+def _ordered(images: np.ndarray, gram: np.ndarray, energies: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """The principal axes of images (K, d) with codes of mean products gram (K, K), and their energies, if not given."""
+    factor = np.linalg.cholesky(gram + _ridge(gram)).T
+    values, vectors = np.linalg.eigh(factor @ (images @ images.T) @ factor.T)
+    values, vectors = values[::-1], vectors[:, ::-1]
+    there = values > 1e-12 * max(float(values[0]), 1e-300)
+    values, vectors = values[there], vectors[:, there]
+    d = images.shape[1]
+    modes = (vectors.T / np.sqrt(values)[:, None] * np.sqrt(d)) @ factor @ images
+    return modes, values / d if energies is None else energies[there]
+
+
+def _ridge(gram: np.ndarray) -> np.ndarray:
+    return (RIDGE * float(np.trace(gram)) + np.finfo(float).tiny) * np.eye(len(gram))
+
 
 COUNTS = 7  # weight, frames, gains, offsets, strangers, loss, clients
 

@@ -8,9 +8,8 @@ from typing import cast
 import numpy as np
 
 from fedcore.errors import RunError
-from fedcore.methods.background.clients import predicted
+from fedcore.methods.background.clients import codes_of, predicted
 from fedcore.methods.background.frames import frames_of, sampled_pixels
-from fedcore.methods.background.modes import codes_of
 from fedcore.methods.background.state import BackgroundState
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds import scores as held_rows

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from fedcore.errors import PopulationError, RunError
+from fedcore.methods.background.clients import first_modes, kept, moved_modes
 from fedcore.methods.background.config import BackgroundConfig
 from fedcore.methods.background.frames import BIWEIGHT, BackgroundMessage, quantile
-from fedcore.methods.background.modes import first_modes, kept, moved_modes
 from fedcore.methods.background.state import BackgroundState
 from fedcore.rounds.method import RoundInfo
 

@@ -8,12 +8,12 @@ import numpy as np
 
 from fedcore.errors import RunError
 from fedcore.methods.dictionaries.config import DictionariesConfig
-from fedcore.methods.dictionaries.sizes import local_atoms_of, sparsity_of
+from fedcore.methods.dictionaries.start import local_atoms_of, sparsity_of
 from fedcore.methods.dictionaries.state import DictionariesState
 from fedcore.methods.dictionary_learning import scores
-from fedcore.methods.dictionary_learning.client_groups import groups
-from fedcore.methods.dictionary_learning.matching_pursuit import omp
-from fedcore.methods.dictionary_learning.outputs import Parts, outputs_of, parts_together
+from fedcore.methods.dictionary_learning.distances import groups
+from fedcore.methods.dictionary_learning.result import Parts, outputs_of, parts_together
+from fedcore.methods.dictionary_learning.sparse_codes import omp
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds.method import ROWS, ClientOutputs, Memory, took_no_part
 from fedcore.rounds.scores import KnownMemories

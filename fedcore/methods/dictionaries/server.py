@@ -15,10 +15,23 @@ import numpy as np
 
 from fedcore.errors import PopulationError, RunError
 from fedcore.methods.dictionaries.config import DictionariesConfig
-from fedcore.methods.dictionaries.messages import FirstSumsMessage, LocalAtomsMessage, Message, SumsMessage
-from fedcore.methods.dictionaries.sizes import atoms_of, global_atoms_of, least_sparsity_of, rounds_of, sparsity_of
-from fedcore.methods.dictionaries.start import after_count, begun_series, given_atoms
-from fedcore.methods.dictionaries.state import DictionariesState
+from fedcore.methods.dictionaries.start import (
+    after_count,
+    atoms_of,
+    begun_series,
+    given_atoms,
+    global_atoms_of,
+    least_sparsity_of,
+    rounds_of,
+    sparsity_of,
+)
+from fedcore.methods.dictionaries.state import (
+    DictionariesState,
+    FirstSumsMessage,
+    LocalAtomsMessage,
+    Message,
+    SumsMessage,
+)
 from fedcore.methods.dictionaries.sums import (
     LOUD,
     WIDE,
@@ -28,8 +41,8 @@ from fedcore.methods.dictionaries.sums import (
     singular_atoms,
     sparsity_in,
 )
-from fedcore.methods.dictionary_learning.descent import descend, without_unused
 from fedcore.methods.dictionary_learning.distances import d12
+from fedcore.methods.dictionary_learning.sparse_codes import descend, without_unused
 from fedcore.randomness import stream
 from fedcore.rounds.method import PublicFacts, RoundInfo
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcore.methods.dictionary_learning.matching_pursuit import omp_with_errors
 from fedcore.methods.dictionary_learning.operators import normalise
+from fedcore.methods.dictionary_learning.sparse_codes import omp_with_errors
 from fedcore.randomness import client_uniforms, stream
 
 GOLDEN = (5**0.5 - 1) / 2  # multiples of it fill the unit interval evenly

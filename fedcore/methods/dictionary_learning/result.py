@@ -1,10 +1,83 @@
-"""What a run has learnt, for people: the global atoms."""
+"""What a run has learnt, for people: the global atoms.
+
+What each client is given: its local atoms, and its samples split into a global and a local part.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
+from fedcore.methods.dictionary_learning.distances import groups
+from fedcore.population.blocks import RowsBlock
+from fedcore.rounds.method import ClientOutputs, Memory
 from fedcore.rounds.results import Column, Features, Pictures, Result, Table, of_columns
+
+Code = Callable[[np.ndarray, np.ndarray], np.ndarray]  # samples (..., n, d), atoms (..., r, d) -> codes (..., n, r)
+# samples (..., n, d), global atoms (rg, d), local ones (..., l, d) -> the parts of the samples that they make
+Parts = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+
+
+def parts_together(code: Code) -> Parts:
+    """Samples coded with [G | L] together; leading axes of samples and local atoms are clients."""
+
+    def parts(samples: np.ndarray, common: np.ndarray, local: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        atoms = common
+        if local.shape[-2]:
+            atoms = np.concatenate([np.broadcast_to(common, (*local.shape[:-2], *common.shape)), local], axis=-2)
+        codes = code(samples, atoms)
+        return codes[..., : len(common)] @ common, codes[..., len(common) :] @ local
+
+    return parts
+
+
+def outputs_of(
+    parts: Parts, common: np.ndarray, block: RowsBlock, memory: Memory, stacked: bool = True
+) -> ClientOutputs:
+    """One row for each client of a leaf, or for each of its samples.
+
+    common: (rg, d); memory: "rank" (C,), "local" (C, l, d), "distance" (C,); stacked: whether `parts` takes several
+    clients at once. Raises PopulationError for values that are not finite.
+
+    local:    (C, r - rg, d) float64 local atoms, zeros beyond a client's rank
+    rank:     (C,) int64 atoms of its dictionary [G | L_i]; 0 for a client without samples other than zero
+    loss:     (C,) float64 mean squared residual of a sample with the codes given here; NaN without samples
+    distance: (C,) float64 mean distance of its own version of the global atoms from them, in its last round
+    rows_global, rows_local: (N, d) float32 parts of the samples; their sum is the reconstruction
+    """
+    shape = block.x.shape
+    outputs = {
+        "local": memory["local"],
+        "rank": memory["rank"],
+        "loss": np.full(block.clients, np.nan),
+        "distance": memory["distance"],
+        "rows_global": np.zeros(shape, np.float32),
+        "rows_local": np.zeros(shape, np.float32),
+    }
+    sizes = np.diff(block.ptr)
+    outputs["loss"][(sizes > 0) & (memory["rank"] == 0)] = 0.0
+    wanted = len(common)
+    for group in groups(block, memory["rank"]):
+        done = np.zeros(len(group.clients), np.int64)
+        loss = np.zeros(len(group.clients))
+        local = memory["local"][group.clients, : group.rank - wanted]
+        for tile in group.tiles():
+            whole = parts(tile, common, local) if stacked else None
+            for i, client in enumerate(group.clients):
+                low = int(block.ptr[client] + done[i])
+                high = min(low + tile.shape[1], int(block.ptr[client + 1]))
+                samples = tile[i, : high - low]
+                if whole is None:
+                    global_part, local_part = parts(samples, common, local[i])
+                else:
+                    global_part, local_part = (part[i, : high - low] for part in whole)
+                outputs["rows_global"][low:high], outputs["rows_local"][low:high] = global_part, local_part
+                loss[i] += ((samples - global_part - local_part) ** 2).sum()
+                done[i] += high - low
+        outputs["loss"][group.clients] = loss / group.sizes
+    return outputs
+
 
 LARGEST = 5  # features of an atom that are named
 CAPTION = (

@@ -15,7 +15,7 @@ from typing import cast
 import numpy as np
 
 from fedcore.errors import PopulationError
-from fedcore.methods.dictionary_learning.outputs import Parts
+from fedcore.methods.dictionary_learning.result import Parts
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds import scores as held_rows
 from fedcore.rounds.scores import KnownMemories, Table, held_out

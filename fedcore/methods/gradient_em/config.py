@@ -2,12 +2,69 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedcore.methods.gradient_em.variant import Variant
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """The defaults are what `gradient_em` does, and not settings: docs/notes/gradient-em.md has what others are worth.
+    `paper_gradient_em` and tests of the paper's theorems have others.
+
+    norm: all clients are shrunk by lambda / sqrt n, and the central update is solved in every round; else by how much
+        they are found to differ, in one reweighting step a round
+    penalty, penalty_decay, first_penalty: C, kappa0 and lambda before the first round, of the norm
+    smallest_cluster: of the norm: a client's component of fewer rows is left out and takes the common centre
+    step_size: C of the steps C / w; 1 is an EM step. step_of_start: w is that of the start, not the present one
+    ward: whether Ward's hierarchy is one more first guess of a client's Gaussians
+    start_steps: EM steps of each first guess; five times as many from the best
+    """
+
+    norm: bool = False
+    penalty: float = 2.0
+    penalty_decay: float = 0.1
+    first_penalty: float = 1.0
+    smallest_cluster: float = 5.0
+    step_size: float = 1.0
+    step_of_start: bool = False
+    ward: bool = True
+    start_steps: int = 15
+
+
+_ALGORITHMS = ("local-fit", "local-em", "local-grem", "fedem", "fedem-w", "tgmm", "fedgmm", "pooled-em", "pooled-grem")
+_OF_THE_PAPER = ("preset", "step_size", "ward", "start_steps", "gradient_step", "average", "tgmm_penalty", "covariates")
+_PAPER_PRESET = ("shrinkage", "central", "step")
+_CONSTANTS = (
+    "limit",
+    "pooling",
+    "penalty",
+    "penalty_decay",
+    "first_penalty",
+    "smallest_cluster",
+    "weight_floor",
+    "batch_decay",
+    "batch_weight",
+    "alignment",
+    "shuffles",
+)
+_GONE = ("by_component", "share_weights", "weights_penalty", "cap_steps", "local_steps", "gradient_clip")
+MOVED = {
+    "algorithm=mixed-effects": "is the method mixed_effects now",
+    "robust": "is a setting of the method mixed_effects",
+    "algorithm=fedgrem": "is what gradient_em always trains: leave it out",
+    **{f"algorithm={name}": "is an algorithm of the method paper_gradient_em" for name in _ALGORITHMS},
+    "central=authors": "is the setting one_sweep of the method paper_gradient_em",
+    **dict.fromkeys(_OF_THE_PAPER, "is a setting of the method paper_gradient_em"),
+    **dict.fromkeys(_PAPER_PRESET, 'is what preset = "paper" of the method paper_gradient_em chooses'),
+    "known": "is the value of covariance now",
+    "covariance=known": "is what a number, or numbers, as the value of covariance say now",
+    **dict.fromkeys(_CONSTANTS, "has its former default always: leave it out"),
+    **dict.fromkeys(_GONE, "is no more: no measurement showed that it pays"),
+}
+
 
 OWN = Variant()
 Known = float | tuple[float, ...] | tuple[tuple[float, ...], ...]

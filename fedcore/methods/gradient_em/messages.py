@@ -58,7 +58,7 @@ class RoundMessage:
 
 @dataclass(frozen=True, slots=True)
 class CandidatesMessage:
-    """One round of mixtures of all rows (`fedcore.methods.gradient_em.candidates`), of F of them.
+    """One round of mixtures of all rows (`fedcore.methods.gradient_em.start`), of F of them.
 
     candidates: (F, R + R d + R d d), standardised units; judged: whether they are judged by held-out rows
     """

@@ -12,19 +12,49 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from fedcore.errors import ConfigError
-from fedcore.methods.gradient_em import candidates, clients, personal, scores, server, start
-from fedcore.methods.gradient_em.config import GradientEMConfig
+from fedcore.methods.gradient_em import clients, personal, server, start
+from fedcore.methods.gradient_em.config import MOVED, GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import coordinates_of, to_data
 from fedcore.methods.gradient_em.messages import CandidatesMessage, Message, MomentsMessage, StartMessage
-from fedcore.methods.gradient_em.moved import MOVED
 from fedcore.methods.gradient_em.result import result_of
-from fedcore.methods.gradient_em.round_metrics import METRICS
 from fedcore.methods.gradient_em.state import GradientEMState
 from fedcore.population.blocks import ClientBlock, Kind, RowsBlock
 from fedcore.rounds.method import ClientOutputs, Memory, NonPrivateMethod, PublicFacts, RoundInfo
 from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
+
+METRICS = (
+    Metric("movement", "Movement of the common centres", "", "How far centres or parameters moved in each round."),
+    Metric(
+        "between_clients",
+        "Standard deviation of clients' centres around the common ones",
+        "",
+        "For each coordinate, in units of the standard deviation within a component.",
+    ),
+    Metric(
+        "apart",
+        "Share of outlying estimates",
+        "",
+        "Estimates of clients that are farther from the common centre than the penalty reaches.",
+    ),
+    Metric("active_clients", "Active clients", "", "Clients that took part in each round."),
+    Metric("central_gradient"),
+    Metric("central_steps"),
+    Metric("centre_step"),
+    Metric("clients"),
+    Metric("diverged"),
+    Metric("fitted"),
+    Metric("gain", follows_data=True),
+    Metric("held_out", follows_data=True),
+    Metric("left_out"),
+    Metric("log_likelihood", follows_data=True),
+    Metric("penalty"),
+    Metric("rows"),
+    Metric("second_starts"),
+    Metric("spread"),
+)
+
 
 NOT_PRIVATE = "clients' centres, or exact sums of them, reach the server without noise"
 
@@ -82,7 +112,7 @@ class GradientEM(NonPrivateMethod[GradientEMConfig, GradientEMState]):
             return start.own_fits(self.config, message, rows)
         known = cast(Memory, memory)  # the start leaves one
         if isinstance(message, CandidatesMessage):
-            return candidates.client_round(self.config, message, rows, known)
+            return start.client_round(self.config, message, rows, known)
         return clients.gradient_round(self.config, message, rows, known)
 
     def server_update(self, state: GradientEMState, result: Mapping[str, Any]) -> tuple[GradientEMState, RoundInfo]:
@@ -126,8 +156,8 @@ class GradientEM(NonPrivateMethod[GradientEMConfig, GradientEMState]):
     # --- scores on held-out data ------------------------------------------------------------------------------------
 
     def score_block(self, state: GradientEMState, block: ClientBlock, memories: KnownMemories | None) -> Statistics:
-        """See `fedcore.methods.gradient_em.scores`."""
-        return scores.score_block(self.config, state, cast(RowsBlock, block), memories)
+        """See `fedcore.methods.gradient_em.personal`."""
+        return personal.score_block(self.config, state, cast(RowsBlock, block), memories)
 
     def score_table(self, statistics: Mapping[str, np.ndarray]) -> ScoreTable:
-        return scores.score_table(statistics)
+        return personal.score_table(statistics)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.methods.gradient_em import candidates, central, shrinkage, start
+from fedcore.methods.gradient_em import central, shrinkage, start
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import (
     coordinates_of,
@@ -37,7 +37,7 @@ FEWEST_ROUNDS = 5
 def total_rounds(config: GradientEMConfig) -> int:
     before = 1 + (config.standardise == "columns")
     if config.covariance == "components" and config.start == "local":
-        before += candidates.CANDIDATE_ROUNDS + 1
+        before += start.CANDIDATE_ROUNDS + 1
     return before + config.rounds
 
 
@@ -50,7 +50,7 @@ def message(config: GradientEMConfig, state: GradientEMState) -> Message | None:
         case "start":
             return start.start_message(config, state)
         case "candidates":
-            return candidates.message(state)
+            return start.message(state)
     number = state.round + 1
     return RoundMessage(
         number=number,
@@ -77,7 +77,7 @@ def server_update(
         case "start":
             return start.after_start(config, state, result)
         case "candidates":
-            return candidates.server_update(config, state, result)
+            return start.server_update(config, state, result)
     return gradient_round(config, state, result)
 
 

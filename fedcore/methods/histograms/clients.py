@@ -16,9 +16,8 @@ from hashlib import blake2b
 import numpy as np
 import scipy.sparse as sp
 
-from fedcore.methods.histograms.messages import ReleaseMessage
-from fedcore.methods.histograms.reduction import reduce_block
-from fedcore.methods.histograms.second_moment import moment_on_grid
+from fedcore.methods.histograms.reduction import moment_on_grid, reduce_block
+from fedcore.methods.histograms.state import ReleaseMessage
 from fedcore.population.blocks import CountsBlock, joined, segment_sums
 from fedcore.privacy.grid import GRID_NORM, bound_norms, grid_step
 from fedcore.rounds.statistics import IntegerSum, Statistics

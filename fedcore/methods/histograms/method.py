@@ -8,12 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedcore.methods.histograms import choice, clients, personal, releases, scores, server, sizes, start, weights
+from fedcore.methods.histograms import clients, personal, releases, scores, server, sizes, start, weights
 from fedcore.methods.histograms.config import FIXED, MOVED, HistogramsConfig
-from fedcore.methods.histograms.messages import ReleaseMessage, WeightsMessage
 from fedcore.methods.histograms.result import result_of
-from fedcore.methods.histograms.round_metrics import METRICS
-from fedcore.methods.histograms.state import HistogramsState
+from fedcore.methods.histograms.state import HistogramsState, ReleaseMessage, WeightsMessage
 from fedcore.population.blocks import ClientBlock, CountsBlock, Kind
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.messages import refuse_unless
@@ -21,6 +19,18 @@ from fedcore.rounds.method import ClientOutputs, Memory, Message, PrivateMethod,
 from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
+
+METRICS = (
+    Metric("movement", "Movement of the centres", "total variation", "How far the centres moved in each round."),
+    Metric("clear_eigenvectors"),
+    Metric("clip"),
+    Metric("floor"),
+    Metric("kept_tokens"),
+    Metric("live_cells"),
+    Metric("noise_multiplier"),
+    Metric("prior_tokens"),
+    Metric("released_count"),
+)
 
 
 class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
@@ -69,12 +79,12 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
     def budget_sketch(self, public: PublicFacts, plan: Sequence[PlannedRelease]) -> dict[str, Any]:
         """The fields of `fedcore.methods.histograms.sizes.Sketch`, and whether `weights` are released, or why not."""
         sketch = sizes.budget_sketch(self.config, public, plan)
-        return {**sketch, "weights": choice.in_words(self.config, public)}
+        return {**sketch, "weights": weights.in_words(self.config, public)}
 
     def worth(self, public: PublicFacts) -> Worth:
         """By the strength of the run's budget. Raises ConfigError as `plan` does."""
         worth = sizes.worth(self.config, public)
-        return replace(worth, expect=f"{worth.expect}; {choice.in_words(self.config, public)}")
+        return replace(worth, expect=f"{worth.expect}; {weights.in_words(self.config, public)}")
 
     # --- rounds -----------------------------------------------------------------------------------------------------
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from fedcore.methods.histograms import choice, sensitivities
+from fedcore.methods.histograms import sensitivities, weights
 from fedcore.methods.histograms.config import HistogramsConfig
-from fedcore.methods.histograms.reduction import tokens_kept
-from fedcore.methods.histograms.second_moment import triangle_size
+from fedcore.methods.histograms.reduction import tokens_kept, triangle_size
 from fedcore.methods.histograms.sizes import FIRST_SHARE, FIRST_SHARE_OF_MEAN, Sizes, rho_of, sizes_of
 from fedcore.methods.histograms.weights import PAIRS, WEIGHTS
 from fedcore.privacy.plan import PlannedRelease
@@ -84,9 +83,9 @@ class _Wanted:
 
 def _with_weights(config: HistogramsConfig, public: PublicFacts, wanted: list[_Wanted]) -> list[_Wanted]:
     """These, and as the last one that of the weights if it is worth making: its share comes off all others."""
-    if choice.why_not_released(config, public):
+    if weights.why_not_released(config, public):
         return wanted
-    share = choice.share_of(config, public)
+    share = weights.share_of(config, public)
     others = [replace(release, share=release.share * (1.0 - share)) for release in wanted]
     bound = sensitivities.signed_sum(public.relation)
     number = wanted[-1].round + 1

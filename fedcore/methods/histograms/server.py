@@ -34,10 +34,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedcore.methods.histograms import choice, second_moment, sensitivities
+from fedcore.methods.histograms import reduction, sensitivities, weights
 from fedcore.methods.histograms.config import HistogramsConfig
-from fedcore.methods.histograms.denoising import denoised_centre, denoised_mean
-from fedcore.methods.histograms.messages import ReleaseMessage, WeightsMessage
 from fedcore.methods.histograms.pool import FORGETTING, SCORE_KEPT, History, Pool, empty, forecast_error, grown
 from fedcore.methods.histograms.reduction import kept_by_frequency, lift, reduce_rows, tokens_kept
 from fedcore.methods.histograms.releases import (
@@ -54,6 +52,8 @@ from fedcore.methods.histograms.releases import (
 )
 from fedcore.methods.histograms.simplex import (
     assignment_logs,
+    denoised_centre,
+    denoised_mean,
     metric,
     perturbed,
     project,
@@ -63,7 +63,14 @@ from fedcore.methods.histograms.simplex import (
 )
 from fedcore.methods.histograms.sizes import continues_series, effective_budget, sizes_of
 from fedcore.methods.histograms.start import elected, filled_up, mean_of_warm_start
-from fedcore.methods.histograms.state import HistogramsState, Step, histories_of, initial_state
+from fedcore.methods.histograms.state import (
+    HistogramsState,
+    ReleaseMessage,
+    Step,
+    WeightsMessage,
+    histories_of,
+    initial_state,
+)
 from fedcore.methods.histograms.weights import WEIGHTS
 from fedcore.privacy.grid import GRID_NORM, grid_step
 from fedcore.randomness import stream
@@ -85,7 +92,7 @@ def init(config: HistogramsConfig, public: PublicFacts) -> HistogramsState:
     """The state before the first release. Raises ConfigError if there can be no such run."""
     sizes, planned = sizes_of(config, public), plan(config, public)
     releases = [release for release in planned if release.name != WEIGHTS]
-    a, c = choice.usual_weights(config, public)
+    a, c = weights.usual_weights(config, public)
     first_of_round = {release.round: release.noise_multiplier for release in reversed(releases)}
     norms = [release.noise_multiplier for release in releases if release.name.startswith(NORMS)]
     state = replace(
@@ -131,7 +138,7 @@ def message(config: HistogramsConfig, state: HistogramsState) -> ReleaseMessage 
     if state.phase == "done":
         return None
     if state.phase == "weights":
-        return choice.message(config, state)
+        return weights.message(config, state)
     return replace(_release(config, state), one_whole=state.one_whole)
 
 
@@ -232,10 +239,10 @@ def _second_moment(config: HistogramsConfig, state: HistogramsState, released: n
     """The tokens to cluster on: those of the eigenvectors that stand above the noise."""
     d, sigma = len(state.mean), _multiplier(state)
     bound = sensitivities.second_moment(sensitivities.relation_of(state.spread))
-    matrix = second_moment.covariance(released, state.metric, state.mean, config.clip)
-    noise = second_moment.noise_norm(sigma * bound, config.clip, d)
+    matrix = reduction.covariance(released, state.metric, state.mean, config.clip)
+    noise = reduction.noise_norm(sigma * bound, config.clip, d)
     keep = tokens_kept(config.keep, d)
-    kept, clear = second_moment.choose_tokens(matrix, state.mean, noise, state.clusters - 1, keep)
+    kept, clear = reduction.choose_tokens(matrix, state.mean, noise, state.clusters - 1, keep)
     note = "" if clear else "no eigenvector stands above the noise: the most frequent tokens are kept"
     scalars = {"noise_multiplier": sigma, "clear_eigenvectors": float(clear), "kept_tokens": float(len(kept))}
     return _on_tokens(config, state, kept), RoundInfo(scalars, note)
@@ -325,7 +332,7 @@ def _weights(state: HistogramsState, released: np.ndarray) -> Step:
     """The weight of the base that serves the clients' second halves."""
     spread = sensitivities.signed_factor(sensitivities.relation_of(state.spread))
     scale = state.weights_multiplier * spread * GRID_NORM
-    a, c = choice.chosen(released, state.weights_clients, scale)
+    a, c = weights.chosen(released, state.weights_clients, scale)
     info = RoundInfo({"noise_multiplier": state.weights_multiplier, "prior_tokens": a, "floor": c})
     return replace(state, phase="done", prior_tokens=a, floor=c), info
 

@@ -12,17 +12,31 @@ many numbers as there are pairs. Clients with fewer than FEWEST tokens in either
 A client's numbers depend on the message and on its own two halves, and on nothing else, to the last bit; entries have
 both signs. docs/privacy/histograms.md argues from that. What the server makes of the sum is in `choice.py`.
 Not in the paper.
+
+The weight of the base: whether a run asks its clients for it, and what it makes of their noised answer.
+
+The release is the sum over the clients of what they lose under each pair (a, c) of `PAIRS`. Its noise is of the
+size of the differences that matter, so the pair with the lowest value is not the one to take. A Gaussian process over
+log a and c says what the losses most likely are, between the pairs as well: losses differ smoothly, and those of usual
+weights are rarely far from the best. Pure functions of released values and public facts: they cost no privacy.
 """
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
+from fedcore.methods.histograms import sensitivities
 from fedcore.methods.histograms.clients import assign_in_float32, inverse_totals
-from fedcore.methods.histograms.messages import WeightsMessage
-from fedcore.methods.histograms.personal import base_weight, mixture_weights, own_values, values_at
+from fedcore.methods.histograms.config import HistogramsConfig
+from fedcore.methods.histograms.personal import base_weight, mixed_rows, mixes, mixture_weights, own_values, values_at
+from fedcore.methods.histograms.simplex import assignment_logs, project
+from fedcore.methods.histograms.sizes import effective_budget, expected_loss
+from fedcore.methods.histograms.state import USUAL_WEIGHTS, HistogramsState, WeightsMessage
 from fedcore.population.blocks import CountsBlock, segment_sums
 from fedcore.privacy.grid import bound_norms, grid_step
+from fedcore.rounds.method import PublicFacts
 from fedcore.rounds.statistics import IntegerSum, Statistics
 
 WEIGHTS = "weights"
@@ -103,3 +117,112 @@ def _mixtures(message: WeightsMessage, block: CountsBlock) -> np.ndarray:
     weights = np.zeros((block.clients, len(message.rows)))
     weights[np.arange(block.clients), assign_in_float32(block, message.log_centres)] = 1.0
     return weights
+
+
+LEAST_SHARE, MOST_SHARE = 0.03, 0.1  # of the budget
+LEAST_SIGNAL = 250.0  # clients times mu over the clip; below, the noise is as large as what there is to win
+ENOUGH = 700.0  # the signal that a larger share than the least is spent for
+LITTLE, USUAL_OF_LITTLE = 0.6, (500.0, 0.2)  # b below which bases are so noisy that other weights are usual
+DIFFERENCES, OFFSET = 0.02, 0.03  # standard deviations of the process: of losses among pairs, and of all alike
+SLOPE = 0.004  # nats that a pair is expected to lose at two octaves, or .3 of c, from the usual one
+LEAST_NOISE = 3e-4  # nats, standard deviation
+LARGEST_FLOOR = 0.5
+CANDIDATES = tuple(
+    (float(round(62 * 2 ** (step / 16))), hundredths / 100)
+    for step in range(97)
+    for hundredths in range(round(100 * LARGEST_FLOOR) + 1)
+    if sensible(round(62 * 2 ** (step / 16)), hundredths / 100)
+)
+
+
+# --- before the run -------------------------------------------------------------------------------------------------
+
+
+def why_not_released(config: HistogramsConfig, public: PublicFacts) -> str:
+    """Why a private run makes no release of weights; empty if it makes one. Known from settings and public facts."""
+    if config.prior_tokens is not None or config.floor is not None:
+        return "the settings name them"
+    if config.weights == "local":
+        return "each client chooses its own"
+    if public.halves == "entry":
+        return "the two halves of the clients' data were dealt token by token, which tells nothing of new documents"
+    if public.halves != "document":
+        return "nobody declared that the population holds two halves of each client's documents"
+    signal = _signal(config, public)
+    if signal < LEAST_SIGNAL:
+        return f"the budget is too small for it: its signal is {signal:.3g} of the {LEAST_SIGNAL:g} that are needed"
+    return ""
+
+
+def in_words(config: HistogramsConfig, public: PublicFacts) -> str:
+    """Whether there will be a release of weights, or why not."""
+    because = why_not_released(config, public)
+    return f"weights of the base: not released, because {because}" if because else "weights of the base: released"
+
+
+def share_of(config: HistogramsConfig, public: PublicFacts) -> float:
+    """What the release takes of the budget of a run that makes it: more than the least where that leaves it noisy."""
+    missing = ENOUGH / _signal(config, public)
+    return min(max(LEAST_SHARE * missing**2, LEAST_SHARE), MOST_SHARE)
+
+
+def _signal(config: HistogramsConfig, public: PublicFacts) -> float:
+    """n mu / clip, mu that of the release at the least share. Another relation doubles the noise."""
+    nominal, _, _ = effective_budget(config, public)
+    mu = math.sqrt(2 * LEAST_SHARE * (public.rho or 0.0))
+    return nominal * mu / (CLIP * sensitivities.signed_factor(public.relation))
+
+
+def usual_weights(config: HistogramsConfig, public: PublicFacts) -> tuple[float, float]:
+    """(a, c) of a run that releases none."""
+    return USUAL_OF_LITTLE if expected_loss(config, public)[0] < LITTLE else USUAL_WEIGHTS
+
+
+# --- the release ----------------------------------------------------------------------------------------------------
+
+
+def message(config: HistogramsConfig, state: HistogramsState) -> WeightsMessage:
+    """Asks every client what it loses, with the bases that the run's estimates have."""
+    centres, _ = state.usable_centres()
+    if mixes(config.outputs, centres):
+        rows, logs = mixed_rows(config.outputs, state), np.zeros((0, 0), np.float32)
+    else:
+        rows = project(centres, config.centre_floor)
+        logs = assignment_logs(centres, config.assignment_smoothing)
+    return WeightsMessage(WEIGHTS, rows, logs, config.mixture_prior, config.mixture_steps)
+
+
+def chosen(released: np.ndarray, clients: float, scale: float) -> tuple[float, float]:
+    """(a, c) with the least expected loss among CANDIDATES. released: (len(PAIRS),) noised, grid steps; clients: of the
+    population, as declared; scale: of the noise, grid steps.
+    """
+    step = grid_step(CLIP) / clients
+    losses = np.append(released * step, 0.0)  # of REFERENCE nothing has to be asked
+    noise = np.append(np.full(len(PAIRS), max(scale * step, LEAST_NOISE)), LEAST_NOISE)
+    candidates = np.array(CANDIDATES)
+    expected = posterior_mean(np.array([*PAIRS, REFERENCE]), losses, noise, candidates)
+    a, c = candidates[int(np.argmin(expected))]
+    return float(a), float(c)
+
+
+def posterior_mean(pairs: np.ndarray, losses: np.ndarray, noise: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """(w,) what the losses of `wanted` most likely are. pairs: (p, 2), wanted: (w, 2) of a and c; noise: (p,)."""
+    covariance = _kernel(pairs, pairs) + np.diag(noise**2)
+    surprise = np.linalg.solve(covariance, losses - _expected(pairs))
+    mean: np.ndarray = _expected(wanted) + _kernel(wanted, pairs) @ surprise
+    return mean
+
+
+def _expected(pairs: np.ndarray) -> np.ndarray:
+    """(p,) loss beyond that of usual weights, before anything is known."""
+    (a, c), (usual_a, usual_c) = pairs.T, USUAL_WEIGHTS
+    mean: np.ndarray = SLOPE * ((np.log2(a / usual_a) / 2) ** 2 + ((c - usual_c) / 0.3) ** 2)
+    return mean
+
+
+def _kernel(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """(o, p) covariances of the losses."""
+    places = [np.column_stack([np.log2(pairs[:, 0]) / 1.5, pairs[:, 1] / 0.3]) for pairs in (one, other)]
+    squares = ((places[0][:, None] - places[1][None]) ** 2).sum(axis=2)
+    kernel: np.ndarray = DIFFERENCES**2 * np.exp(-squares / 2) + OFFSET**2
+    return kernel

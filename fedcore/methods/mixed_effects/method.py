@@ -15,17 +15,65 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from fedcore.methods.mixed_effects import mixture_rounds, personal, regression_rounds, robust_trial, scores, start
+from fedcore.errors import ConfigError
+from fedcore.methods.mixed_effects import mixture_rounds, regression_rounds, result, robust_trial
 from fedcore.methods.mixed_effects.config import MixedEffectsConfig
-from fedcore.methods.mixed_effects.messages import Message
 from fedcore.methods.mixed_effects.result import result_of
-from fedcore.methods.mixed_effects.round_metrics import METRICS
-from fedcore.methods.mixed_effects.state import MixedEffectsState
+from fedcore.methods.mixed_effects.state import Message, MixedEffectsState, StartMessage
+from fedcore.methods.mixture_models.local_fits import compared_up_to
 from fedcore.population.blocks import ClientBlock, Kind, RowsBlock
 from fedcore.rounds.method import ClientOutputs, Memory, NonPrivateMethod, PublicFacts, RoundInfo
 from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
+
+METRICS = (
+    Metric(
+        "movement",
+        "Movement of the common coefficients",
+        "",
+        "How far common coefficients, or standard deviations around them, moved in each round.",
+    ),
+    Metric(
+        "between_clients",
+        "Standard deviation of clients' coefficients around the common ones",
+        "",
+        "Root mean square of all coefficients, in units of the noise.",
+    ),
+    Metric("apart", "Share of clients left apart", "", "Clients that do not count in the common coefficients."),
+    Metric("active_clients", "Active clients", "", "Clients that took part in each round."),
+    Metric("centre_step"),
+    Metric("clients"),
+    Metric("fitted"),
+    Metric("gain", follows_data=True),
+    Metric("log_likelihood", follows_data=True),
+    Metric("noise"),
+    Metric("robust"),
+    Metric("rows"),
+    Metric("second_starts"),
+)
+
+
+def first_state(config: MixedEffectsConfig, public: PublicFacts) -> MixedEffectsState:
+    """Raises ConfigError if the population has no column for an input."""
+    p = config.inputs(public.features)
+    if p < 1:
+        raise ConfigError(
+            "a regression needs an input or an intercept beside the response.", "Set intercept = true, or add a column."
+        )
+    return MixedEffectsState(
+        "start",
+        0,
+        public.seed,
+        public.clients or 0,
+        centres=np.zeros((0, p)),
+        orders=np.zeros((0, config.components), np.int32),
+    )
+
+
+def start_message(config: MixedEffectsConfig, state: MixedEffectsState) -> StartMessage:
+    """Asks all clients for their own fits, or those with the smallest uniform numbers."""
+    return StartMessage(compared_up_to(state.seed, state.population, config.aligned_clients), state.seed)
 
 
 class MixedEffects(NonPrivateMethod[MixedEffectsConfig, MixedEffectsState]):
@@ -61,7 +109,7 @@ class MixedEffects(NonPrivateMethod[MixedEffectsConfig, MixedEffectsState]):
     # --- rounds -----------------------------------------------------------------------------------------------------
 
     def init(self, public: PublicFacts) -> MixedEffectsState:
-        return start.first_state(self.config, public)
+        return first_state(self.config, public)
 
     def total_rounds(self, state: MixedEffectsState) -> int:
         trial = robust_trial.TRIAL_ROUNDS + 1 if self.config.robust == "auto" else 0
@@ -71,7 +119,7 @@ class MixedEffects(NonPrivateMethod[MixedEffectsConfig, MixedEffectsState]):
         if state.phase == "done":
             return None
         if state.phase == "start":
-            return start.start_message(self.config, state)
+            return start_message(self.config, state)
         rounds = regression_rounds.message if self.config.components == 1 else mixture_rounds.message
         return rounds(self.config, state)
 
@@ -101,20 +149,20 @@ class MixedEffects(NonPrivateMethod[MixedEffectsConfig, MixedEffectsState]):
     # --- for each client --------------------------------------------------------------------------------------------
 
     def personalise(self, state: MixedEffectsState, block: ClientBlock, memory: Memory | None) -> ClientOutputs:
-        """Coefficients, fitted values and distance; see `fedcore.methods.mixed_effects.personal`."""
-        return personal.personalise(self.config, state, cast(RowsBlock, block), memory)
+        """Coefficients, fitted values and distance; see `fedcore.methods.mixed_effects.result`."""
+        return result.personalise(self.config, state, cast(RowsBlock, block), memory)
 
     def outlier_distances(self, state: MixedEffectsState, block: ClientBlock, memory: Memory | None) -> np.ndarray:
         """(C, R), 1 where a client begins to count less."""
-        personal.check_started(state)
-        rows = personal.rows_of(self.config, state, cast(RowsBlock, block))
-        return personal.coefficients(self.config, state, rows, memory).distance
+        result.check_started(state)
+        rows = result.rows_of(self.config, state, cast(RowsBlock, block))
+        return result.coefficients(self.config, state, rows, memory).distance
 
     # --- scores on held-out data ------------------------------------------------------------------------------------
 
     def score_block(self, state: MixedEffectsState, block: ClientBlock, memories: KnownMemories | None) -> Statistics:
-        """See `fedcore.methods.mixed_effects.scores`."""
-        return scores.score_block(self.config, state, cast(RowsBlock, block), memories)
+        """See `fedcore.methods.mixed_effects.result`."""
+        return result.score_block(self.config, state, cast(RowsBlock, block), memories)
 
     def score_table(self, statistics: Mapping[str, np.ndarray]) -> ScoreTable:
-        return scores.score_table(statistics)
+        return result.score_table(statistics)

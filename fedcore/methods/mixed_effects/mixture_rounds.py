@@ -1,5 +1,4 @@
-"""Mixtures of mixed-effects regressions as rounds of the method: what `fedcore.methods.mixed_effects.mixture`
-computes, between messages, memories and states.
+"""Mixtures of mixed-effects regressions: the model, and its rounds between messages, memories and states.
 
     start    one pass: every client's own mixture; those of some clients are compared and put in one order
     trial    20 rounds of two fits, with robust weights and without, on four fifths of each client's rows; then one pass
@@ -9,24 +8,44 @@ computes, between messages, memories and states.
 A client's memory is its `Parts`: w (C, F, R), coefficients (C, F, R, p), covariances (C, F, R, p, p), of F fits side
 by side: two in the trial, then one. Until round 1 it has its own start too: theta (C, R, p), shares (C, R). Units are
 those of the data.
+
+Mixtures of regressions whose coefficients scatter: a row of client k is of component r with probability w_kr, its
+coefficients are beta_kr ~ N(m_r, D_r), its noise has variance s2.
+
+Components of rows and coefficients of a client depend on each other given its rows. As in variational EM they are taken
+as independent: with b, C the mean and covariance of a client's coefficients,
+
+    g_ir = softmax over r of  log w_kr - [(y_i - x_i.b_kr)^2 + x_i' C_kr x_i] / (2 s2)
+    w_kr = mean of g_ir;    b_kr, C_kr from the rows weighted by g_ir, as those of one component are from all rows
+
+(`regression`, G_kr = sum g x x' and so on), and m_r, D_r, s2 from the same sums. A round never lowers the bound of
+the log-likelihood (`bound`) if t = 1 and D is not pooled. A client needs what it found in the round before.
+
+Full covariances of R components are many numbers for few clients. Each D_r is pooled with the mean of all, by `POOLED`
+clients' worth, and then with the multiple of the inputs' inverse mean squares that has its trace, by as much again:
+
+    D_r <- [T_r D_r + P Dbar] / (T_r + P),    D_r <- [(T_r + P) D_r + P D0_r] / (T_r + 2 P),    T_r = sum t
+
+Source: Laird, Ware 1982 and Jordan et al. 1999 for its parts. Pooling and robust weights are ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from fedcore.errors import PopulationError
-from fedcore.methods.mixed_effects import mixture, robust_trial
+from fedcore.methods.mixed_effects import regression, robust_trial
 from fedcore.methods.mixed_effects.config import MixedEffectsConfig
-from fedcore.methods.mixed_effects.messages import Message, MixtureMessage, StartMessage
-from fedcore.methods.mixed_effects.mixture import Parts
-from fedcore.methods.mixed_effects.regression import Common
+from fedcore.methods.mixed_effects.regression import LOG_TWO_PI, Common, Posteriors, Systems
 from fedcore.methods.mixed_effects.state import (
+    Message,
     MixedEffectsState,
+    MixtureMessage,
+    StartMessage,
     after_round,
     commons_of,
     in_model_units,
@@ -35,12 +54,205 @@ from fedcore.methods.mixed_effects.state import (
 )
 from fedcore.methods.mixture_models import alignment
 from fedcore.methods.mixture_models.local_fits import compared, local_fits
-from fedcore.methods.mixture_models.local_steps import Rows, regression_rows
+from fedcore.methods.mixture_models.local_steps import LOG_WEIGHT_FLOOR, Rows, regression_rows
 from fedcore.methods.mixture_models.row_draws import held_out
+from fedcore.methods.mixture_models.tiles import stacks
 from fedcore.population.blocks import RowsBlock
 from fedcore.randomness import stream
 from fedcore.rounds.method import Memory, RoundInfo
 from fedcore.rounds.statistics import ArgMax, FloatSum, Stack, Statistics
+
+POOLED = 10.0  # clients' worth
+START_NOISE = 1.2  # a start's error is larger than 1 / (n w), because it is not known whose component a row is
+SECOND_STEPS = 10
+
+
+class Parts(NamedTuple):
+    """What clients know of themselves. w: (C, R); coefficients: (C, R, p) b; covariances: (C, R, p, p) C."""
+
+    w: np.ndarray
+    coefficients: np.ndarray
+    covariances: np.ndarray
+
+    @classmethod
+    def of_common(cls, commons: Sequence[Common], clients: int) -> Parts:
+        """Of clients that know nothing of themselves."""
+        means, betweens = (np.stack([getattr(c, name) for c in commons]) for name in ("mean", "between"))
+        w = np.full((clients, len(commons)), 1.0 / len(commons))
+        return cls(w, np.tile(means, (clients, 1, 1)), np.tile(betweens, (clients, 1, 1, 1)))
+
+
+class Step(NamedTuple):
+    """parts: after it; own, found: of each component; fits: (C,) expected log-density of the rows before it."""
+
+    parts: Parts
+    own: list[Systems]
+    found: list[Posteriors]
+    fits: np.ndarray
+
+
+# --- clients ----------------------------------------------------------------------------------------------------------
+
+
+def em_step(rows: Rows, parts: Parts, commons: Sequence[Common], robust: bool) -> Step:
+    """One round of all clients."""
+    g, fits = _components_of_rows(rows, parts, commons[0].noise)
+    n = np.maximum(rows.sizes, 1.0)
+    mass = np.zeros(parts.w.shape)
+    np.add.at(mass, rows.owners, g)
+    own, found = [], []
+    for r, common in enumerate(commons):
+        root = np.sqrt(g[:, r])
+        weighted = Rows(rows.x * root[:, None], rows.responses * root, rows.ptr)
+        own.append(regression.systems(weighted)._replace(n=mass[:, r]))
+        found.append(regression.posteriors(own[-1], common, robust))
+    w = np.where(rows.sizes[:, None] > 0, mass / n[:, None], parts.w)
+    coefficients = np.stack([one.coefficients for one in found], axis=1)
+    return Step(Parts(w, coefficients, np.stack([one.covariances for one in found], axis=1)), own, found, fits)
+
+
+def _components_of_rows(rows: Rows, parts: Parts, noise: float) -> tuple[np.ndarray, np.ndarray]:
+    """g (N, R), and (C,) the summed logarithms of what normalises it."""
+    logs = np.log(np.maximum(parts.w, LOG_WEIGHT_FLOOR))[rows.owners] - 0.5 * (LOG_TWO_PI + np.log(noise))
+    left, spread = _residuals(rows, parts)
+    return _shares(rows, logs - 0.5 * (left**2 + spread) / noise)
+
+
+def _residuals(rows: Rows, parts: Parts) -> tuple[np.ndarray, np.ndarray]:
+    """y - x.b and x' C x of each row and component, (N, R)."""
+    left, spread = np.empty((len(rows.x), parts.w.shape[1])), np.empty((len(rows.x), parts.w.shape[1]))
+    responses, numbers = rows.responses, np.arange(len(rows.x))
+    for stack in stacks(rows.ptr, 2 * rows.x.shape[1]):
+        x, y, c = stack.take(rows.x), stack.take(responses), stack.clients
+        seen = np.ones(stack.shape, bool) if stack.seen is None else stack.seen
+        at = stack.take(numbers)[seen]
+        for r in range(parts.w.shape[1]):
+            left[at, r] = (y - np.matmul(x, parts.coefficients[c, r, :, None])[:, :, 0])[seen]
+            spread[at, r] = (np.matmul(x, parts.covariances[c, r]) * x).sum(axis=2)[seen]
+    return left, spread
+
+
+def _shares(rows: Rows, logs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    top = logs.max(axis=1)
+    g = np.exp(logs - top[:, None])
+    total = g.sum(axis=1)
+    fits = np.zeros(len(rows.sizes))
+    np.add.at(fits, rows.owners, top + np.log(total))
+    return g / total[:, None], fits
+
+
+def log_density(rows: Rows, parts: Parts, noise: float) -> np.ndarray:
+    """(C,) of rows that the parts were not found from, nats: each row by itself, coefficients integrated out."""
+    left, spread = _residuals(rows, parts)
+    variance = noise + spread
+    logs = np.log(np.maximum(parts.w, LOG_WEIGHT_FLOOR))[rows.owners]
+    return _shares(rows, logs - 0.5 * (LOG_TWO_PI + np.log(variance) + left**2 / variance))[1]
+
+
+def bound(rows: Rows, parts: Parts, commons: Sequence[Common]) -> np.ndarray:
+    """(C,) the lower bound of each client's log-likelihood, for parts that came of a step with these commons, nats."""
+    _, found = _components_of_rows(rows, parts, commons[0].noise)
+    for r, common in enumerate(commons):
+        half = regression.root_of(common.between)
+        scales = np.linalg.norm(half, axis=0)
+        kept = scales > 1e-9 * scales.max(initial=0.0)
+        inverse = np.where(kept, half / np.where(kept, scales, 1.0) ** 2, 0.0)  # half has orthogonal columns
+        q = (parts.coefficients[:, r] - common.mean) @ inverse
+        covariances = inverse.T @ parts.covariances[:, r] @ inverse + np.diag(~kept).astype(np.float64)
+        _, logdets = np.linalg.slogdet(covariances)
+        found = found - 0.5 * ((q**2).sum(axis=1) + np.trace(covariances, axis1=1, axis2=2) - len(kept) - logdets)
+    return found
+
+
+def second_start(rows: Rows, parts: Parts, commons: Sequence[Common], robust: bool) -> tuple[Parts, int]:
+    """The better end of some steps from the parts, and of as many from the common coefficients, of each client; and how
+    many took the second. Own fits end in poor optima; the common coefficients are those of most clients."""
+    ends = [parts, Parts.of_common(commons, len(parts.w))]
+    for _ in range(SECOND_STEPS):
+        ends = [em_step(rows, end, commons, robust).parts for end in ends]
+    first, second = (bound(rows, end, commons) for end in ends)
+    better = second > first + 1e-6 * np.abs(first)
+    chosen = [np.where(better.reshape(-1, *[1] * (a.ndim - 1)), b, a) for a, b in zip(*ends, strict=True)]
+    return Parts(*chosen), int(np.count_nonzero(better))
+
+
+def round_sums(found: Step) -> np.ndarray:
+    """(R, p p + p + 5) `regression.round_sums` of each component; the log-likelihood is that of `Step.fits`, in the
+    first component."""
+    sums = np.stack([regression.round_sums(own, one) for own, one in zip(found.own, found.found, strict=True)])
+    sums[:, -2] = 0.0
+    sums[0, -2] = found.fits.sum()
+    return sums
+
+
+def shares_of(found: Step) -> np.ndarray:
+    """(C,) what a client counts, over its components."""
+    t = np.stack([one.shares for one in found.found], axis=1)
+    return (found.parts.w * t).sum(axis=1)
+
+
+def personal(rows: Rows, parts: Parts, commons: Sequence[Common], robust: bool) -> tuple[Parts, np.ndarray]:
+    """The end: one more step, in which a client that is far out takes a wider D; and (C, R) how far out it is."""
+    last = em_step(rows, parts, commons, robust)
+    relative = np.stack([one.relative for one in last.found], axis=1)
+    if not robust:
+        return last.parts, relative
+    wide = [
+        regression.posteriors(own, common, robust, regression.widening(own, one))
+        for own, one, common in zip(last.own, last.found, commons, strict=True)
+    ]
+    coefficients = np.stack([one.coefficients for one in wide], axis=1)
+    covariances = np.stack([one.covariances for one in wide], axis=1)
+    return Parts(last.parts.w, coefficients, covariances), relative
+
+
+# --- server -----------------------------------------------------------------------------------------------------------
+
+
+def first_commons(theta: np.ndarray, variances: np.ndarray, squares: np.ndarray, mass: float) -> list[Common]:
+    """The start, from aligned own fits: medians, and a D that is a multiple of the inputs' inverse mean squares.
+
+    theta: (K, R, p); variances: (K,) of rows within components; squares: (p,) mean squares of the inputs; mass: rows of
+    a client in a component, on average
+    """
+    p = theta.shape[2]
+    noise = float(np.median(variances))
+    smallest = max(regression.SMALLEST_NOISE * noise, float(np.finfo(float).tiny) ** 0.5)
+    noise = max(noise, smallest)
+    found = []
+    for r in range(theta.shape[1]):
+        mean = np.median(theta[:, r], axis=0)
+        distance = float(np.median((theta[:, r] - mean) ** 2 @ squares)) / p
+        wide = max(distance - START_NOISE * noise / mass, 0.1 * noise / mass)
+        found.append(Common(mean, np.diag(wide / np.where(squares > 0, squares, 1.0)), noise, smallest))
+    return found
+
+
+def next_commons(commons: Sequence[Common], sums: np.ndarray, squares: np.ndarray) -> list[Common]:
+    """m_r, D_r and s2 after a round. sums: of `round_sums`, over all clients; squares: as for `first_commons`."""
+    p = len(squares)
+    after = [regression.next_common(common, own) for common, own in zip(commons, sums, strict=True)]
+    counted = sums[:, p * p + p + 2]
+    noises, rows = sums[:, p * p + p].sum(), sums[:, p * p + p + 1].sum()
+    noise = commons[0].noise
+    if rows > 0:
+        noise = max(float(noise * noises / rows), commons[0].smallest)
+    if counted.sum() > 0:
+        mean = np.einsum("r,rij->ij", counted, np.stack([c.between for c in after])) / counted.sum()
+        after = [
+            common._replace(between=pooled(common.between, mean, t, squares))
+            for common, t in zip(after, counted, strict=True)
+        ]
+    return [common._replace(noise=noise) for common in after]
+
+
+def pooled(between: np.ndarray, mean: np.ndarray, counted: float, squares: np.ndarray) -> np.ndarray:
+    """(p, p) D_r pooled with the mean of all, and with a multiple of the inputs' inverse mean squares."""
+    between = (counted * between + POOLED * mean) / (counted + POOLED)
+    units = np.where(squares > 0, squares, 1.0)
+    plain = np.diag(np.mean(np.diag(between) * units) / units)
+    return ((counted + POOLED) * between + POOLED * plain) / (counted + 2.0 * POOLED)
+
 
 TRIED = (True, False)  # whether weights are robust, of the fits of a trial
 ADAPTED_STEPS = 30
@@ -108,11 +320,11 @@ def client_round(
             judged.append((rows, parts, commons))
             continue
         if message.again:
-            parts, again = mixture.second_start(rows, parts, commons, weights)
+            parts, again = second_start(rows, parts, commons, weights)
             restarts += again
-        step = mixture.step(rows, parts, commons, weights)
+        step = em_step(rows, parts, commons, weights)
         found.append(step.parts)
-        sums.append(mixture.round_sums(step))
+        sums.append(round_sums(step))
     if message.judged:
         return {"gain": FloatSum.at(block.leaf, _gain_sums(judged, every))}, {n: memory[n] for n in ("theta", "shares")}
     parts_of = {name: np.stack([getattr(one, name) for one in found], axis=1) for name in Parts._fields}
@@ -135,10 +347,10 @@ def _gain_sums(found: list[tuple[Rows, Parts, list[Common]]], held: Rows) -> np.
     """The two sums of the gain of robust weights; see `robust_trial`."""
     densities = []
     for (rows, parts, commons), weights in zip(found, TRIED, strict=True):
-        own, _ = mixture.personal(rows, parts, commons, weights)
-        densities.append(mixture.log_density(held, own, commons[0].noise))
+        own, _ = personal(rows, parts, commons, weights)
+        densities.append(log_density(held, own, commons[0].noise))
     rows, parts, commons = found[0]
-    shares = mixture.shares(mixture.step(rows, parts, commons, True))
+    shares = shares_of(em_step(rows, parts, commons, True))
     return np.array([shares @ (densities[0] - densities[1]), shares @ held.sizes])
 
 
@@ -148,7 +360,7 @@ def of_memory(
     """What clients of the run find in the end, and (C, R) how far out they are. Rows and result: model's units."""
     w, coefficients, covariances = (memory[name][:, 0] for name in Parts._fields)
     parts = Parts(w, coefficients / np.sqrt(state.noise), covariances / state.noise)
-    return mixture.personal(rows, parts, in_model_units(state), robust(config, state))
+    return personal(rows, parts, in_model_units(state), robust(config, state))
 
 
 def adapted(config: MixedEffectsConfig, state: MixedEffectsState, rows: Rows) -> Parts:
@@ -156,8 +368,8 @@ def adapted(config: MixedEffectsConfig, state: MixedEffectsState, rows: Rows) ->
     commons, weights = in_model_units(state), robust(config, state)
     parts = Parts.of_common(commons, len(rows.sizes))
     for _ in range(ADAPTED_STEPS):
-        parts = mixture.step(rows, parts, commons, weights).parts
-    return mixture.personal(rows, parts, commons, weights)[0]
+        parts = em_step(rows, parts, commons, weights).parts
+    return personal(rows, parts, commons, weights)[0]
 
 
 # --- server -----------------------------------------------------------------------------------------------------------
@@ -207,7 +419,7 @@ def after_start(
     orders = alignment.by_rule("auto", config.shuffles, theta, stream(state.seed, "gradient_em/alignment"))
     squares = np.asarray(result["squares"]) / rows
     mass = rows / (clients * config.components)
-    commons = mixture.first_commons(alignment.reordered(theta, orders), sent[:, 1], squares, mass)
+    commons = first_commons(alignment.reordered(theta, orders), sent[:, 1], squares, mass)
     every = np.tile(np.arange(config.components, dtype=np.int32), (state.population, 1))
     every[sent[:, 0].astype(np.int64)] = orders
     state = replace(
@@ -234,7 +446,7 @@ def after_trial(state: MixedEffectsState, result: Mapping[str, Any]) -> tuple[Mi
     p, fits = state.centres.shape[1], []
     for fit, sums in zip(state.chains, np.asarray(result["sums"]), strict=True):
         commons = [Common.of_row(row, p, state.smallest_noise) for row in fit]
-        fits.append(np.stack([c.row() for c in mixture.next_commons(commons, sums, state.squares)]))
+        fits.append(np.stack([c.row() for c in next_commons(commons, sums, state.squares)]))
     state = replace(state, chains=np.stack(fits), trial_round=state.trial_round + 1, orders=state.orders[:0])
     return state, RoundInfo({})
 
@@ -243,6 +455,6 @@ def after_sums(
     config: MixedEffectsConfig, state: MixedEffectsState, result: Mapping[str, Any]
 ) -> tuple[MixedEffectsState, RoundInfo]:
     sums = np.asarray(result["sums"])[0]
-    after = mixture.next_commons(commons_of(state), sums, state.squares)
+    after = next_commons(commons_of(state), sums, state.squares)
     state, info = after_round(config, replace(state, orders=state.orders[:0]), after, sums)
     return state, RoundInfo({**info.scalars, "second_starts": float(result["restarts"][0])})

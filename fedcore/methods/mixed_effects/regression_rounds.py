@@ -18,13 +18,15 @@ from typing import Any, cast
 import numpy as np
 
 from fedcore.errors import PopulationError
-from fedcore.methods.mixed_effects import extrapolation, regression, robust_trial
+from fedcore.methods.mixed_effects import regression, robust_trial
 from fedcore.methods.mixed_effects.config import MixedEffectsConfig
-from fedcore.methods.mixed_effects.extrapolation import Trail
-from fedcore.methods.mixed_effects.messages import Message, RegressionMessage, StartMessage, TrialMessage
-from fedcore.methods.mixed_effects.regression import Common, Posteriors, Systems
+from fedcore.methods.mixed_effects.regression import Common, Posteriors, Systems, Trail
 from fedcore.methods.mixed_effects.state import (
+    Message,
     MixedEffectsState,
+    RegressionMessage,
+    StartMessage,
+    TrialMessage,
     after_round,
     commons_of,
     in_model_units,
@@ -155,7 +157,7 @@ def after_sums(
     sums, (before,) = np.asarray(result["sums"]), commons_of(state)
     after = regression.next_common(before, sums)
     trail = Trail(state.points, state.safe, state.last_step, state.last_fit, state.longest)
-    start, trail = extrapolation.next_point(trail, before, after, float(sums[-2]), likelihood=not robust(config, state))
+    start, trail = regression.next_point(trail, before, after, float(sums[-2]), likelihood=not robust(config, state))
     state, info = after_round(config, state, [after], sums[None])
     if state.phase != "done":
         points, safe, step, fit, longest = trail

@@ -15,16 +15,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedcore.methods.dictionary_learning.client_groups import Group, groups
-from fedcore.methods.dictionary_learning.distances import ZERO_DISTANCE
+from fedcore.methods.dictionary_learning.distances import ZERO_DISTANCE, Group, groups
 from fedcore.methods.dictionary_learning.operators import normalise
-from fedcore.methods.perma.alignment import align, divide
 from fedcore.methods.perma.config import PermaConfig
 from fedcore.methods.perma.initialisation import initial_dictionaries, restarted
-from fedcore.methods.perma.learners import refine, step
-from fedcore.methods.perma.messages import Counts, InitialMessage, Message, RoundMessage
+from fedcore.methods.perma.learners import Coder, coder_of, refine, step
+from fedcore.methods.perma.matching import align, divide
 from fedcore.methods.perma.robust import robust_round
-from fedcore.methods.perma.sparse_coding import Coder, coder_of
+from fedcore.methods.perma.state import Counts, InitialMessage, Message, RoundMessage
 from fedcore.population.blocks import RowsBlock
 from fedcore.randomness import client_uniforms
 from fedcore.rounds.method import Memory

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcore.methods.dictionary_learning.client_groups import Group
+from fedcore.methods.dictionary_learning.distances import Group
 from fedcore.methods.dictionary_learning.operators import normalise, polar, random_atoms
 from fedcore.methods.perma.config import PermaConfig
-from fedcore.methods.perma.learners import Tiles, pieces, step_all
-from fedcore.methods.perma.sparse_coding import Coder, coder_of
+from fedcore.methods.perma.learners import Coder, Tiles, coder_of, pieces, step_all
 from fedcore.randomness import stream
 
 SETTLING_STEPS = 20  # at the target threshold, after the shrinking thresholds

@@ -11,6 +11,17 @@ null   as many as the star matches better than half as well as it would match cl
 jump   up to the largest jump of the path lengths (the paper, Section 3.2)
 
 Dictionaries may have different numbers of atoms; all atoms (r_i, d) have norm 1.
+
+Alignment: which atoms of an updated dictionary are the global ones (Algorithm 3, steps 3 to 9).
+
+lsa      linear sum assignment: no atom is chosen twice, least total distance
+seq      for one global atom after the other the nearest atom that is left
+greedy   the nearest atom, as in the paper: may choose an atom twice (a collision)
+
+Aggregation: one global dictionary from the clients' versions of it (Algorithm 1, step 13).
+
+mean, median        of aligned atoms, coordinate by coordinate
+unit, polar, none   what is done with the norms of the result: scaled to 1; polar factor; nothing, as in the paper
 """
 
 from __future__ import annotations
@@ -27,7 +38,7 @@ from fedcore.methods.dictionary_learning.distances import (
     atom_distances,
     layer_matrices,
 )
-from fedcore.methods.dictionary_learning.operators import random_atoms
+from fedcore.methods.dictionary_learning.operators import normalise, polar, random_atoms
 from fedcore.randomness import stream
 
 UNMATCHED = 2.0  # distance of an anchor's atom that found no partner
@@ -211,3 +222,122 @@ def number_by_rule(rule: str, dictionaries: Sequence[np.ndarray], seed: int) -> 
         return by_jump(lengths, len(dictionaries)), lengths
     scores = star(dictionaries, min(1, count), stream(seed, "dictionaries/anchors")).all_scores[:count]
     return by_null(scores, dictionaries[0].shape[1], len(dictionaries), seed), scores
+
+
+@dataclass(frozen=True, slots=True)
+class Aligned:
+    """Dictionaries of c clients, divided.
+
+    common:     (c, rg, d) the chosen atoms, with the signs of the global ones
+    local:      (c, r - rg, d) the others, in their order
+    index:      (c, rg) int64 which atoms were chosen
+    distances:  (c, rg) of the chosen atoms from the global ones
+    collisions: (c,) how many choices had been made before
+    """
+
+    common: np.ndarray
+    local: np.ndarray
+    index: np.ndarray
+    distances: np.ndarray
+    collisions: np.ndarray
+
+
+def align(reference: np.ndarray, atoms: np.ndarray, rule: str = "lsa") -> Aligned:
+    """Divide atoms (c, r, d) by their distances from the global ones `reference`, (rg, d) or (c, rg, d).
+
+    The number of local atoms never changes: after collisions of "greedy" more than r - rg atoms are not chosen, and
+    those after the first r - rg are dropped. Raises ValueError if rg > r or for an unknown rule.
+    """
+    c, r, d = atoms.shape
+    wanted = reference.shape[-2]
+    if wanted > r:
+        raise ValueError(f"{wanted} global atoms cannot be chosen among {r}")
+    reference = np.broadcast_to(reference, (c, wanted, d))
+    if not wanted:
+        none = np.zeros((c, 0))
+        return Aligned(atoms[:, :0], atoms, none.astype(np.int64), none, np.zeros(c, np.int64))
+    distances = atom_distances(reference, atoms)
+    index = distances.argmin(2)
+    collisions = wanted - _distinct(index)
+    if rule == "lsa":
+        # Nearest atoms that are all different are an assignment of least total; only the other clients need solving.
+        for i in np.flatnonzero(collisions):
+            index[i] = assign(distances[i])
+        collisions = wanted - _distinct(index)
+    elif rule == "seq":
+        index = _in_turn(distances)
+        collisions = wanted - _distinct(index)
+    elif rule != "greedy":
+        raise ValueError(f"unknown rule {rule!r}")
+    common, local = divide(atoms, index)
+    chosen = np.take_along_axis(distances, index[:, :, None], 2)[:, :, 0]
+    return Aligned(align_signs(common, reference), local, index, chosen, collisions)
+
+
+def divide(atoms: np.ndarray, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(atoms at index (c, rg), the first r - rg of the others in their order)."""
+    c, r, _ = atoms.shape
+    free = np.ones((c, r), bool)
+    np.put_along_axis(free, index, False, 1)
+    order = np.argsort(~free, axis=1, kind="stable")[:, : r - index.shape[1]]
+    return np.take_along_axis(atoms, index[:, :, None], 1), np.take_along_axis(atoms, order[:, :, None], 1)
+
+
+def _distinct(index: np.ndarray) -> np.ndarray:
+    """(c,) number of different entries of each row."""
+    ordered = np.sort(index, axis=1)
+    return 1 + (np.diff(ordered, axis=1) != 0).sum(1)
+
+
+def _in_turn(distances: np.ndarray) -> np.ndarray:
+    left = distances.copy()
+    index = np.empty(distances.shape[:2], np.int64)
+    clients = np.arange(len(distances))
+    for j in range(distances.shape[1]):
+        index[:, j] = left[:, j].argmin(1)
+        left[clients, :, index[:, j]] = np.inf
+    return index
+
+
+NOT_SHARED = 0.3  # norm of a mean of unit atoms, below which the clients do not agree on a direction
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """atoms: (rg, d); least_norm: smallest norm before scaling; not_shared: how many norms were below 0.3."""
+
+    atoms: np.ndarray
+    least_norm: float
+    not_shared: int
+
+
+def aggregate(versions: np.ndarray, how: str, norm: str, previous: np.ndarray | None = None) -> Aggregate:
+    """Mean or median of aligned atoms (N, rg, d), NaN where a client has none. previous: (rg, d), stays where nobody
+    has an atom.
+
+    Raises ValueError if nobody has one of the atoms and there is no previous one.
+    """
+    present = ~np.isnan(versions[:, :, 0])
+    if present.all():  # NumPy's functions that look for NaN are far slower
+        return with_norm(np.median(versions, axis=0) if how == "median" else np.mean(versions, axis=0), norm, previous)
+    missing = ~present.any(0)
+    if missing.any():
+        if previous is None:
+            raise ValueError("no client has one of the global atoms")
+        versions = np.where(missing[None, :, None], previous[None], versions)
+    raw = np.nanmedian(versions, axis=0) if how == "median" else np.nanmean(versions, axis=0)
+    return with_norm(raw, norm, previous)
+
+
+def with_norm(raw: np.ndarray, norm: str, previous: np.ndarray | None = None) -> Aggregate:
+    """The raw mean or median (rg, d) with its norms treated. An atom of norm 0 becomes the previous one, if any."""
+    unit, norms = normalise(raw)
+    least = float(norms.min(initial=np.inf)) if len(norms) else 1.0
+    not_shared = int((norms < NOT_SHARED).sum())
+    if norm == "none":
+        return Aggregate(raw, least, not_shared)
+    if norm == "polar":
+        return Aggregate(polar(raw, previous), least, not_shared)
+    if previous is not None:
+        unit = np.where(norms[:, None] > 0, unit, previous)
+    return Aggregate(unit, least, not_shared)

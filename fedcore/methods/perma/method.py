@@ -19,22 +19,58 @@ import numpy as np
 
 from fedcore.errors import ConfigError, RunError
 from fedcore.methods.dictionary_learning import scores
-from fedcore.methods.dictionary_learning.matching_pursuit import omp
-from fedcore.methods.dictionary_learning.outputs import Code, Parts, outputs_of, parts_together
-from fedcore.methods.dictionary_learning.result import result_of
+from fedcore.methods.dictionary_learning.result import Code, Parts, outputs_of, parts_together, result_of
+from fedcore.methods.dictionary_learning.sparse_codes import omp
 from fedcore.methods.perma import clients, server
 from fedcore.methods.perma.config import PermaConfig
-from fedcore.methods.perma.messages import Message, RoundMessage
+from fedcore.methods.perma.learners import coder_of
 from fedcore.methods.perma.robust import robust_parts
-from fedcore.methods.perma.round_metrics import METRICS
-from fedcore.methods.perma.sparse_coding import coder_of
-from fedcore.methods.perma.state import PermaState
+from fedcore.methods.perma.state import Message, PermaState, RoundMessage
 from fedcore.population.blocks import ClientBlock, Kind, RowsBlock
 from fedcore.rounds.fitted import FittedDictionary
 from fedcore.rounds.method import ClientOutputs, Memory, NonPrivateMethod, PublicFacts, RoundInfo, took_no_part
 from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
+
+METRICS = (
+    Metric(
+        "loss",
+        "Squared residual of a sample",
+        "units of the data, squared",
+        "Mean over all samples of the clients that took part, before they moved their atoms.",
+        follows_data=True,
+    ),
+    Metric("movement", "Largest movement of a global atom", "", "How far the atom moved that moved the most."),
+    Metric(
+        "distance",
+        "Distance of the clients' versions of the global atoms",
+        "",
+        "From the global atoms; mean over clients and atoms. Orthogonal atoms are 1.41 apart.",
+    ),
+    Metric("nonzero", "Atoms of a sample's code", "", "Mean over the samples."),
+    Metric("active_clients", "Active clients", "", "Clients that took part in each round."),
+    Metric("begun_anew", caption="Clients with new local atoms after a restart."),
+    Metric("bytes_down", caption="Received by all clients."),
+    Metric("bytes_up", caption="Sent by all clients."),
+    Metric("clients", caption="Clients with samples other than zero."),
+    Metric("collisions", caption="Atoms that clients chose twice as global ones."),
+    Metric("far", caption="Clients whose mean matched distance is above the limit."),
+    Metric("farthest", caption="Largest mean matched distance of a client."),
+    Metric("few_samples", caption="Clients with fewer samples than atoms."),
+    Metric("global_atoms", caption="Number of global atoms."),
+    Metric("least_norm", caption="Smallest norm of a global atom before scaling."),
+    Metric("left_out", caption="Matched atoms, later clients, that are left out of the aggregate."),
+    Metric("matched", caption="Clients whose dictionaries were matched."),
+    Metric("not_shared", caption="Global atoms on whose direction the clients do not agree."),
+    Metric("objective", caption="Of the clients' own dictionaries, for each sample.", follows_data=True),
+    Metric("rows", caption="Samples."),
+    Metric("score", caption="Of the worst matched atom."),
+    Metric("silent", caption="Clients without samples other than zero."),
+    Metric("unused_atoms", caption="Atoms that no sample of their client uses."),
+    Metric("worst_loss", caption="Largest loss of a client.", follows_data=True),
+)
+
 
 SOFT = (
     "codes are those of the run drawn towards zero by the threshold: scikit-learn has soft thresholds and no hard ones"
@@ -144,7 +180,7 @@ class Perma(NonPrivateMethod[PermaConfig, PermaState]):
         return parts_together(code)
 
     def personalise(self, state: PermaState, block: ClientBlock, memory: Memory | None) -> ClientOutputs:
-        """Local atoms, and samples split in two; see `fedcore.methods.dictionary_learning.outputs`. Raises RunError
+        """Local atoms, and samples split in two; see `fedcore.methods.dictionary_learning.result`. Raises RunError
         before the matching, and for clients that took no part."""
         if not state.begun:
             raise RunError("the run stopped before its first round.", "Resume it first.")

@@ -24,14 +24,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcore.methods.dictionary_learning.client_groups import Group
-from fedcore.methods.dictionary_learning.distances import matched_distances
+from fedcore.methods.dictionary_learning.distances import Group, matched_distances
 from fedcore.methods.dictionary_learning.operators import polar
 from fedcore.methods.perma.config import PermaConfig
 from fedcore.methods.perma.initialisation import singular_start
-from fedcore.methods.perma.learners import step
-from fedcore.methods.perma.messages import Counts, RoundMessage
-from fedcore.methods.perma.sparse_coding import Coder
+from fedcore.methods.perma.learners import Coder, step
+from fedcore.methods.perma.state import Counts, RoundMessage
 from fedcore.rounds.method import Memory
 
 Rows = Callable[[], Iterator[np.ndarray]]

@@ -15,12 +15,19 @@ import numpy as np
 from fedcore.errors import ConfigError, PopulationError, RunError
 from fedcore.methods.dictionary_learning.distances import d12
 from fedcore.methods.dictionary_learning.operators import polar
-from fedcore.methods.perma.aggregation import Aggregate, aggregate, with_norm
 from fedcore.methods.perma.clients import MATCHED
 from fedcore.methods.perma.config import PermaConfig
-from fedcore.methods.perma.matching import Matching, matched_atoms, number_by_rule, path, star
-from fedcore.methods.perma.messages import Counts, InitialMessage, Message, RoundMessage
-from fedcore.methods.perma.state import PermaState
+from fedcore.methods.perma.matching import (
+    Aggregate,
+    Matching,
+    aggregate,
+    matched_atoms,
+    number_by_rule,
+    path,
+    star,
+    with_norm,
+)
+from fedcore.methods.perma.state import Counts, InitialMessage, Message, PermaState, RoundMessage
 from fedcore.randomness import client_uniforms, stream
 from fedcore.rounds.method import PublicFacts, RoundInfo
 

@@ -26,7 +26,9 @@ from fedcore.methods.private_gmm.integer_rows import (
     shortened,
     squared_distances,
 )
-from fedcore.methods.private_gmm.messages import (
+from fedcore.methods.private_gmm.plan import PLACE_CELLS, PLACE_ENDS, PassKind
+from fedcore.methods.private_gmm.sensitivities import DIAGONAL
+from fedcore.methods.private_gmm.state import (
     BoxesMessage,
     Message,
     OffsetsMessage,
@@ -34,8 +36,6 @@ from fedcore.methods.private_gmm.messages import (
     ValleysMessage,
     of_cell,
 )
-from fedcore.methods.private_gmm.plan import PLACE_CELLS, PLACE_ENDS, PassKind
-from fedcore.methods.private_gmm.sensitivities import DIAGONAL
 from fedcore.methods.private_gmm.tree import node_of
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds.messages import refuse_unless

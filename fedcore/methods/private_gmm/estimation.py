@@ -9,8 +9,7 @@ import numpy as np
 
 from fedcore.methods.private_gmm.config import Covariance
 from fedcore.methods.private_gmm.integer_rows import ONE
-from fedcore.methods.private_gmm.projection import second_moment
-from fedcore.methods.private_gmm.tree import Tree
+from fedcore.methods.private_gmm.tree import Tree, second_moment
 
 TAIL = 0.005  # of a cell: rows that its radius may leave out
 NODE_TAIL, TAIL_NOISE = 0.02, 2.0  # of t, and in standard deviations: rows that the radius of a node may leave out

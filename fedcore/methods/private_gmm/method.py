@@ -11,10 +11,8 @@ from fedcore.methods.private_gmm import clients, server, start
 from fedcore.methods.private_gmm.config import PrivateGMMConfig
 from fedcore.methods.private_gmm.feasibility import worth
 from fedcore.methods.private_gmm.passes import context_of
-from fedcore.methods.private_gmm.personal import personalise
 from fedcore.methods.private_gmm.plan import SHIFTS, plan, sizes_of
-from fedcore.methods.private_gmm.result import PrivateMixture, mixture_of, result_of
-from fedcore.methods.private_gmm.round_metrics import METRICS
+from fedcore.methods.private_gmm.result import PrivateMixture, mixture_of, personalise, result_of
 from fedcore.methods.private_gmm.scores import score_block, score_table
 from fedcore.methods.private_gmm.series import SERIES_NAMES
 from fedcore.methods.private_gmm.start import likely_rows
@@ -36,6 +34,26 @@ from fedcore.rounds.method import (
 from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
+
+METRICS = (
+    Metric(
+        "radius",
+        "Largest radius of a ball",
+        "units of the data",
+        "The released balls that rows are cut to: of the nodes of the level, or of the cells, that the round is about; "
+        "it jumps where a level begins.",
+    ),
+    Metric("leaves", "Cells", "", "Cells of the partition found so far; each becomes a component."),
+    Metric(
+        "candidates",
+        "Candidate centres",
+        "",
+        "Released centres of boxes that hold many rows, before balls are chosen among them.",
+    ),
+    Metric("noise_of_a_count"),  # of the round's first release, as if it were one; sums of squares have far more
+    Metric("level"),
+    Metric("released_count"),
+)
 
 
 class PrivateGMM(PrivateMethod[PrivateGMMConfig, PrivateGMMState]):
@@ -149,7 +167,7 @@ class PrivateGMM(PrivateMethod[PrivateGMMConfig, PrivateGMMState]):
         return start.budget_sketch(self.config, public, plan)
 
     def personalise(self, state: PrivateGMMState, block: ClientBlock, memory: Memory | None) -> ClientOutputs:
-        """Labels of the clients' own rows, for them alone; see `fedcore.methods.private_gmm.personal`."""
+        """Labels of the clients' own rows, for them alone; see `fedcore.methods.private_gmm.result`."""
         return personalise(self.mixture(state), _rows(block))
 
     def score_block(self, state: PrivateGMMState, block: ClientBlock, memories: KnownMemories | None) -> Statistics:

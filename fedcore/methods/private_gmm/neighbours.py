@@ -18,7 +18,7 @@ from fedcore.methods.mixture_models.whole_rows import WholeMap, whole_map
 from fedcore.methods.private_gmm import sensitivities
 from fedcore.methods.private_gmm.clients import PLACE_STEPS
 from fedcore.methods.private_gmm.integer_rows import ONE
-from fedcore.methods.private_gmm.messages import of_cell
+from fedcore.methods.private_gmm.state import of_cell
 from fedcore.randomness import stream
 
 ALPHA = 0.01  # chance of a valley on some edge where there is one peak

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedcore.methods.private_gmm import candidates, estimation, neighbours, projection, sensitivities, series, terrific
+from fedcore.methods.private_gmm import estimation, neighbours, sensitivities, series, terrific
 from fedcore.methods.private_gmm.boxes import (
     Boxes,
     fullest,
@@ -23,7 +23,6 @@ from fedcore.methods.private_gmm.boxes import (
     shifts_of,
     whole_cubes,
 )
-from fedcore.methods.private_gmm.candidates import Candidates
 from fedcore.methods.private_gmm.config import PrivateGMMConfig
 from fedcore.methods.private_gmm.feasibility import forecast
 from fedcore.methods.private_gmm.integer_rows import BASIS_BITS, ONE
@@ -41,7 +40,8 @@ from fedcore.methods.private_gmm.plan import (
 )
 from fedcore.methods.private_gmm.series import Pool
 from fedcore.methods.private_gmm.state import FOUND, LOST, NOTHING, PrivateGMMState
-from fedcore.methods.private_gmm.tree import CLOSED, OPEN
+from fedcore.methods.private_gmm.terrific import Candidates
+from fedcore.methods.private_gmm.tree import CLOSED, OPEN, basis_of, whole_space
 
 SMALLEST_NOISE = 1e-200  # that has an inverse
 LEAST_COUNT = 6.0  # standard deviations of its noise, by which the number of all units must exceed 0
@@ -140,7 +140,7 @@ def tighten(context: PassContext, published: Sequence[np.ndarray]) -> PrivateGMM
     counts, noise = published[0][: len(nodes)] / ONE, context.noise() / ONE
     tree = estimation.tightened(state.tree, nodes, counts, context.radii, noise, state.needed)
     if tree.q == tree.d:
-        tree = tree.changed(nodes, basis=projection.whole_space(tree.d))
+        tree = tree.changed(nodes, basis=whole_space(tree.d))
     return state.with_tree(tree)
 
 
@@ -149,7 +149,7 @@ def tighten(context: PassContext, published: Sequence[np.ndarray]) -> PrivateGMM
 
 def project(context: PassContext, published: Sequence[np.ndarray]) -> PrivateGMMState:
     tree, nodes = context.state.tree, context.nodes
-    bases = [projection.basis_of(row, tree.d, tree.q) for row in published[0][: len(nodes)]]
+    bases = [basis_of(row, tree.d, tree.q) for row in published[0][: len(nodes)]]
     return context.state.with_tree(tree.changed(nodes, basis=np.stack(bases)))
 
 
@@ -199,9 +199,9 @@ def place_candidates(context: PassContext, published: Sequence[np.ndarray]) -> P
     noise of their profiles allows."""
     chosen, nodes = chosen_boxes(context), context.nodes
     boxes = chosen.boxes
-    at = candidates.moved(chosen.middle, published[0][: len(boxes)], chosen.reach, chosen.weight, boxes.count)
-    found = candidates.merged(Candidates(boxes.slot, at, chosen.width, boxes.count))
-    found = candidates.affordable(found, context.state.needed, _affordable(context))
+    at = terrific.moved(chosen.middle, published[0][: len(boxes)], chosen.reach, chosen.weight, boxes.count)
+    found = terrific.merged(Candidates(boxes.slot, at, chosen.width, boxes.count))
+    found = terrific.affordable(found, context.state.needed, _affordable(context))
     return replace(
         context.state, place_node=nodes[found.slot], place=found.at, place_width=found.width, place_count=found.count
     )

@@ -25,7 +25,7 @@ import numpy as np
 from fedcore.errors import ConfigError
 from fedcore.methods.mixture_models.packing import triangle
 from fedcore.methods.private_gmm.config import Covariance
-from fedcore.methods.private_gmm.projection import second_moment, triangle_of
+from fedcore.methods.private_gmm.tree import second_moment, triangle_of
 
 FORGETTING = 0.95  # weight of what was there before a run, against 1 for what the run adds
 SHARES, MEANS, MOMENTS = range(3)  # columns of `precision` and `noise`

@@ -37,7 +37,6 @@ import numpy as np
 from fedcore.methods.private_gmm import neighbours, terrific
 from fedcore.methods.private_gmm.config import PrivateGMMConfig
 from fedcore.methods.private_gmm.integer_rows import ONE
-from fedcore.methods.private_gmm.messages import BoxesMessage, Message, OffsetsMessage, ProfilesMessage, ValleysMessage
 from fedcore.methods.private_gmm.passes import (
     STEPS,
     PassContext,
@@ -49,7 +48,17 @@ from fedcore.methods.private_gmm.passes import (
 )
 from fedcore.methods.private_gmm.plan import ESTIMATION, plan, searches, sizes_of
 from fedcore.methods.private_gmm.series import pool_in
-from fedcore.methods.private_gmm.state import SEARCHING, PrivateGMMState, pool_columns, tree_columns
+from fedcore.methods.private_gmm.state import (
+    SEARCHING,
+    BoxesMessage,
+    Message,
+    OffsetsMessage,
+    PrivateGMMState,
+    ProfilesMessage,
+    ValleysMessage,
+    pool_columns,
+    tree_columns,
+)
 from fedcore.methods.private_gmm.tree import cells_about, root
 from fedcore.rounds.method import PublicFacts, RoundInfo
 

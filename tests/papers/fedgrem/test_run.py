@@ -7,7 +7,7 @@ from fedcore.papers.fedgrem.simulation import simulated_clients
 from fedcore.errors import ConfigError
 from fedcore.evaluation.evaluate import evaluate_run
 from fedcore.evaluation.outliers import diagnose
-from fedcore.methods.gradient_em import scores
+from fedcore.methods.gradient_em import personal
 from fedcore.methods.registry import make_method
 from tests.gradient_em.test_run import FAST, begin, check_outputs, population_of, tables_of, tasks_of, to_end
 from tests.gradient_em.test_uses import population_with_heldout
@@ -56,8 +56,8 @@ def test_scores_of_common_centres(tmp_path):
     population = population_with_heldout(tmp_path / "p")
     ran = to_end(begin(population, tmp_path, {**FAST, "algorithm": "fedem"}, method=METHOD))
     nll = {row["method"]: row["nll"] for row in evaluate_run(ran.path, population)["rows"]}
-    assert set(nll) == {"this run", "common centres", scores.TRAINED}
-    assert nll["this run"] == nll["common centres"] and abs(nll[scores.TRAINED] - nll["this run"]) < 0.15
+    assert set(nll) == {"this run", "common centres", personal.TRAINED}
+    assert nll["this run"] == nll["common centres"] and abs(nll[personal.TRAINED] - nll["this run"]) < 0.15
 
 
 def test_one_sweep_moves_centres_in_another_way():

@@ -8,28 +8,94 @@ It is a function of the message and of the client's own rows, to the last bit, a
 Clients with about as many rows are stacked, and answered together: products of matrices are made client by client,
 sums run over a client's own numbers in an order that follows from their shape alone, and everything else is of one
 number at a time. The argument is docs/privacy/dictionaries.md.
+
+Ladders: how large clients' numbers are, by counts of half octaves that can be released with noise.
+
+A client is in one cell. Numbers beyond the ends are in the last cells.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 
-from fedcore.methods.dictionaries.private.ladders import ENERGIES, NORMS, Ladder
-from fedcore.methods.dictionaries.private.messages import (
-    MomentsMessage,
-    PrivateMessage,
-    PrivateSumsMessage,
-    ScaleMessage,
-)
-from fedcore.methods.dictionary_learning.matching_pursuit import APART, omp_apart
+from fedcore.methods.dictionary_learning.sparse_codes import APART, omp_apart
 from fedcore.population.blocks import RowsBlock
 from fedcore.privacy.grid import GRID_NORM, bound_norms
+from fedcore.rounds.messages import POSITIVE
 from fedcore.rounds.statistics import IntegerSum, Statistics
+
+STEP = 0.5  # octaves in a cell
+WINDOW = 8  # cells in which nearly all clients are expected
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """lowest: the binary logarithm at which the first cell begins; cells: their number."""
+
+    lowest: float
+    cells: int
+
+    @property
+    def edges(self) -> np.ndarray:
+        """(cells - 1,) where all cells but the first begin."""
+        return np.exp2(self.lowest + STEP * np.arange(1, self.cells))
+
+    def cell(self, values: np.ndarray) -> np.ndarray:
+        """The cells of positive numbers: by comparisons, which have no rounding."""
+        return np.searchsorted(self.edges, values, side="right")
+
+    def quantile(self, counts: np.ndarray, share: float) -> float:
+        """The upper end of the cell in which this share of the clients is reached, in the window of WINDOW cells that
+        holds the most. counts: (cells,) noised, so that a sum over all cells would be mostly noise."""
+        sums = np.convolve(counts, np.ones(WINDOW), "valid")
+        first = int(sums.argmax())
+        reached = np.cumsum(counts[first : first + WINDOW]) >= share * max(float(sums[first]), 1e-300)
+        return float(2.0 ** (self.lowest + STEP * (first + int(reached.argmax()) + 1)))
+
+
+ENERGIES = Ladder(-40.0, 160)  # of mean squared norms of rows, in the units of the data
+NORMS = Ladder(-14.0, 32)  # of norms of a client's sums, in units of the typical energy
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleMessage:
+    """Asks for the cell of a client's mean energy."""
+
+    release: str
+
+
+@dataclass(frozen=True, slots=True)
+class MomentsMessage:
+    """Asks for second moments. clip: their Frobenius norm."""
+
+    release: str
+    clip: float = field(metadata=POSITIVE)
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateSumsMessage:
+    """Asks for what the atoms leave, by atom.
+
+    atoms:    (r, d), norm 1
+    sparsity: atoms in a code
+    scale:    typical mean energy of a client's rows
+    clip:     norm of what is left, times codes
+    """
+
+    release: str
+    atoms: np.ndarray
+    sparsity: int
+    scale: float = field(metadata=POSITIVE)
+    clip: float = field(metadata=POSITIVE)
+
+
+PrivateMessage = ScaleMessage | MomentsMessage | PrivateSumsMessage
+
 
 TILE_NUMBERS = 2**18  # of a tile of rows, and of what a stack of clients needs beside them
 # Of the squared bound of a round's vector: steps of the atoms, energies of their codes, the ladder

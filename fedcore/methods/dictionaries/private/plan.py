@@ -10,10 +10,8 @@ import numpy as np
 
 from fedcore.errors import ConfigError
 from fedcore.methods.dictionaries.config import DictionariesConfig
-from fedcore.methods.dictionaries.private.clients import SHARES, sums_cells, triangle
-from fedcore.methods.dictionaries.private.ladders import ENERGIES
-from fedcore.methods.dictionaries.sizes import global_atoms_of, rounds_of
-from fedcore.methods.dictionaries.start import RELEASED
+from fedcore.methods.dictionaries.private.clients import ENERGIES, SHARES, sums_cells, triangle
+from fedcore.methods.dictionaries.start import RELEASED, global_atoms_of, rounds_of
 from fedcore.methods.dictionary_learning.operators import random_atoms
 from fedcore.privacy.grid import GRID_NORM
 from fedcore.privacy.plan import PlannedRelease

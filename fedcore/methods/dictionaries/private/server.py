@@ -16,17 +16,21 @@ from dataclasses import replace
 import numpy as np
 
 from fedcore.methods.dictionaries.config import DictionariesConfig
-from fedcore.methods.dictionaries.private.clients import CELL_BOUND, ENERGY_BOUND, ENERGY_CLIP, STEP_BOUND, unpacked
-from fedcore.methods.dictionaries.private.ladders import ENERGIES, NORMS
-from fedcore.methods.dictionaries.private.messages import (
+from fedcore.methods.dictionaries.private.clients import (
+    CELL_BOUND,
+    ENERGIES,
+    ENERGY_BOUND,
+    ENERGY_CLIP,
+    NORMS,
+    STEP_BOUND,
     MomentsMessage,
     PrivateMessage,
     PrivateSumsMessage,
     ScaleMessage,
+    unpacked,
 )
 from fedcore.methods.dictionaries.private.plan import MOMENTS, SCALE, nominal, plan, release_name, shape_of
-from fedcore.methods.dictionaries.sizes import rounds_of, sparsity_of
-from fedcore.methods.dictionaries.start import RELEASED, given_atoms
+from fedcore.methods.dictionaries.start import RELEASED, given_atoms, rounds_of, sparsity_of
 from fedcore.methods.dictionaries.state import DictionariesState
 from fedcore.methods.dictionary_learning.distances import d12
 from fedcore.methods.dictionary_learning.operators import normalise
