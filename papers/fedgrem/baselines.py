@@ -42,7 +42,6 @@ from fedcore.papers.fedgrem.state import (
 )
 
 from fedcore.methods.gradient_em import start
-from fedcore.methods.gradient_em.central import CentralUpdate, relative_gradient, shares_kept, thresholds
 from fedcore.methods.gradient_em.coordinates import coordinates_of, rows_of, to_model, to_standardised
 from fedcore.methods.gradient_em.messages import StartMessage
 from fedcore.methods.mixture_models import GaussianMixture, RegressionMixture
@@ -57,7 +56,7 @@ from fedcore.methods.mixture_models.local_steps import (
     full_m_step,
     pair_products,
 )
-from fedcore.methods.mixture_models.spatial_median import distances, moved_centre, weighted_sums
+from fedcore.methods.mixture_models.spatial_median import moved_centre, weighted_sums
 from fedcore.methods.mixture_models.tiles import stacks
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds.method import Memory, RoundInfo
@@ -263,22 +262,6 @@ def fedgmm_update(
         covariate_means=located,
         covariate_covariance=0.5 * (covariance + covariance.T) + 1e-6 * np.eye(p),
     )
-
-
-# --- the central update of the published program ----------------------------------------------------------------------
-
-
-def authors_sweep(t: np.ndarray, n: np.ndarray, penalty: float, v: np.ndarray | None = None) -> CentralUpdate:
-    """What the published program computes: two sweeps of the alternating scheme from the plain mean, not its limit.
-
-    n: (K, R), 0 leaves a client out; v: not read.
-    """
-    tau, some = thresholds(penalty, n), (n > 0).astype(np.float64)
-    v = moved_centre(np.zeros(t.shape[1:]), weighted_sums(t, some))
-    rest = shares_kept(distances(t, v), tau)[:, :, None] * (t - v)
-    v = moved_centre(v, weighted_sums(t - rest, some))
-    theta = v + shares_kept(distances(t, v), tau)[:, :, None] * (t - v)
-    return CentralUpdate(v, theta, 1, relative_gradient(t, v, n, tau))
 
 
 # --- rounds of all ----------------------------------------------------------------------------------------------------

@@ -8,10 +8,11 @@ scored by what they have alone; pooled-em scores any.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import numpy as np
-from fedcore.papers.fedgrem import baselines
+from fedcore.papers.fedgrem import baselines, norm
 from fedcore.papers.fedgrem.state import (
     POOLED,
     BaselineMessage,
@@ -22,10 +23,11 @@ from fedcore.papers.fedgrem.state import (
 from scipy.special import logsumexp
 
 from fedcore.errors import ConfigError, RunError
-from fedcore.methods.gradient_em import GradientEM, GradientEMState, personal, server
+from fedcore.methods.gradient_em import GradientEM, GradientEMState, clients, personal, server
 from fedcore.methods.gradient_em.coordinates import coordinates_of, log_scale, rows_of, to_model
-from fedcore.methods.gradient_em.messages import StartMessage
+from fedcore.methods.gradient_em.messages import RoundMessage, StartMessage
 from fedcore.methods.gradient_em.personal import ClientParameters, known_memory, squared_errors
+from fedcore.methods.gradient_em.result import result_of
 from fedcore.methods.mixture_models.local_steps import LOG_WEIGHT_FLOOR, Rows, e_step, posteriors
 from fedcore.population.blocks import ClientBlock, RowsBlock
 from fedcore.rounds.method import ClientOutputs, Memory, PublicFacts, RoundInfo
@@ -192,7 +194,10 @@ class PaperGradientEM(GradientEM):
     arithmetic_version: ClassVar[str] = "paper-gradient-em-1"
     Config = PaperGradientEMConfig
     State = PaperGradientEMState
-    metrics: ClassVar[tuple[Metric, ...]] = (*GradientEM.metrics, Metric("sources"))
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        *GradientEM.metrics,
+        *(Metric(name) for name in ("central_gradient", "central_steps", "penalty", "sources")),
+    )
     main_settings: ClassVar[tuple[str, ...]] = ("algorithm", *GradientEM.main_settings[:7])
     moved_settings: ClassVar[Mapping[str, str]] = {}
 
@@ -223,6 +228,8 @@ class PaperGradientEM(GradientEM):
             return baselines.totals(message, rows, known)
         if isinstance(message, BaselineMessage):
             return baselines.client_round(self.config, message, rows, known)
+        if isinstance(message, RoundMessage) and not self.config.estimated:
+            return clients.gradient_round(self.config, message, rows, known, norm.sent)
         return super().client_update(message, block, memory)
 
     def server_update(self, state: GradientEMState, result: Mapping[str, Any]) -> tuple[GradientEMState, RoundInfo]:
@@ -233,19 +240,22 @@ class PaperGradientEM(GradientEM):
             return baselines.after_start(self.config, own, result)
         if state.phase == "rounds" and self.config.baseline:
             return baselines.server_update(self.config, own, result)
-        if state.phase == "rounds" and self.config.one_sweep:
-            return server.gradient_round(self.config, state, result, baselines.authors_sweep)
+        if state.phase == "rounds" and not self.config.estimated:
+            solve = norm.authors_sweep if self.config.one_sweep else norm.solve
+            return server.gradient_round(self.config, state, result, partial(norm.solved, solve=solve))
         return super().server_update(state, result)
 
     def clients_kept_apart(self, clients: int) -> int:
-        return self.config.aligned_clients if self.config.baseline else super().clients_kept_apart(clients)
+        """Of the paper's norm all, because the server solves the update."""
+        every = not self.config.baseline and not self.config.estimated
+        return clients if every else super().clients_kept_apart(clients)
 
     # --- what a run shows -------------------------------------------------------------------------------------------
 
     def result(self, state: GradientEMState, features: Features) -> Result:
         """Of algorithms whose clients have no centres in common: how many fitted a model."""
         if not self.config.local or state.round < 1:
-            return super().result(state, features)
+            return result_of(self.config, state, features, estimated=self.config.estimated)
         alone = (Column("clients", [int(state.clients)]), Column("rows", [int(state.rows)]))
         return Result((Table("clients", "Clients that fitted models of their own", alone),))
 

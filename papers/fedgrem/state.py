@@ -9,10 +9,11 @@ from dataclasses import dataclass, fields
 from typing import Literal, Self
 
 import numpy as np
+from fedcore.papers.fedgrem.norm import NormVariant
 from pydantic import Field, model_validator
 
 from fedcore.methods.gradient_em import GradientEMConfig, GradientEMState
-from fedcore.methods.gradient_em.config import Variant
+from fedcore.methods.gradient_em.config import FEWEST_ROUNDS, Variant
 from fedcore.methods.gradient_em.coordinates import Coordinates
 from fedcore.methods.gradient_em.state import zeros
 
@@ -64,7 +65,8 @@ class PaperGradientEMConfig(GradientEMConfig):
     @property
     def variant(self) -> Variant:
         paper, size = self.preset == "paper", self.step_size or STEP_SIZES[self.preset]
-        return Variant(norm=paper, step_size=size, step_of_start=paper, ward=self.ward, start_steps=self.start_steps)
+        kind = NormVariant if paper else Variant
+        return kind(step_size=size, step_of_start=paper, ward=self.ward, start_steps=self.start_steps)
 
     @property
     def baseline(self) -> bool:
@@ -81,11 +83,20 @@ class PaperGradientEMConfig(GradientEMConfig):
 
     @property
     def estimated(self) -> bool:
-        return not self.baseline and super().estimated
+        """Whether differences between clients are estimated."""
+        return not self.baseline and self.preset != "paper"
+
+    @property
+    def fewest_rounds(self) -> int:
+        return super().fewest_rounds if self.estimated else FEWEST_ROUNDS
+
+    def starts_again(self, number: int) -> bool:
+        return self.estimated and super().starts_again(number)
 
     @property
     def shared_covariance(self) -> bool:
-        return not self.baseline and super().shared_covariance
+        known = self.baseline or (self.covariance == "auto" and not self.estimated)
+        return not known and super().shared_covariance
 
     @model_validator(mode="after")
     def _algorithm_agrees(self) -> Self:

@@ -22,11 +22,12 @@ from typing import Any, cast
 import numpy as np
 from fedcore.papers.columns import given, mean, mean_sd, verdict
 from fedcore.papers.data import needed_data, whitened_components
+from fedcore.papers.fedgrem import norm
 from fedcore.papers.fedgrem.paper_gradient_em import PaperGradientEM, PaperGradientEMConfig, labelling, parameters
 from fedcore.papers.fedgrem.simulation import Model, Preset, contaminated, errors, misclustered, simulated_clients
 from fedcore.papers.table import Column, Condition, Experiment, Found, Options, Row, Seeds, Trial
 
-from fedcore.methods.gradient_em import central
+from fedcore.methods.gradient_em.server import next_penalty
 from fedcore.methods.mixture_models.local_steps import Rows, e_step
 from fedcore.population.blocks import RowsBlock, leaves
 from fedcore.randomness import stream
@@ -115,8 +116,8 @@ def per_task_loop(block: RowsBlock, theta: np.ndarray, w: np.ndarray, rounds: in
             sums = e_step(own, theta[k : k + 1], w[k : k + 1])
             w[k] = sums.mass[0] / n[k]
             sent[k] = theta[k] + eta[k][:, None] * sums.gradient[0] / n[k]
-        penalty = central.next_penalty(penalty, 0.1, 2.0, theta.shape[2], block.clients)
-        found = central.solve(sent, n, penalty, v)
+        penalty = next_penalty(penalty, 0.1, 2.0, theta.shape[2], block.clients)
+        found = norm.solve(sent, n, penalty, v)
         v, theta = found.v, found.theta
     return time.perf_counter() - begun
 

@@ -7,10 +7,10 @@ from fedcore.papers.fedgrem.simulation import CENTRES, contaminated, errors, sim
 from fedcore.methods.gradient_em.clients import LocalUpdate, restored
 from fedcore.methods.mixture_models.local_steps import Rows, e_step, full_m_step
 from tests.gradient_em.run_in_memory import block_of, run
+from tests.papers.fedgrem.run_in_memory import NORM
 from tests.papers.fedgrem.run_in_memory import run as run_paper
 
 FAST = {"starts": 3, "start_steps": 10}
-NORM = {"norm": True, "covariance": "identity"}
 
 
 def small(seed=0, h=0.5, clients=10, outliers=1, **options):
@@ -27,7 +27,7 @@ def test_without_a_penalty_a_round_is_local_em():
     block = block_of(small().rows)
     theta, w = starts_of(block)
     sums = e_step(Rows(block.x, None, block.ptr), theta, w)
-    ran = run(block, rounds=1, penalty=0.0, first_penalty=0.0, smallest_cluster=0.0, **NORM, **FAST)
+    ran = run_paper(block, rounds=1, penalty=0.0, first_penalty=0.0, smallest_cluster=0.0, **NORM, **FAST)
     np.testing.assert_allclose(ran.outputs()["centres"], full_m_step(theta, sums), rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(ran.outputs()["weights"], sums.mass / 150, rtol=1e-12)
 
@@ -38,7 +38,7 @@ def test_with_an_infinite_penalty_it_is_fedem(model):
     common = {"rounds": 20, "tolerance": 0.0, "model": model, **FAST}
     if model == "regression":  # a gradient step is not an M-step there: the limits are compared
         common |= {"rounds": 400}
-    mine = run(block, penalty=1e9, smallest_cluster=0.0, **NORM, **common)
+    mine = run_paper(block, penalty=1e9, smallest_cluster=0.0, **NORM, **common)
     fedem = run_paper(block, algorithm="fedem", **common)
     np.testing.assert_array_equal(mine.outputs()["centres"][0], mine.outputs()["centres"][5])
     if model == "gaussian":
@@ -50,7 +50,7 @@ def test_with_an_infinite_penalty_it_is_fedem(model):
 
 def given(block, **settings):
     """A run from the true common centres."""
-    return run(block, given={"centres": CENTRES}, start="given", **{**NORM, **settings})
+    return run_paper(block, given={"centres": CENTRES}, start="given", **{**NORM, **settings})
 
 
 @pytest.mark.slow

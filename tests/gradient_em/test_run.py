@@ -18,6 +18,7 @@ from fedcore.training.personalise import personalise
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, start_run
 from tests.gradient_em.run_in_memory import block_of, facts, run
+from tests.papers.fedgrem.run_in_memory import run as run_paper
 
 FAST = {"starts": 2, "rounds": 8}
 
@@ -142,7 +143,7 @@ def test_results_of_other_settings():
     tables = tables_of(run(block, model="regression", intercept=True, **FAST), [f"x{j}" for j in range(10)] + ["y"])
     assert tables["centres"]["input"] == [f"x{j}" for j in range(10)] + ["intercept"] and "differences" in tables
     block = block_of(tasks_of().rows)
-    assert list(tables_of(run(block, norm=True, **FAST))) == ["centres"]
+    assert list(tables_of(run_paper(block, preset="paper", **FAST))) == ["centres"]
     method = GradientEM()
     assert not method.result(method.init(facts(block)), Features(10)).tables
 
@@ -210,7 +211,7 @@ def test_a_covariance_that_is_none(known):
 
 def test_rounds_of_second_starts():
     own = GradientEMConfig()
-    assert own.estimated and own.shared_covariance
+    assert own.shared_covariance
     assert [number for number in range(1, 200) if own.starts_again(number)] == [10, 40, 160]
 
 

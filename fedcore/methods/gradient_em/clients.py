@@ -10,6 +10,7 @@ caps of steps, guards and second starts are ours.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -18,14 +19,13 @@ from fedcore.methods.gradient_em import memory as memories
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import rows_of, to_model, to_standardised
 from fedcore.methods.gradient_em.messages import RoundMessage
-from fedcore.methods.gradient_em.penalty import NormPenalty
-from fedcore.methods.gradient_em.shrinkage import ClientSums, EstimatedPenalty
+from fedcore.methods.gradient_em.shrinkage import EstimatedPenalty
 from fedcore.methods.mixture_models.local_steps import Rows, Sums, e_step, full_m_step, largest_curvature
 from fedcore.methods.mixture_models.tiles import of_clients
 from fedcore.population.blocks import RowsBlock
 from fedcore.randomness import client_uniforms
 from fedcore.rounds.method import Memory
-from fedcore.rounds.statistics import ArgMax, FloatSum, Stack, Statistic, Statistics
+from fedcore.rounds.statistics import ArgMax, FloatSum, Statistic, Statistics
 
 PARTICIPATION, BATCH = "gradient_em/participation", "gradient_em/batch"
 SAFE_CURVATURE = 1.8  # times 1 / the largest eigenvalue; 2 is the limit, and the eigenvalue is estimated from below
@@ -79,14 +79,19 @@ class LocalUpdate(NamedTuple):
     memory: Memory
 
 
+Send = Callable[
+    [GradientEMConfig, RoundMessage, Active, Parameters, LocalUpdate, np.ndarray],
+    tuple[dict[str, Statistic], np.ndarray],
+]
+
+
 def gradient_round(
-    config: GradientEMConfig, message: RoundMessage, block: RowsBlock, memory: Memory
+    config: GradientEMConfig, message: RoundMessage, block: RowsBlock, memory: Memory, send: Send | None = None
 ) -> tuple[Statistics, Memory]:
     """Round t of Algorithm 1, as far as it is the clients'. The statistics, in the model's units:
 
-    centre:   (R, p + 1) the two sums of the central update; or
-    sent:     (C, R, p + 1) the clients' estimates and their rows, if the server solves it
-    spread:   (R, 3) the sums of the variance between clients, if it is estimated
+    centre:   (R, p + 1) the two sums of the central update, and
+    spread:   (R, 3) the sums of the variance between clients; or what `send` makes of the estimates, None: `sent`
     scatter:  sums of the shared covariance, the last entry its divisor, if it is estimated
     counts:   (8,) active clients, rows they used, their log-likelihood, pairs (client, component) that count, of these
               farther out than the penalty reaches, pairs that do not count, pairs that diverged, clients that took the
@@ -109,7 +114,7 @@ def gradient_round(
     # Send the estimate for the central update; the weights stay with the client.
     kept, movement = remembered(config, message, active, new)
     counts = memories.effective_rows(active.n, kept["out"])
-    statistics, beyond = sent(config, message, active, now, new, counts)
+    statistics, beyond = (send or sent)(config, message, active, now, new, counts)
     statistics |= common_sums(config, active, now, new)
     statistics |= {"counts": counted(active, new, counts, beyond, diverged, restarts), "movement": movement}
     return statistics, {name: _with(value, active.among, kept[name]) for name, value in memory.items()}
@@ -178,19 +183,15 @@ def sent(
 ) -> tuple[dict[str, Statistic], np.ndarray]:
     """What the clients send for the central update, and (C, R) bool, who is farther out than the penalty reaches.
 
-    The paper's clients send their estimates, and the server solves the update. Here they send the two sums of a
-    reweighting step instead. counts: (C, R) of `effective_rows`.
+    The sums of the centres and of the variance between clients, of full M-steps: gradient steps go a fraction of the
+    way, and are extended. counts: (C, R) of `effective_rows`.
     """
-    block, estimate = active.block, new.estimate
-    if config.estimated:
-        sums = sums_of_m_steps(config, message, active, now, new, counts)
-        own: dict[str, Statistic] = {"spread": FloatSum.at(block.leaf, sums.variance)}
-        return {"centre": FloatSum.at(block.leaf, sums.centre), **own}, sums.beyond
-    penalty = NormPenalty.of(counts, message.penalty)
-    beyond = penalty.beyond(estimate, active.v)
-    parts = np.concatenate([estimate, counts[:, :, None]], axis=2)
-    every = np.zeros((block.clients, *parts.shape[1:]))
-    return {"sent": Stack({block.first: _with(every, active.among, parts)})}, beyond
+    fraction = memories.m_step_fraction(config, message.step_factor, new.w, active.n, new.memory)
+    counts = np.minimum(counts, new.rows.sizes[:, None])  # an estimate from a batch has the noise of a batch
+    full = now.theta + (new.estimate - now.theta) / np.where(fraction > 0, fraction, 1.0)[:, :, None]
+    penalty = EstimatedPenalty.of(counts, new.w, message.between, fraction, active.v.shape[1])
+    sums, leaf = penalty.sums(full, active.v), active.block.leaf
+    return {"centre": FloatSum.at(leaf, sums.centre), "spread": FloatSum.at(leaf, sums.variance)}, sums.beyond
 
 
 def counted(
@@ -286,23 +287,6 @@ def restored(new: LocalUpdate, v: np.ndarray) -> tuple[LocalUpdate, int]:
     halvings = np.where(bad, halvings + (halvings < MOST_HALVINGS), halvings).astype(np.int8)
     estimate = np.where(bad[:, :, None], v, estimate)
     return new._replace(estimate=estimate, memory={**new.memory, "halvings": halvings}), int(bad.sum())
-
-
-def sums_of_m_steps(
-    config: GradientEMConfig,
-    message: RoundMessage,
-    active: Active,
-    now: Parameters,
-    new: LocalUpdate,
-    counts: np.ndarray,
-) -> ClientSums:
-    """The sums of the centres and of the variance between clients, of full M-steps: gradient steps go a fraction of
-    the way, and are extended."""
-    fraction = memories.m_step_fraction(config, message.step_factor, new.w, active.n, new.memory)
-    counts = np.minimum(counts, new.rows.sizes[:, None])  # an estimate from a batch has the noise of a batch
-    full = now.theta + (new.estimate - now.theta) / np.where(fraction > 0, fraction, 1.0)[:, :, None]
-    penalty = EstimatedPenalty.of(counts, new.w, message.between, fraction, active.v.shape[1])
-    return penalty.sums(full, active.v)
 
 
 def common_sums(config: GradientEMConfig, active: Active, now: Parameters, new: LocalUpdate) -> dict[str, Statistic]:

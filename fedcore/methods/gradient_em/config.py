@@ -8,30 +8,48 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from fedcore.methods.gradient_em.shrinkage import EstimatedPenalty, Penalty
+
+FEWEST_ROUNDS = 5
+
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The defaults are what `gradient_em` does, and not settings: docs/notes/gradient-em.md has what others are worth.
-    `paper_gradient_em` and tests of the paper's theorems have others.
+    """How clients are shrunk and how they step. The defaults are what `gradient_em` does, and not settings:
+    docs/notes/gradient-em.md has measurements of others, which `paper_gradient_em` has.
 
-    norm: all clients are shrunk by lambda / sqrt n, and the central update is solved in every round; else by how much
-        they are found to differ, in one reweighting step a round
-    penalty, penalty_decay, first_penalty: C, kappa0 and lambda before the first round, of the norm
-    smallest_cluster: of the norm: a client's component of fewer rows is left out and takes the common centre
+    penalty, penalty_decay, first_penalty: C, kappa0 and lambda before the first round, of the paper's norm
+    smallest_cluster: a client's component of fewer rows is left out and takes the common centre
     step_size: C of the steps C / w; 1 is an EM step. step_of_start: w is that of the start, not the present one
     ward: whether Ward's hierarchy is one more first guess of a client's Gaussians
     start_steps: EM steps of each first guess; five times as many from the best
     """
 
-    norm: bool = False
     penalty: float = 2.0
     penalty_decay: float = 0.1
     first_penalty: float = 1.0
-    smallest_cluster: float = 5.0
+    smallest_cluster: float = 0.0
     step_size: float = 1.0
     step_of_start: bool = False
     ward: bool = True
     start_steps: int = 15
+
+    def penalty_of(
+        self,
+        counts: np.ndarray,
+        w: np.ndarray,
+        p: int,
+        *,
+        strength: float,
+        between: np.ndarray,
+        fraction: np.ndarray | None = None,
+    ) -> Penalty:
+        """The penalty that draws clients to the common centres.
+
+        counts: (C, R) rows of the clients, 0 where a component does not count. strength: lambda, of the paper's norm.
+        between: (R,) variance between clients; fraction: (C, R) of a full M-step that the estimates made, None: all.
+        """
+        return EstimatedPenalty.of(counts, w, between, np.ones(w.shape) if fraction is None else fraction, p)
 
 
 _ALGORITHMS = ("local-fit", "local-em", "local-grem", "fedem", "fedem-w", "tgmm", "fedgmm", "pooled-em", "pooled-grem")
@@ -136,13 +154,13 @@ class GradientEMConfig(BaseModel):
         return self.participation == 1 and self.batch is None
 
     @property
-    def estimated(self) -> bool:
-        """Whether differences between clients are estimated."""
-        return not self.variant.norm
+    def fewest_rounds(self) -> int:
+        """Rounds after which a run can end early."""
+        return max(FEWEST_ROUNDS, self.second_start + 1)
 
     def starts_again(self, number: int) -> bool:
         """Whether clients start from the common centres as well in round `number`."""
-        later = self.second_start if self.estimated else 0
+        later = self.second_start
         while 0 < later < number:
             later *= 4
         return 0 < later == number
@@ -151,7 +169,7 @@ class GradientEMConfig(BaseModel):
     def shared_covariance(self) -> bool:
         """Whether one covariance within components is estimated from all clients in every round."""
         if self.covariance == "auto":
-            return self.model == "gaussian" and self.estimated
+            return self.model == "gaussian"
         return self.covariance in ("shared", "components")
 
     def inputs(self, features: int) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.messages import RoundMessage
-from fedcore.methods.gradient_em.penalty import Penalty, penalty_of
+from fedcore.methods.gradient_em.shrinkage import Penalty
 from fedcore.methods.mixture_models.alignment import in_common_order
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds.method import Memory
@@ -43,8 +43,7 @@ def left_out(config: GradientEMConfig, n: np.ndarray, w: np.ndarray, before: np.
     for ever, because at the common centre it may gain rows and at its own lose them.
     """
     times = np.abs(before).astype(np.int64)
-    smallest = 0.0 if config.estimated else config.variant.smallest_cluster
-    least = smallest * np.where(before > 0, 1.0 + times, 1.0)
+    least = config.variant.smallest_cluster * np.where(before > 0, 1.0 + times, 1.0)
     rows = n[:, None] * w
     few = (rows < least) | (rows <= 0)
     times = np.minimum(times + (few & (before <= 0)), MOST_TIMES)
@@ -92,5 +91,5 @@ def last_penalty(
     """
     w = memory["w"]
     counts = effective_rows(n, memory["out"])
-    fraction = m_step_fraction(config, step_factor, w, n, memory) if config.estimated else None
-    return penalty_of(config, counts, w, p, strength=strength, between=between, fraction=fraction)
+    fraction = m_step_fraction(config, step_factor, w, n, memory)
+    return config.variant.penalty_of(counts, w, p, strength=strength, between=between, fraction=fraction)

@@ -39,8 +39,6 @@ METRICS = (
         "Estimates of clients that are farther from the common centre than the penalty reaches.",
     ),
     Metric("active_clients", "Active clients", "", "Clients that took part in each round."),
-    Metric("central_gradient"),
-    Metric("central_steps"),
     Metric("centre_step"),
     Metric("clients"),
     Metric("diverged"),
@@ -49,7 +47,6 @@ METRICS = (
     Metric("held_out", follows_data=True),
     Metric("left_out"),
     Metric("log_likelihood", follows_data=True),
-    Metric("penalty"),
     Metric("rows"),
     Metric("second_starts"),
     Metric("spread"),
@@ -122,8 +119,8 @@ class GradientEM(NonPrivateMethod[GradientEMConfig, GradientEMState]):
         return state.phase
 
     def clients_kept_apart(self, clients: int) -> int:
-        """In the start, those whose components are compared; in the rounds all, if the server solves the update."""
-        return self.config.aligned_clients if self.config.estimated else clients
+        """In the start, those whose components are compared."""
+        return self.config.aligned_clients
 
     # --- what a run shows -------------------------------------------------------------------------------------------
 

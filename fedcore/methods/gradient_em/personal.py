@@ -27,7 +27,6 @@ from fedcore.methods.gradient_em.coordinates import (
     to_model,
     to_standardised,
 )
-from fedcore.methods.gradient_em.penalty import penalty_of
 from fedcore.methods.gradient_em.state import GradientEMState
 from fedcore.methods.mixture_models.local_steps import (
     Rows,
@@ -144,7 +143,7 @@ def adapted(
         w = np.where(counts > 0, sums.mass / np.maximum(counts, 1.0), w)
         if not move:
             continue
-        penalty = penalty_of(config, counts, w, p, strength=state.penalty, between=state.spread)
+        penalty = config.variant.penalty_of(counts, w, p, strength=state.penalty, between=state.spread)
         theta = penalty.proximal_step(full_m_step(theta, sums), v)
     return theta, w
 

@@ -11,9 +11,13 @@ from fedcore.methods.mixture_models.tables import component_columns, of_inputs, 
 from fedcore.rounds.results import Column, Features, Result, Table, of_columns
 
 
-def result_of(config: GradientEMConfig, state: GradientEMState, features: Features) -> Result:
+def result_of(
+    config: GradientEMConfig, state: GradientEMState, features: Features, *, estimated: bool = True
+) -> Result:
     """Tables, and for Gaussians a figure of the centres. The tables centres, differences and standard_deviations have a
     row for each column of the population (of a regression: each input).
+
+    estimated: whether differences between clients are estimated.
 
     components:  a row for each component: its common weight, if there is one; and how many clients are left apart as
                  outliers and do not count in the differences, if these are estimated from all clients. A client can
@@ -33,7 +37,7 @@ def result_of(config: GradientEMConfig, state: GradientEMState, features: Featur
     of = _coordinates(config, features)
     units = ", in standard deviations of each client's own rows" if config.standardise == "clients" else ""
     tables = [Table("centres", f"Common centres{units}", (*of, *component_columns(names, centres)))]
-    if config.estimated:
+    if estimated:
         deviations = _between_clients(config, state)
         title = f"Standard deviations of clients' centres around the common ones{units}"
         tables.append(Table("differences", title, (*of, *component_columns(names, deviations))))
@@ -45,7 +49,7 @@ def result_of(config: GradientEMConfig, state: GradientEMState, features: Featur
         within = spread = np.broadcast_to(_within(state, centres.shape[1]), centres.shape)
         title = f"Standard deviations of rows within a component{units}"
         tables.append(Table("standard_deviations", title, (*of, *component_columns(names, within))))
-    if config.estimated and config.participation == 1:
+    if estimated and config.participation == 1:
         apart = np.maximum(state.clients - state.spread_sums[:, 2], 0.0)
         components.append(Column("clients left apart", np.round(apart, 1).tolist()))
     if len(components) > 1:

@@ -9,13 +9,13 @@ Source: Tian, Weng, Feng 2024, Algorithm 1 and Section 4 (schedule).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from fedcore.methods.gradient_em import central, shrinkage, start
+from fedcore.methods.gradient_em import shrinkage, start
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import (
     coordinates_of,
@@ -31,7 +31,6 @@ from fedcore.rounds.method import RoundInfo
 
 BATCH_DECAY = 20.0  # k0: steps with batches decrease as 1 / (1 + t / k0)
 CURVATURE_EVERY = 20  # rounds after which the caps of regression steps are computed anew
-FEWEST_ROUNDS = 5
 
 
 def total_rounds(config: GradientEMConfig) -> int:
@@ -81,31 +80,33 @@ def server_update(
     return gradient_round(config, state, result)
 
 
+Move = Callable[
+    [GradientEMConfig, GradientEMState, Mapping[str, Any], np.ndarray],
+    tuple[np.ndarray, GradientEMState, dict[str, float]],
+]
+
 # --- a round of Algorithm 1 -------------------------------------------------------------------------------------------
 
 
 def gradient_round(
-    config: GradientEMConfig, state: GradientEMState, result: Mapping[str, Any], solve: central.Solver = central.solve
+    config: GradientEMConfig, state: GradientEMState, result: Mapping[str, Any], move: Move | None = None
 ) -> tuple[GradientEMState, RoundInfo]:
     """The server's part of round t: lambda[t], and the robust common centres of what the clients sent.
 
-    solve: finds the centres of all clients' estimates, if the server has these. The other half of the
-    central update, theta^(k)[t] from the estimate and the centres, is the clients', at the beginning of their next
-    round.
+    move: the next centres, None: `reweighted`. The other half of the central update, theta^(k)[t] from the estimate
+    and the centres, is the clients', at the beginning of their next round.
     """
     coordinates, before = coordinates_of(state), state
     state = replace(state, round=state.round + 1, penalty=next_lambda(config, state), orders=state.orders[:0])
-    v, state, solver = robust_centres(config, state, result, to_model(config, coordinates, state.centres), solve)
+    v, state, moved = (move or reweighted)(config, state, result, to_model(config, coordinates, state.centres))
     state = replace(state, centres=to_standardised(config, coordinates, v))
-
-    state, between = variance_between_clients(config, state, result)
     state = shared_covariance(config, state, result)
 
     centre_step = float(np.abs(state.centres - before.centres).max(initial=0.0))
     movement = max(float(result["movement"].score), 0.0)
     if state.round == config.rounds or ended(config, state.round, max(movement, centre_step)):
         state = replace(state, phase="done")
-    active, rows, fit, counted, beyond, left_out, diverged, restarts = (float(value) for value in result["counts"])
+    active, rows, fit, counted, beyond, left_out, diverged, _ = (float(value) for value in result["counts"])
     info = {
         "movement": movement,
         "centre_step": centre_step,
@@ -115,58 +116,40 @@ def gradient_round(
         "left_out": left_out,
         "diverged": diverged,
     }
-    if config.estimated:
-        info |= {"between_clients": between, "second_starts": restarts}
-    else:
-        info |= {"penalty": state.penalty, **solver}
-    return state, RoundInfo(info)
+    return state, RoundInfo(info | moved)
 
 
-def robust_centres(
-    config: GradientEMConfig,
-    state: GradientEMState,
-    result: Mapping[str, Any],
-    v: np.ndarray,
-    solve: central.Solver = central.solve,
+def reweighted(
+    config: GradientEMConfig, state: GradientEMState, result: Mapping[str, Any], v: np.ndarray
 ) -> tuple[np.ndarray, GradientEMState, dict[str, float]]:
-    """(R, p) the next centres, model's units; the state with the sums they are made of; and how well it is solved.
-
-    One reweighting step from the centres before, v; or, of the norm, the solution from all clients' estimates.
+    """(R, p) the next centres, model's units, by one reweighting step from the centres before, v; the state with the
+    sums they are made of and the next variance between clients; and metrics: the root of its mean over the components.
     """
-    if config.estimated:
-        sums = _over_rounds(config, state, np.asarray(result["centre"]), state.sums)
-        return moved_centre(v, sums), replace(state, sums=sums), {}
-    sent = np.asarray(result["sent"])
-    estimates, rows = sent[:, :, :-1], sent[:, :, -1]
-    found = solve(estimates, rows, state.penalty, v)
-    return found.v, state, {"central_steps": float(found.steps), "central_gradient": found.gradient}
+    sums = _over_rounds(config, state, np.asarray(result["centre"]), state.sums)
+    spread_sums = _over_rounds(config, state, np.asarray(result["spread"]), state.spread_sums)
+    smallest = shrinkage.SMALLEST_VARIANCE * state.clients * config.components / state.rows
+    variance = shrinkage.next_variance(state.spread, spread_sums, smallest)
+    info = {"between_clients": float(np.sqrt(variance.mean())), "second_starts": float(result["counts"][-1])}
+    return moved_centre(v, sums), replace(state, sums=sums, spread=variance, spread_sums=spread_sums), info
 
 
 def next_lambda(config: GradientEMConfig, state: GradientEMState) -> float:
     """lambda of the next round, from that of the last."""
-    p = state.centres.shape[1]
-    return central.next_penalty(state.penalty, config.variant.penalty_decay, config.variant.penalty, p, state.clients)
+    p, by = state.centres.shape[1], config.variant
+    return next_penalty(state.penalty, by.penalty_decay, by.penalty, p, state.clients)
+
+
+def next_penalty(penalty: float, decay: float, constant: float, p: int, clients: float) -> float:
+    """kappa0 lambda + C sqrt(p + ln K), K >= 1."""
+    return decay * penalty + constant * float(np.sqrt(p + np.log(max(clients, 1.0))))
 
 
 def ended(config: GradientEMConfig, number: int, change: float) -> bool:
     """Whether nothing moves any more. With batches or sampled clients all rounds are made."""
-    before = max(FEWEST_ROUNDS, config.second_start + 1 if config.estimated else 0)
-    return config.exact_rounds and number >= before and change < config.tolerance
+    return config.exact_rounds and number >= config.fewest_rounds and change < config.tolerance
 
 
 # --- what is not in the paper's round ---------------------------------------------------------------------------------
-
-
-def variance_between_clients(
-    config: GradientEMConfig, state: GradientEMState, result: Mapping[str, Any]
-) -> tuple[GradientEMState, float]:
-    """The next variance, if it is estimated, and the root of its mean over the components."""
-    if not config.estimated:
-        return state, 0.0
-    sums = _over_rounds(config, state, np.asarray(result["spread"]), state.spread_sums)
-    smallest = shrinkage.SMALLEST_VARIANCE * state.clients * config.components / state.rows
-    variance = shrinkage.next_variance(state.spread, sums, smallest)
-    return replace(state, spread=variance, spread_sums=sums), float(np.sqrt(variance.mean()))
 
 
 def shared_covariance(config: GradientEMConfig, state: GradientEMState, result: Mapping[str, Any]) -> GradientEMState:

@@ -1,4 +1,4 @@
-"""Shrinkage by as much as clients are found to differ, and by no more than a limit (the norm of the paper: `penalty`).
+"""Shrinkage by as much as clients are found to differ, and by no more than a limit .
 
 The centres of a component are taken as theta_k ~ N(v, s I), in units in which the rows of a component have unit
 covariance, and a client's estimate as its own centre with a noise of variance 1 / (n_k w_k) per coordinate. With
@@ -19,7 +19,7 @@ Their use within EM, with robust sums of clients, is ours.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -42,6 +42,16 @@ class ClientSums(NamedTuple):
     centre: np.ndarray
     variance: np.ndarray
     beyond: np.ndarray
+
+
+class Penalty(Protocol):
+    """A function of |theta_k - v|; as in `EstimatedPenalty`."""
+
+    def proximal_step(self, t: np.ndarray, v: np.ndarray) -> np.ndarray: ...
+
+    def relative_distance(self, t: np.ndarray, theta: np.ndarray, v: np.ndarray) -> np.ndarray: ...
+
+    def covariance_shares(self, t: np.ndarray, theta: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, float]: ...
 
 
 class EstimatedPenalty(NamedTuple):

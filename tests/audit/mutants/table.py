@@ -609,7 +609,7 @@ MUTANTS: list[Mutant] = [
     ),
     _mutant(
         "halves: undeclared ones are used",
-        f"{HISTOGRAMS}/choice.py",
+        f"{HISTOGRAMS}/weights.py",
         'if public.halves != "document":',
         'if public.halves != "document" and False:',
         OF_WEIGHTS,

@@ -8,12 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcore.methods.gradient_em.memory import WEIGHT_FLOOR
-from tests.gradient_em.run_in_memory import block_of, run
-from tests.papers.fedgrem.run_in_memory import run as run_paper
+from tests.papers.fedgrem.run_in_memory import block_of, run
 
 START = {"starts": 2, "start_steps": 8}
-PAPER = {"norm": True, "step_of_start": True, "covariance": "identity"}
-EXACT = {**PAPER, "smallest_cluster": 0.0, "tolerance": 0.0, **START}  # without guards, to the last round
+EXACT = {"preset": "paper", "smallest_cluster": 0.0, "tolerance": 0.0, **START}  # without guards, to the last round
 NEAR = {"atol": 1e-5, "rtol": 1e-5}  # the central update is solved up to 1e-9 in each round
 
 
@@ -28,7 +26,7 @@ def population(seed, clients, components, d, outliers):
 
 def started(block, **start):
     """w, theta of the clients' own fits, components in one order."""
-    memory = run_paper(block, algorithm="local-fit", **start).memory
+    memory = run(block, algorithm="local-fit", **start).memory
     return memory["w"], memory["theta"]
 
 

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from fedcore.papers.fedgrem import reference
+from fedcore.papers.fedgrem import norm, reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from fedcore.methods.gradient_em import central
+from fedcore.methods.gradient_em.server import next_penalty
+from fedcore.methods.mixture_models import spatial_median
 
 
 def problem(seed, clients=12, components=2, p=3, outliers=0, h=0.5):
@@ -29,7 +30,7 @@ def full_objective(flat, t, n, penalty):
 
 def objective(t, v, n, penalty):
     """(R,) sum_k n_k rho_tau(|t_k - v|), the objective after the minimum over all v_k. n: (K, R) or (K, 1)."""
-    tau, s = central.thresholds(penalty, n), central.distances(t, v)
+    tau, s = norm.thresholds(penalty, n), spatial_median.distances(t, v)
     return (n * np.where(s <= tau, 0.5 * s * s, tau * s - 0.5 * tau * tau)).sum(axis=0)
 
 
@@ -38,7 +39,7 @@ def objective(t, v, n, penalty):
 def test_equals_a_direct_convex_solver(seed):
     t, n = problem(seed, clients=6, outliers=seed % 3)
     penalty = [0.5, 3.0, 8.0, 30.0][seed % 4]
-    found = central.solve(t, n, penalty)
+    found = norm.solve(t, n, penalty)
     for r in range(t.shape[1]):
         own = t[:, r]
         mine = np.concatenate([found.v[r], found.theta[:, r].ravel()])
@@ -61,7 +62,7 @@ def test_equals_a_direct_convex_solver(seed):
 @pytest.mark.parametrize("h", [0.0, 0.5, 2.0])
 def test_equals_the_alternating_scheme_run_to_convergence(h):
     t, n = problem(3, clients=40, outliers=8, h=h)
-    found = central.solve(t, n, 8.0)
+    found = norm.solve(t, n, 8.0)
     for r in range(t.shape[1]):
         own, v = reference.central_update(t[:, r], n, 8.0)
         np.testing.assert_allclose(found.v[r], v, atol=1e-7)
@@ -73,14 +74,14 @@ def test_equals_the_alternating_scheme_run_to_convergence(h):
 def test_a_step_never_increases_the_objective_and_the_gradient_vanishes(seed, penalty, h):
     t, n = problem(seed, outliers=seed % 4, h=h)
     each = np.broadcast_to(n[:, None], t.shape[:2])
-    tau, v = central.thresholds(penalty, each), np.median(t, axis=0)
+    tau, v = norm.thresholds(penalty, each), np.median(t, axis=0)
     before = objective(t, v, each, penalty)
     for _ in range(10):
-        v = central.moved_centre(v, central.weighted_sums(t, central.huber_weights(t, v, each, tau)))
+        v = spatial_median.moved_centre(v, spatial_median.weighted_sums(t, norm.huber_weights(t, v, each, tau)))
         after = objective(t, v, each, penalty)
         assert (after <= before * (1 + 1e-12)).all()
         before = after
-    assert central.solve(t, n, penalty, most_steps=20_000, tolerance=1e-11).gradient < 1e-6
+    assert norm.solve(t, n, penalty, most_steps=20_000, tolerance=1e-11).gradient < 1e-6
 
 
 def test_a_far_outlier_moves_the_centre_by_no_more_than_the_bound():
@@ -88,7 +89,7 @@ def test_a_far_outlier_moves_the_centre_by_no_more_than_the_bound():
     t = np.concatenate([0.1 * generator.normal(size=(9, 1, 10)), np.full((1, 1, 10), 1e6)])
     n, penalty = np.full(10, 150.0), 7.79
     tau = penalty / np.sqrt(150.0)
-    found = central.solve(t, n, penalty)
+    found = norm.solve(t, n, penalty)
     shift = np.linalg.norm(found.v[0] - t[:9, 0].mean(axis=0))
     assert 0.9 * tau / 9 < shift <= tau / 9 * (1 + 1e-6)
     assert np.linalg.norm(t[:, 0].mean(axis=0)) > 1e5, "the plain mean is carried away"
@@ -96,8 +97,8 @@ def test_a_far_outlier_moves_the_centre_by_no_more_than_the_bound():
 
 def test_limits():
     t, n = problem(1)
-    assert np.array_equal(central.solve(t, n, 0.0).theta, t)
-    found = central.solve(t, n, 1e9)
+    assert np.array_equal(norm.solve(t, n, 0.0).theta, t)
+    found = norm.solve(t, n, 1e9)
     np.testing.assert_allclose(found.v, np.average(t, axis=0, weights=n), rtol=1e-12)
     assert np.array_equal(found.theta, np.broadcast_to(found.v, t.shape))
 
@@ -110,20 +111,20 @@ def test_who_counts_for_nothing_changes_nothing(seed):
     t[3] = np.nan
     others = np.arange(len(n)) != 3
     with np.errstate(invalid="ignore"):
-        found = central.solve(t, n, 5.0)
-    np.testing.assert_allclose(found.v, central.solve(t[others], n[others], 5.0).v, rtol=1e-12)
+        found = norm.solve(t, n, 5.0)
+    np.testing.assert_allclose(found.v, norm.solve(t[others], n[others], 5.0).v, rtol=1e-12)
 
 
 def test_the_proximal_step_leaves_exactly_the_estimate_or_exactly_the_centre():
     t, v = np.array([[[3.0, 4.0]], [[0.3, 0.4]]]), np.zeros((1, 2))
-    np.testing.assert_allclose(central.proximal_step(t, v, np.array([[1.0], [1.0]]))[0], [[2.4, 3.2]])
-    assert np.array_equal(central.proximal_step(t, v, np.array([[1.0], [1.0]]))[1], v)
-    assert np.array_equal(central.proximal_step(t, v, np.zeros((2, 1))), t)
+    np.testing.assert_allclose(norm.proximal_step(t, v, np.array([[1.0], [1.0]]))[0], [[2.4, 3.2]])
+    assert np.array_equal(norm.proximal_step(t, v, np.array([[1.0], [1.0]]))[1], v)
+    assert np.array_equal(norm.proximal_step(t, v, np.zeros((2, 1))), t)
 
 
 def test_the_schedule_of_the_paper():
     found = [1.0]
     for _ in range(3):
-        found.append(central.next_penalty(found[-1], 0.1, 2.0, 10, 10))
+        found.append(next_penalty(found[-1], 0.1, 2.0, 10, 10))
     np.testing.assert_allclose(found[1:], [7.1150, 7.7265, 7.7877], atol=1e-4)
     assert found[1:] == reference.schedule(3, 10, 10)
