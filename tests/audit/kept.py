@@ -105,7 +105,6 @@ GMM = {
     "radius": 60.0,
     "sigma_min": 1.0,
     "least_weight": 0.3,
-    "widths": 2,
     "depth": 1,
     "covariance": "spherical",
     "spare_releases": 0,

@@ -82,7 +82,6 @@ GMM = {
     "radius": 60.0,
     "sigma_min": 0.1,
     "least_weight": 0.2,
-    "widths": 3,
     "epsilon": 90.0,
     "spare_releases": 0,
 }
@@ -93,7 +92,6 @@ SHORT_GMM = {
     "covariance": "spherical",
     "radius": 60.0,
     "sigma_min": 1.0,
-    "widths": 2,
     "epsilon": 20.0,
     "spare_releases": 0,
 }

@@ -11,7 +11,8 @@ EPSILON = 60.0  # of a population's budget; so large that noise does not drown f
 
 @dataclass(frozen=True)
 class Case:
-    """population: a name of POPULATIONS. given: a name of STARTS, or of another case, which is run before.
+    """population: a name of POPULATIONS. given: a name of STARTS, or of another case, which is run before. constants:
+    of the settings' class, with other values.
 
     unit, relation: of the population's budget, if the run is private.
     """
@@ -22,6 +23,7 @@ class Case:
     given: str | None = None
     unit: str = "client"
     relation: str = "add_or_remove_one"
+    constants: Mapping[str, Any] = field(default_factory=dict)
 
 
 CASES: dict[str, Case] = {}
@@ -264,8 +266,8 @@ paper_gradient_em("fedgmm-clients", "regressions", algorithm="fedgmm", covariate
 
 
 def mixed_effects(name: str, **settings) -> None:
-    settings = {"rounds": 4, "start_steps": 3, "starts": 1, **settings}
-    CASES[f"mixed_effects/{name}"] = Case("mixed_effects", "regressions", settings)
+    settings = {"rounds": 4, "starts": 1, **settings}
+    CASES[f"mixed_effects/{name}"] = Case("mixed_effects", "regressions", settings, constants={"start_steps": 3})
 
 
 mixed_effects("tried", intercept=True)
@@ -284,12 +286,20 @@ def private_gmm(
     unit: str = "client",
     relation: str = "",
     given: str | None = None,
+    widths: int = 2,
+    box_dimensions: int = 8,
     **settings,
 ) -> None:
-    settings = {"components": 2, "radius": 60.0, "sigma_min": 0.5, "least_weight": 0.2, "widths": 2, **settings}
+    settings = {"components": 2, "radius": 60.0, "sigma_min": 0.5, "least_weight": 0.2, **settings}
     relation = relation or "add_or_remove_one"
     CASES[f"private_gmm/{name}"] = Case(
-        "private_gmm", population, {"spare_releases": 0, **settings}, given, unit, relation
+        "private_gmm",
+        population,
+        {"spare_releases": 0, **settings},
+        given,
+        unit,
+        relation,
+        {"widths": widths, "box_dimensions": box_dimensions},
     )
 
 

@@ -44,6 +44,7 @@ import sklearn
 import threadpoolctl
 
 from fedcore.errors import RunError
+from fedcore.methods.registry import method_class
 from fedcore.population.blocks import leaves
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
@@ -117,8 +118,12 @@ def _run(case: Case, population: Population, folder: Path, run_id: str) -> Run:
         seed=7,
         **asked,
     )
-    session = start_run(request, InProcessBackend(), stamp="then")
-    with concluding(session):
+    settings = method_class(case.method).Config
+    with ExitStack() as stack:
+        for name, value in case.constants.items():
+            stack.enter_context(mock.patch.object(settings, name, value))
+        session = start_run(request, InProcessBackend(), stamp="then")
+        stack.enter_context(concluding(session))
         while session.training.step() is not None:
             pass
     return session.run

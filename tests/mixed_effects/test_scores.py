@@ -64,7 +64,7 @@ def test_mixtures_and_units(unit: float):
 def test_fitted_values_are_what_inputs_alone_say(components, unit):
     tables, _ = mixture(4, clients=8)
     tables = [own * [1, 1, 1, unit] for own in tables]
-    ran = run(block_of(tables), components=components, intercept=True, starts=2, start_steps=5, rounds=3)
+    ran = run(block_of(tables), components=components, intercept=True, starts=2, rounds=3)
     given = ran.outputs()
     x = np.column_stack([ran.block.x[:, :3], np.ones(len(ran.block.x))])
     own = np.repeat(np.einsum("cr,crp->cp", given["weights"], given["centres"]), 30, axis=0)

@@ -22,7 +22,7 @@ def test_the_errors_are_those_of_whole_runs(form):
     runs = 24
     x, _ = simulation.sample(TRUTH, 4000, 0)
     known = {"radius": PRIOR.radius, "sigma_min": PRIOR.sigma_min, "least_weight": 0.3}
-    config = PrivateGMMConfig(components=2, covariance=form, widths=2, **known)
+    config = PrivateGMMConfig(components=2, covariance=form, **known)
     shown, errors = ([], [], []), ([], [], [])
     for number in range(runs):
         state = learn(x, config, epsilon=2.0, delta=1e-6, noise=TestNoise(str(number))).state

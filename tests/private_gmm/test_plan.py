@@ -34,10 +34,7 @@ def test_a_plan_spends_the_budget_and_no_more(case, relation, rho, features):
 def test_shares_are_those_that_the_page_lists():
     """By hand: 60 % search, 40 % leaves, of which 12 % for the valleys; 15, 35, 12, 8 and 30 % of a level; 1/7 of 15 %
     for a bounding release."""
-    plan = {
-        release.name: release.rho
-        for release in PrivateGMM(config(components=3, widths=4)).plan(facts(rho=1.0, features=10))
-    }
+    plan = {release.name: release.rho for release in PrivateGMM(config(components=3)).plan(facts(rho=1.0, features=10))}
     shares = {
         "level0_counts": 0.6 * 0.15 / 7,
         "level0_mean_2": 0.6 * 0.15 / 7,
@@ -53,7 +50,7 @@ def test_shares_are_those_that_the_page_lists():
     }
     for name, share in shares.items():
         assert plan[name] == pytest.approx(share, rel=1e-9), name
-    deep = PrivateGMM(config(components=3, widths=4, depth=2)).plan(facts(rho=1.0, features=10))
+    deep = PrivateGMM(config(components=3, depth=2)).plan(facts(rho=1.0, features=10))
     assert [release.rho for release in deep if release.name == "level1_moments"] == [pytest.approx(0.3 * 0.35)]
     assert len({release.round for release in deep}) == 2 * (2 * 3 + 1 + 4 + 1 + 1) + 6
 

@@ -31,7 +31,6 @@ SETTINGS = {
     "sigma_min": PRIOR.sigma_min,
     "least_weight": 0.3,
     "epsilon": 4.0,
-    "widths": 2,
     "spare_releases": 0,
 }
 CLIENTS = 3000

@@ -33,9 +33,7 @@ class Round:
 
 
 def config(**settings) -> PrivateGMMConfig:
-    return PrivateGMMConfig(
-        **{"components": 2, "radius": 60.0, "sigma_min": 0.1, "least_weight": 0.2, "widths": 3, **settings}
-    )
+    return PrivateGMMConfig(**{"components": 2, "radius": 60.0, "sigma_min": 0.1, "least_weight": 0.2, **settings})
 
 
 TWO_LEVELS = config(components=3, depth=2, covariance="full")
@@ -44,7 +42,7 @@ CASES = {
     "two levels": TWO_LEVELS,
     "variances": ONE_LEVEL,
     "sphere": config(covariance="spherical"),
-    "nothing projected": config(components=4, up_to=True, depth=2, covariance="spherical", box_dimensions=2),
+    "nothing projected": config(components=4, up_to=True, depth=2, covariance="spherical"),
     "no search": config(components=3, covariance="full"),
 }
 

@@ -25,12 +25,10 @@ class MixedEffectsConfig(BaseModel):
     # Random sequences in which components of up to 200 clients are put in one order; of more clients they are put in
     # the order of common centres. Rule and number were settings, and changed no result that was measured.
     shuffles: ClassVar[int] = 50
+    start_steps: ClassVar[int] = 15  # EM steps of each guess; five times as many from the best. Was a setting, likewise
 
     # start
     starts: int = Field(10, ge=1, le=1000, description="several components: random first guesses of a client's own fit")
-    start_steps: int = Field(
-        15, ge=1, le=10_000, description="several components: EM steps of each guess; five times as many from the best"
-    )
     aligned_clients: int = Field(
         1000, ge=2, le=100_000, description="clients whose own fits are compared before the first round"
     )

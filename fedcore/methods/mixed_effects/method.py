@@ -99,7 +99,11 @@ class MixedEffects(NonPrivateMethod[MixedEffectsConfig, MixedEffectsState]):
         "rounds",
         "tolerance",
     )
-    fixed_settings: ClassVar[Mapping[str, Any]] = {"alignment": "auto", "shuffles": MixedEffectsConfig.shuffles}
+    fixed_settings: ClassVar[Mapping[str, Any]] = {
+        "alignment": "auto",
+        "shuffles": MixedEffectsConfig.shuffles,
+        "start_steps": MixedEffectsConfig.start_steps,
+    }
     scores_use_memories: ClassVar[bool] = True
 
     @property

@@ -22,8 +22,11 @@ class PrivateGMMConfig(PrivateRunSettings):
     the data. None means "by the rule that the description names".
     """
 
-    # share of the budget that the search gets; was a setting, of which no table has another value
+    # Settings once, of which no table has another value: share of the budget that the search gets; widths of boxes in
+    # which candidate centres are looked for; leading principal directions in which boxes are cut.
     partition_share: ClassVar[float] = 0.6
+    widths: ClassVar[int] = 4
+    box_dimensions: ClassVar[int] = 8
 
     # the mixture
     components: int = Field(3, ge=2, le=64, description="components k of the mixture")
@@ -68,8 +71,6 @@ class PrivateGMMConfig(PrivateRunSettings):
         description="levels of the recursion, one for each scale of distances between groups; each "
         f"further level halves the budget of the others; None: 2 if sigma_max / sigma_min > {WIDE:g}, else 1",
     )
-    widths: int = Field(4, ge=2, le=6, description="widths of boxes in which candidate centres are looked for")
-    box_dimensions: int = Field(8, ge=1, le=10, description="leading principal directions in which boxes are cut")
 
     @property
     def public_radius(self) -> float:
