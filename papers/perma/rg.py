@@ -6,8 +6,6 @@ problems of ten dimensions with 0, 2 ... 10 global atoms, from clients' dictiona
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from fedcore.papers.perma import learning
 from fedcore.papers.perma.truth import shared_atoms
@@ -73,7 +71,7 @@ def figure(found: Found) -> bytes:
 
     at = range(1, FEATURES + 1)
     shown = {f"{wanted} global": found.one(f"rg-{wanted}") for wanted in TRUE[1:-1]}
-    edges = {name: (at, mean_edges(one["lengths"])) for name, one in shown.items()}
+    edges = {name: (at, [length / (CLIENTS - 1) for length in one["lengths"]]) for name, one in shown.items()}
     scores = {name: (at, one["scores"]) for name, one in shown.items()}
     return panels_figure(
         [
@@ -81,11 +79,6 @@ def figure(found: Found) -> bytes:
             Panel(scores, "The same by the star: median distance from the anchor's atom", "atom", "distance"),
         ]
     )
-
-
-def mean_edges(lengths: Sequence[float]) -> list[float]:
-    """Of paths of these lengths."""
-    return [length / (CLIENTS - 1) for length in lengths]
 
 
 def leading(good: np.ndarray) -> int:

@@ -157,7 +157,8 @@ def client_update(
 def first_sums(message: FirstSumsMessage, block: RowsBlock) -> tuple[Statistics, Memory]:
     """Sums of all samples for the start, which samples there are, and how large they are."""
     sizes, d = np.diff(block.ptr), block.features
-    sums, votes, own = np.zeros(shape_of_first_sums(message, d)), np.zeros(BINS), np.zeros(block.clients)
+    shapes = {"moments": (d, d), "signed": (message.atoms, d), "": (0, 0)}
+    sums, votes, own = np.zeros(shapes[message.sums]), np.zeros(BINS), np.zeros(block.clients)
     ranks = np.where(sizes > 0, max(message.atoms, 1), 0)
     for group in groups(block, ranks):
         energy, nonzero = np.zeros(len(group.clients)), np.zeros(len(group.clients))
@@ -187,10 +188,6 @@ def first_sums(message: FirstSumsMessage, block: RowsBlock) -> tuple[Statistics,
         "votes": FloatSum.at(block.leaf, votes),
     }
     return statistics, {"rank": ranks, "loss": np.zeros(block.clients), "distance": np.zeros(block.clients)}
-
-
-def shape_of_first_sums(message: FirstSumsMessage, features: int) -> tuple[int, int]:
-    return {"moments": (features, features), "signed": (message.atoms, features), "": (0, 0)}[message.sums]
 
 
 def shared_round(message: SumsMessage, block: RowsBlock, memory: Memory) -> tuple[Statistics, Memory]:

@@ -19,6 +19,7 @@ import numpy as np
 from fedcore.errors import ConfigError
 from fedcore.methods.dictionaries.config import DictionariesConfig
 from fedcore.methods.dictionaries.state import DictionariesState
+from fedcore.methods.dictionary_learning.operators import given_global
 from fedcore.rounds.method import PublicFacts
 
 GLOBAL_ATOMS = 100
@@ -100,17 +101,10 @@ def checked_warm_start(
     `what`."""
     if "background" in arrays:
         raise ConfigError(f"{what} has the background of a camera.", "Train the method background from it.")
-    common = arrays.get("global")
-    if common is None or common.dtype.kind not in "iuf" or not np.isfinite(common).all():
-        raise ConfigError(f"{what} has no array 'global' of finite numbers.")
-    _check_shape(config, common, what, features)
-    common = np.asarray(common, np.float64)
-    norms = np.linalg.norm(common, axis=1)
-    if not (norms > 0).all():
-        raise ConfigError(f"'global' of {what} has an atom of norm 0.")
+    common = given_global(arrays, what, lambda common: _check_shape(config, common, what, features))
     if config.private:
-        return {"global": common / norms[:, None], **({RELEASED: np.ones(1)} if RELEASED in arrays else {})}
-    return {"global": common / norms[:, None]} | checked_series(arrays, what, (len(common), features))
+        return {"global": common, **({RELEASED: np.ones(1)} if RELEASED in arrays else {})}
+    return {"global": common} | checked_series(arrays, what, (len(common), features))
 
 
 def given_atoms(config: DictionariesConfig, public: PublicFacts) -> np.ndarray:

@@ -14,7 +14,11 @@ numbers are theirs.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import numpy as np
+
+from fedcore.errors import ConfigError
 
 GRAM = 1e-8  # least ratio of eigenvalues at which a Gram matrix may stand for an SVD (see `polar`)
 WELL_CONDITIONED = 1e-3  # ratio at which it needs no correction
@@ -54,6 +58,20 @@ def normalise(atoms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(atoms of norm 1, their norms before). atoms: (..., r, d). An atom of norm 0 stays 0."""
     norms = np.linalg.norm(atoms, axis=-1)
     return atoms / np.where(norms > 0, norms, 1.0)[..., None], norms
+
+
+def given_global(arrays: Mapping[str, np.ndarray], what: str, check: Callable[[np.ndarray], None]) -> np.ndarray:
+    """(rg, d) float64 array 'global' of a warm start, atoms scaled to norm 1. check: of its shape. Raises ConfigError,
+    naming `what`."""
+    common = arrays.get("global")
+    if common is None or common.dtype.kind not in "iuf" or not np.isfinite(common).all():
+        raise ConfigError(f"{what} has no array 'global' of finite numbers.")
+    check(common)
+    common = np.asarray(common, np.float64)
+    norms = np.linalg.norm(common, axis=1)
+    if not (norms > 0).all():
+        raise ConfigError(f"'global' of {what} has an atom of norm 0.")
+    return common / norms[:, None]
 
 
 def random_atoms(generator: np.random.Generator, rank: int, features: int) -> np.ndarray:

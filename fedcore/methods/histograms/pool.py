@@ -147,11 +147,6 @@ class History:
         return History(cells, everybody, self.noise + w / every)
 
 
-def no_history(features: int) -> History:
-    """Before the first release that is whitened."""
-    return History(empty(0, features), empty(1, features), np.zeros(features))
-
-
 def grown(
     histories: Sequence[History], centres: np.ndarray, cells: int, generator: np.random.Generator
 ) -> tuple[list[History], np.ndarray]:

@@ -318,7 +318,9 @@ def _scored(config: HistogramsConfig, state: HistogramsState, sums: np.ndarray, 
     live = sums.sum(axis=1) >= DEAD * math.sqrt(variance)
     errors = []
     for number in range(len(state.histories)):
-        expected = _with_mean(config, replace(state, pool_scores=_lowest(number, len(state.histories))))
+        expected = _with_mean(
+            config, replace(state, pool_scores=np.where(np.arange(len(state.histories)) == number, -1.0, 0.0))
+        )
         centres = _centres(config, expected, expected.history, state.rounds)
         errors.append(forecast_error(centres, sums, variance, state.metric, live))
     return replace(state, pool_scores=SCORE_KEPT * state.pool_scores + errors)
@@ -335,11 +337,6 @@ def _weights(state: HistogramsState, released: np.ndarray) -> Step:
     a, c = weights.chosen(released, state.weights_clients, scale)
     info = RoundInfo({"noise_multiplier": state.weights_multiplier, "prior_tokens": a, "floor": c})
     return replace(state, phase="done", prior_tokens=a, floor=c), info
-
-
-def _lowest(number: int, histories: int) -> np.ndarray:
-    """Scores by which one history is the best."""
-    return np.where(np.arange(histories) == number, -1.0, 0.0)
 
 
 def _with_mean(config: HistogramsConfig, state: HistogramsState) -> HistogramsState:

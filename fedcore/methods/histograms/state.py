@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedcore.methods.histograms.pool import History, Pool, no_history
+from fedcore.methods.histograms.pool import History, Pool, empty
 from fedcore.methods.histograms.sizes import Sizes
 from fedcore.rounds.messages import EVERY, POSITIVE, between
 from fedcore.rounds.method import PublicFacts, RoundInfo
@@ -197,7 +197,7 @@ def histories_of(
     """The histories that are kept in these arrays of a state or a warm start; one without releases if there is none."""
     d = len(metric)
     if not weights.size:
-        return [no_history(d)]
+        return [History(empty(0, d), empty(1, d), np.zeros(d))]  # before the first release that is whitened
     sums, weights = sums.reshape(-1, sums.shape[-2], d), weights.reshape(-1, weights.shape[-1])
     variances = variances.reshape(weights.shape)
     noise = variances[:, -1:] * metric if mean_noise is None or not mean_noise.size else mean_noise.reshape(-1, d)

@@ -136,7 +136,7 @@ def after_start(
     info = {"clients": clients, "rows": rows, "fitted": float(np.isfinite(fits[:, -1]).sum())}
     state = with_commons(state, [common])
     if config.robust == "auto":
-        state = replace(state, phase="trial", chains=robust_trial.first_chains(common))
+        state = replace(state, phase="trial", chains=np.tile(common.row(), (2 * robust_trial.FOLDS, 1)))
     return state, RoundInfo(info)
 
 

@@ -149,7 +149,7 @@ def score_block(
     rows, held = rows_of(config, state, block), rows_of(config, state, held_part)
     parts = {
         RUN: adapted(config, state, rows),
-        CENTRES: of_new_clients(state, block.clients),
+        CENTRES: Parts.of_common(in_model_units(state), block.clients),
         LEAST_SQUARES: own_least_squares(rows),
     }
     known = np.zeros(block.clients, bool)
@@ -184,10 +184,6 @@ def trained(config: MixedEffectsConfig, state: MixedEffectsState, rows: Rows, me
     if config.components > 1:
         return mixture_rounds.of_memory(config, state, rows, memory)[0]
     return adapted(config, state, rows)
-
-
-def of_new_clients(state: MixedEffectsState, clients: int) -> Parts:
-    return Parts.of_common(in_model_units(state), clients)
 
 
 def own_least_squares(rows: Rows) -> Parts:

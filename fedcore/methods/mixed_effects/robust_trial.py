@@ -27,11 +27,6 @@ HELD = "gradient_em/held_out"  # the name of a stream stays, so that runs keep t
 PREFIX = "rest_"
 
 
-def first_chains(common: Common) -> np.ndarray:
-    """(2 FOLDS, p + p p + 1): `Common.row` of each fit, those with robust weights first."""
-    return np.tile(common.row(), (2 * FOLDS, 1))
-
-
 # --- clients ----------------------------------------------------------------------------------------------------------
 
 

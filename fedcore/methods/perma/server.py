@@ -14,7 +14,7 @@ import numpy as np
 
 from fedcore.errors import ConfigError, PopulationError, RunError
 from fedcore.methods.dictionary_learning.distances import d12
-from fedcore.methods.dictionary_learning.operators import polar
+from fedcore.methods.dictionary_learning.operators import given_global, polar
 from fedcore.methods.perma.clients import MATCHED
 from fedcore.methods.perma.config import PermaConfig
 from fedcore.methods.perma.matching import (
@@ -43,7 +43,8 @@ SCORES_IN_NOTE = 50
 
 def init(config: PermaConfig, public: PublicFacts) -> PermaState:
     """Raises ConfigError if the settings do not fit the features, or a start is missing or of another shape."""
-    d, most = public.features, max(config.atoms if config.steps_of == "orthogonal" else 0, _polar_atoms(config))
+    polar_atoms = (config.wanted or 0) if norm_of(config) == "polar" else 0
+    d, most = public.features, max(config.atoms if config.steps_of == "orthogonal" else 0, polar_atoms)
     if most > d:
         raise ConfigError(
             f"{most} orthonormal atoms do not fit into {d} features.",
@@ -51,11 +52,6 @@ def init(config: PermaConfig, public: PublicFacts) -> PermaState:
         )
     none = np.zeros((0, 0), np.int64)
     return PermaState("start", 0, public.seed, d, public.clients or 0, given_atoms(config, public), none.ravel(), none)
-
-
-def _polar_atoms(config: PermaConfig) -> int:
-    """Global atoms of which a polar factor is taken."""
-    return (config.wanted or 0) if norm_of(config) == "polar" else 0
 
 
 def norm_of(config: PermaConfig) -> str:
@@ -76,15 +72,7 @@ def checked_warm_start(
     config: PermaConfig, arrays: Mapping[str, np.ndarray], what: str, features: int
 ) -> dict[str, np.ndarray]:
     """The array 'global' as float64 (rg, d), atoms scaled to norm 1. Raises ConfigError, naming `what`."""
-    common = arrays.get("global")
-    if common is None or common.dtype.kind not in "iuf" or not np.isfinite(common).all():
-        raise ConfigError(f"{what} has no array 'global' of finite numbers.")
-    _check_shape(config, common, what, features)
-    common = np.asarray(common, np.float64)
-    norms = np.linalg.norm(common, axis=1)
-    if not (norms > 0).all():
-        raise ConfigError(f"'global' of {what} has an atom of norm 0.")
-    return {"global": common / norms[:, None]}
+    return {"global": given_global(arrays, what, lambda common: _check_shape(config, common, what, features))}
 
 
 def _check_shape(config: PermaConfig, common: np.ndarray, what: str, features: int) -> None:

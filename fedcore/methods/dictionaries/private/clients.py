@@ -165,7 +165,7 @@ class Stack:
     def tiles(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """(c, m, d) float64 rows, zeros for those that are not finite or whose square is not, and (c,) how many others
         there are; more than one tile only of a client that is alone."""
-        step = min(self.rows, _longest(self.block.features))
+        step = min(self.rows, max(TILE_NUMBERS // max(self.block.features, 1) // APART, 1) * APART)
         for first in range(0, self.rows, step):
             tile = np.zeros((len(self), min(step, self.rows - first), self.block.features))
             counts = np.minimum(self.highs - self.lows - first, tile.shape[1])
@@ -176,11 +176,6 @@ class Stack:
                 tile[~usable] = 0.0
                 counts = counts - np.count_nonzero(~usable, axis=1)
             yield tile, counts
-
-
-def _longest(d: int) -> int:
-    """Rows of a tile at most."""
-    return max(TILE_NUMBERS // max(d, 1) // APART, 1) * APART
 
 
 def stacks(block: RowsBlock, room: int) -> Iterator[Stack]:
