@@ -15,12 +15,11 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
-from fedcore.papers.columns import verdict
 from fedcore.papers.data import needed_data, rows_population, whitened
 from fedcore.papers.fedem import runs
 from fedcore.papers.fedem.paper_federated_em import PaperFederatedEM
 from fedcore.papers.simulation import simulate
-from fedcore.papers.table import Column, Condition, Experiment, Found, Seeds, Trial
+from fedcore.papers.table import Column, Condition, Experiment, Found, Seeds, Trial, verdict
 
 from fedcore.methods.federated_em import FederatedEM, FederatedEMState
 from fedcore.rounds.method import RoundInfo

@@ -19,12 +19,11 @@ from functools import partial
 from typing import Any, cast
 
 import numpy as np
-from fedcore.papers.columns import mean, mean_sd, with_sd
 from fedcore.papers.data import needed_data, rows_population, whitened
 from fedcore.papers.fedem import runs as fedem_runs
 from fedcore.papers.fedgrem import tables as fedgrem
 from fedcore.papers.simulation import simulate
-from fedcore.papers.table import Condition, Experiment, Found, Options, Place, Row, Seeds, Trial
+from fedcore.papers.table import Condition, Experiment, Found, Options, Place, Row, Seeds, Trial, mean, mean_sd, with_sd
 
 from fedcore.methods.federated_em import FederatedEM
 from fedcore.methods.mixed_effects import MixedEffects, MixedEffectsConfig

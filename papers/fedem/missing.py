@@ -19,10 +19,20 @@ from functools import partial
 from typing import Any, cast
 
 import numpy as np
-from fedcore.papers.columns import brief, median, verdict
 from fedcore.papers.data import data_file, needed_data, rows_population
 from fedcore.papers.fedem import runs
-from fedcore.papers.table import Condition, Experiment, Found, Options, Row, Trial, line_for_each
+from fedcore.papers.table import (
+    Condition,
+    Experiment,
+    Found,
+    Options,
+    Row,
+    Trial,
+    brief,
+    line_for_each,
+    median,
+    verdict,
+)
 from scipy.stats import poisson
 
 from fedcore.methods.mixture_models.low_rank_tables import LowRankTables

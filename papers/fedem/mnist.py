@@ -12,10 +12,9 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-from fedcore.papers.columns import verdict
 from fedcore.papers.data import needed_data, rows_population, whitened_components
 from fedcore.papers.fedem import runs
-from fedcore.papers.table import Condition, Experiment, Found, Options, Trial
+from fedcore.papers.table import Condition, Experiment, Found, Options, Trial, verdict
 
 SOURCE = ("mnist", "mnist.npz")
 CLIENTS, IMAGES, EVERY = 100, 70_000, 10

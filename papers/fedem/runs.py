@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from fedcore.papers.columns import median
 from fedcore.papers.fedem.paper_federated_em import PaperFederatedEM
 from fedcore.papers.simulation import simulate
-from fedcore.papers.table import Place
+from fedcore.papers.table import Place, median
 
 from fedcore.methods.federated_em import FederatedEM, FederatedEMState, models
 from fedcore.methods.federated_em.leaf_rows import rows_of

@@ -14,10 +14,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from fedcore.papers.columns import brief, median, verdict
 from fedcore.papers.data import rows_population
 from fedcore.papers.fedem import runs
-from fedcore.papers.table import Condition, Experiment, Found, Options, Row, Trial
+from fedcore.papers.table import Condition, Experiment, Found, Options, Row, Trial, brief, median, verdict
 
 from fedcore.randomness import stream
 

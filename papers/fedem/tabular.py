@@ -14,10 +14,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from fedcore.papers.columns import verdict
 from fedcore.papers.data import needed_data, rows_population
 from fedcore.papers.fedem import runs
-from fedcore.papers.table import Condition, Experiment, Found, Options, Trial
+from fedcore.papers.table import Condition, Experiment, Found, Options, Trial, verdict
 
 EPOCHS, QUICK_EPOCHS = 60, 30
 NEAR = 0.05  # nats of a row: what FedEM may be behind EM at equal epochs

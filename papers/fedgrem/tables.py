@@ -20,12 +20,24 @@ from functools import lru_cache, partial
 from typing import Any, cast
 
 import numpy as np
-from fedcore.papers.columns import given, mean, mean_sd, verdict
 from fedcore.papers.data import needed_data, whitened_components
 from fedcore.papers.fedgrem import norm
 from fedcore.papers.fedgrem.paper_gradient_em import PaperGradientEM, PaperGradientEMConfig, labelling, parameters
 from fedcore.papers.fedgrem.simulation import Model, Preset, contaminated, errors, misclustered, simulated_clients
-from fedcore.papers.table import Column, Condition, Experiment, Found, Options, Row, Seeds, Trial
+from fedcore.papers.table import (
+    Column,
+    Condition,
+    Experiment,
+    Found,
+    Options,
+    Row,
+    Seeds,
+    Trial,
+    given,
+    mean,
+    mean_sd,
+    verdict,
+)
 
 from fedcore.methods.gradient_em.server import next_penalty
 from fedcore.methods.mixture_models.local_steps import Rows, e_step

@@ -28,12 +28,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fedcore.papers.columns import given, mean_and_interval, shown
 from fedcore.papers.histograms.algorithms import sizes_of
 from fedcore.papers.histograms.config import Algorithm2
 from fedcore.papers.histograms.method import PaperHistograms
 from fedcore.papers.simulation import over_heldout, simulate
-from fedcore.papers.table import Condition, Experiment, Found, Options, Place, Row, Seeds, Trial
+from fedcore.papers.table import (
+    Condition,
+    Experiment,
+    Found,
+    Options,
+    Place,
+    Row,
+    Seeds,
+    Trial,
+    given,
+    mean_and_interval,
+    shown,
+)
 from scipy.special import gammaln, softmax
 
 from fedcore.errors import PopulationError, WrongKind

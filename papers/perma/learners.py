@@ -16,13 +16,12 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from fedcore.papers.columns import mean
 from fedcore.papers.data import needed_data, rows_population
 from fedcore.papers.perma import baselines
 from fedcore.papers.perma import mnist as perma_mnist
 from fedcore.papers.perma.learning import train
 from fedcore.papers.perma.truth import reconstructed
-from fedcore.papers.table import Column, Condition, Experiment, Found, Options, Place, Row, Trial
+from fedcore.papers.table import Column, Condition, Experiment, Found, Options, Place, Row, Trial, mean
 from threadpoolctl import threadpool_limits
 
 from fedcore.randomness import stream

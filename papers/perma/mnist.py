@@ -14,13 +14,25 @@ from functools import cache, partial
 from typing import Literal, NamedTuple
 
 import numpy as np
-from fedcore.papers.columns import given, mean, verdict
 from fedcore.papers.data import needed_data, rows_population
 from fedcore.papers.perma import baselines
 from fedcore.papers.perma.baselines import consensus_admm, fedavg_k_svd, personalised_pca
 from fedcore.papers.perma.learning import train
 from fedcore.papers.perma.truth import image_quality, reconstructed
-from fedcore.papers.table import Column, Condition, Experiment, Found, Options, Place, Row, Seeds, Trial
+from fedcore.papers.table import (
+    Column,
+    Condition,
+    Experiment,
+    Found,
+    Options,
+    Place,
+    Row,
+    Seeds,
+    Trial,
+    given,
+    mean,
+    verdict,
+)
 from threadpoolctl import threadpool_limits
 
 from fedcore.methods.dictionary_learning.operators import random_atoms

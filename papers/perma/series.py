@@ -13,11 +13,10 @@ import time
 from functools import partial
 
 import numpy as np
-from fedcore.papers.columns import mean
 from fedcore.papers.data import rows_population
 from fedcore.papers.perma.learning import train
 from fedcore.papers.perma.truth import reconstructed
-from fedcore.papers.table import Condition, Experiment, Found, Options, Place, Seeds, Trial
+from fedcore.papers.table import Condition, Experiment, Found, Options, Place, Seeds, Trial, mean
 from threadpoolctl import threadpool_limits
 
 from fedcore.methods.dictionary_learning.operators import normalise, random_atoms

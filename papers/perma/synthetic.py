@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from fedcore.papers.columns import mean, median
 from fedcore.papers.perma import learning
 from fedcore.papers.perma.truth import shared_atoms
-from fedcore.papers.table import Column, Condition, Experiment, Found, Options, Trial
+from fedcore.papers.table import Column, Condition, Experiment, Found, Options, Trial, mean, median
 
 from fedcore.methods.dictionary_learning.distances import d12
 

@@ -4,7 +4,7 @@ Source: Liang, Shi, Al Kontar, Fattahi 2023, Section 5.2: every frame is a clien
 local ones the foreground. The paper shows pictures. Here rectangles move over a texture, and masks are scored with a
 threshold that needs no truth, median + 6 MAD of |frame - background|, and beside it with the best of 25, chosen with
 the truth. Where FEDCORE_DATA has it, a real clip is separated too: a tree in the wind, before which a hand comes. With
---population CLIP it is a clip of one's own instead (`fedcore.papers.perma.clip`).
+--population CLIP it is a clip of one's own instead (`fedcore.papers.perma.background_clips`).
 """
 
 from __future__ import annotations
@@ -15,13 +15,10 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from fedcore.papers.columns import mean as average
-from fedcore.papers.columns import verdict
 from fedcore.papers.data import data_file, needed_data
+from fedcore.papers.perma import background_clips as perma_clip
 from fedcore.papers.perma import baselines, clips
-from fedcore.papers.perma import clip as perma_clip
-from fedcore.papers.perma.baselines import personalised_pca, principal_component_pursuit
-from fedcore.papers.perma.clip import (
+from fedcore.papers.perma.background_clips import (
     SHOWN,
     background_of,
     images_from,
@@ -31,8 +28,10 @@ from fedcore.papers.perma.clip import (
     spread_left,
     to_text,
 )
+from fedcore.papers.perma.baselines import personalised_pca, principal_component_pursuit
 from fedcore.papers.perma.truth import best_mask_scores, energy_inside, exposure_fitted_psnr, mask_scores, psnr
-from fedcore.papers.table import Column, Condition, Experiment, Found, Options, Place, Seeds, Trial
+from fedcore.papers.table import Column, Condition, Experiment, Found, Options, Place, Seeds, Trial, verdict
+from fedcore.papers.table import mean as average
 from scipy.ndimage import gaussian_filter
 from threadpoolctl import threadpool_limits
 
@@ -178,7 +177,7 @@ QUICK_LINES = ("median", "mean", "background", "robust-30", "paper-10", "tiles-1
 def conditions(options: Options) -> dict[str, Condition]:
     """Every line, and some on clips of other brightness."""
     if options.population is not None:
-        return perma_clip.conditions(options)
+        return perma_clip.own_conditions(options)
     lines = QUICK_LINES if options.quick else tuple(LINES)
     usual = {line: (line, GAIN, LINES[line].title) for line in lines}
     more = (line for line in MORE_GAIN_LINES if line in usual)
@@ -196,7 +195,7 @@ def measure(trial: Trial) -> dict:
     size, line, seed = QUICK if trial.quick else FULL, trial["line"], trial.seed
     with threadpool_limits(1):  # as the engine has it, so that seconds compare
         if trial.options.population is not None:
-            return perma_clip.measure(trial, size.rounds)
+            return perma_clip.measure_own(trial, size.rounds)
         if line == "tree":
             return tree(trial.place, trial.key, size)
         clip = clips.surveillance(seed, size.frames, size.height, size.width, gain=trial["gain"])
@@ -209,7 +208,7 @@ def measure(trial: Trial) -> dict:
 
 def columns(options: Options) -> dict[str, Column]:
     if options.population is not None:
-        return dict(perma_clip.COLUMNS)
+        return dict(perma_clip.OWN_COLUMNS)
     return {
         "F1, own threshold": average("f1"),
         "IoU, own threshold": average("iou"),
@@ -225,7 +224,7 @@ def columns(options: Options) -> dict[str, Column]:
 
 def figure(found: Found) -> bytes:
     if found.options.population is not None:
-        return perma_clip.figure(found)
+        return perma_clip.own_figure(found)
     from fedcore.evaluation.images import grid_figure
 
     size = QUICK if found.options.quick else FULL
@@ -362,7 +361,7 @@ def findings(found: Found) -> list[str]:
 
 def notes(found: Found) -> list[str]:
     if found.options.population is not None:
-        return perma_clip.notes(found)
+        return perma_clip.own_notes(found)
     size = QUICK if found.options.quick else FULL
     return [
         f"Clips {len(found.seeds)}: {size.frames} frames of {size.height} x {size.width} x 3, three rectangles "

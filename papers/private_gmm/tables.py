@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from fedcore.papers.columns import given, verdict
 from fedcore.papers.data import data_file
 from fedcore.papers.private_gmm import baselines, runs
 from fedcore.papers.private_gmm.baselines import SETTINGS, Setting
-from fedcore.papers.table import Condition, Experiment, Found, Options, Row, Trial
+from fedcore.papers.table import Condition, Experiment, Found, Options, Row, Trial, given, verdict
 
 from fedcore.evaluation.figures import COLOURS, SOFT, _figure, _png, _text, _title
 

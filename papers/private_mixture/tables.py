@@ -22,14 +22,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from fedcore.papers.columns import given
 from fedcore.papers.data import data_file
 from fedcore.papers.private_gmm import baselines as rivals
 from fedcore.papers.private_gmm.baselines import BLOCK_ROWS, LLOYD_ROUNDS, SUMS
 from fedcore.papers.private_gmm.runs import FINEST, LEAST, agreement, learn
 from fedcore.papers.private_mixture.data import FAMILIES, SETS, mixture, split_of
 from fedcore.papers.simulation import ran
-from fedcore.papers.table import Condition, Experiment, Found, Options, Row, Trial
+from fedcore.papers.table import Condition, Experiment, Found, Options, Row, Trial, given
 
 from fedcore.evaluation.figures import COLOURS, SOFT, _figure, _png, _text, _title
 from fedcore.methods.private_gmm.config import PrivateGMMConfig

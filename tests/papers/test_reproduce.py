@@ -5,11 +5,25 @@ import json
 import numpy as np
 import pytest
 from fedcore.papers import EXPERIMENTS, experiment
-from fedcore.papers.columns import given, mean, mean_and_interval, mean_sd, shown, verdict
 from fedcore.papers.command import reproduce_here
 from fedcore.papers.histograms import table1 as histograms_table1
 from fedcore.papers.simulation import simulate
-from fedcore.papers.table import Condition, Experiment, Options, Place, ResultTable, Seeds, markdown, reproduce
+from fedcore.papers.table import (
+    Condition,
+    Experiment,
+    Options,
+    Place,
+    ResultTable,
+    Seeds,
+    given,
+    markdown,
+    mean,
+    mean_and_interval,
+    mean_sd,
+    reproduce,
+    shown,
+    verdict,
+)
 
 from fedcore.errors import ConfigError, PrivacyError, RunError
 from fedcore.rounds.engine import InProcessBackend

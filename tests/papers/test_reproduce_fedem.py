@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fedcore.papers import experiment
-from fedcore.papers.columns import brief, median
 from fedcore.papers.data import rows_population, whitened_components
 from fedcore.papers.fedem import bytes as fedem_bytes
 from fedcore.papers.fedem import missing as fedem_hidden_cells
@@ -18,7 +17,7 @@ from fedcore.papers.fedem import runs as fedem_runs
 from fedcore.papers.fedem import synthetic as fedem_synthetic
 from fedcore.papers.fedem import tabular as fedem_tabular
 from fedcore.papers.fedem.paper_federated_em import PaperFederatedEM
-from fedcore.papers.table import Found, Options, Place, Row, reproduce
+from fedcore.papers.table import Found, Options, Place, Row, brief, median, reproduce
 
 from fedcore.errors import ConfigError
 from fedcore.evaluation.curves import Panel, panels_figure

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from fedcore.papers import experiment
 from fedcore.papers.data import rows_population
-from fedcore.papers.perma import clip as perma_clip
+from fedcore.papers.perma import background_clips as perma_clip
 from fedcore.papers.perma import clips, learning
 from fedcore.papers.perma import mnist as perma_mnist
 from fedcore.papers.perma import rg as perma_rg
