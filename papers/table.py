@@ -248,17 +248,13 @@ class Experiment:
         return Found(options, seeds, conditions, by_condition)
 
     def table(self, found: Found) -> ResultTable:
-        columns = self.columns(found.options)
-
-        def text(row: Row, name: str, column: Column) -> Any:
-            if name in row.texts:
-                return row.texts[name]
-            return "" if row.of is None else column(found, row)
-
-        rows = [
-            {**row.labels, **{name: text(row, name, column) for name, column in columns.items()}}
-            for row in self.rows(found)
-        ]
+        """The table of these results. Raises ValueError for a text of a column that there is not."""
+        columns, rows = self.columns(found.options), []
+        for row in self.rows(found):
+            if unknown := row.texts.keys() - columns.keys():
+                raise ValueError(f"{self.name} has texts of no column: {', '.join(sorted(unknown))}")
+            measured = {} if row.of is None else {k: of(found, row) for k, of in columns.items() if k not in row.texts}
+            rows.append({**row.labels, **dict.fromkeys(columns, ""), **measured, **row.texts})
         return ResultTable(self.title + self.heading(found), rows, [*self.notes(found), *self.checks(found)])
 
 
@@ -352,10 +348,6 @@ def markdown(table: ResultTable) -> str:
 # --- columns: a row's condition over its seeds, as text ---------------------------------------------------------------
 
 
-def _text(value: float | None, form: str, none: str) -> str:
-    return none if value is None else format(value, form)
-
-
 def mean(of: Quantity, form: str = ".3f", at: str = "{}") -> Column:
     """Mean over seeds. at: the condition, where {} is the row's."""
     return lambda found, row: format(found.mean(at.format(row.of), of), form)
@@ -363,17 +355,12 @@ def mean(of: Quantity, form: str = ".3f", at: str = "{}") -> Column:
 
 def median(of: Quantity, form: str = ".1e", none: str = "never") -> Column:
     """Median over seeds. none: the text if a seed has no number."""
-    return lambda found, row: _text(found.known_median(str(row.of), of), form, none)
+    return lambda found, row: brief(found.known_median(str(row.of), of), form, none)
 
 
 def mean_sd(of: Quantity, places: int = 2, at: str = "{}") -> Column:
     """Mean and standard deviation over seeds."""
     return lambda found, row: with_sd(found.values(at.format(row.of), of), places)
-
-
-def mean_interval(of: Quantity, at: str = "{}") -> Column:
-    """Mean and half width of the 95 % interval over seeds."""
-    return lambda found, row: shown(found.values(at.format(row.of), of))
 
 
 def given(found: Found, row: Row) -> str:
@@ -405,7 +392,7 @@ def with_sd(values: Sequence[float], places: int = 2) -> str:
 
 
 def brief(value: float | None, form: str = ".1e", never: str = "never") -> str:
-    return _text(value, form, never)
+    return never if value is None else format(value, form)
 
 
 def verdict(met: bool) -> str:

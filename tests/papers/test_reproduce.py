@@ -95,22 +95,25 @@ def test_a_damaged_cell_is_an_error_and_not_a_number(tmp_path, content):
         reproduce(Squares().declared, Options(), place)
 
 
-def drawn(trial):
-    return {"x": 10.0 * trial["offset"] + trial.seed}
+def few_and_more(options):
+    return {
+        "few": Condition("few", {"offset": 1}, {"line": "few"}, {"published": "12"}),
+        "more": Condition("more", {"offset": 2}, {"line": "more"}),
+    }
+
+
+def above_20(found):
+    return [f"above 20: {verdict(found.mean('more', 'x') > 20)}"]
 
 
 def repeated(**changes):
     return Experiment(
         name="repeated",
         title="Repeated",
-        conditions=lambda options: {
-            "few": Condition("few", {"offset": 1}, {"line": "few"}, {"published": "12"}),
-            "more": Condition("more", {"offset": 2}, {"line": "more"}),
-        },
         columns=lambda options: {"mean": mean("x", ".1f"), "sd": mean_sd("x"), "published": given},
-        checks=lambda found: [f"above 20: {verdict(found.mean('more', 'x') > 20)}"],
         figure=lambda found: b"PNG",
-        **{"measure": drawn, "seeds": Seeds(3, quick=1), **changes},
+        measure=lambda trial: {"x": 10.0 * trial["offset"] + trial.seed},
+        **{"seeds": Seeds(3, quick=1), "conditions": few_and_more, "checks": above_20, **changes},
     )
 
 
@@ -126,6 +129,13 @@ def test_every_condition_is_measured_with_every_seed(tmp_path, together, cells):
     ]
     assert found.notes == ["above 20: met"]
     assert reproduce(table, Options(), here(tmp_path)) == found  # from what is stored
+
+
+def test_a_text_of_no_column_is_an_error():
+    few = Condition("few", {"offset": 1}, {"line": "few"}, {"publishd": "12"})
+    table = repeated(conditions=lambda options: {"few": few}, checks=lambda found: ())
+    with pytest.raises(ValueError, match="publishd"):
+        table.table(table.found(Options(seeds=1), {"few-1": {"x": 1.0}}))
 
 
 def test_a_table_of_some_conditions_holds_their_results_alone():
