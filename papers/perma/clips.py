@@ -189,6 +189,9 @@ def _scaled(frames: np.ndarray, name: str) -> np.ndarray:
     return frames / np.float64(np.iinfo(frames.dtype).max)
 
 
+# --- clips that are harder --------------------------------------------------------------------------------------------
+
+
 HEIGHT, WIDTH = 72, 96
 MARGIN = 12  # pixels beyond the border, which may sway into the frame
 TEXTURE = ((1.0, 0.5), (3.0, 0.7), (10.0, 1.0))  # widths in pixels of its smoothed noises, and their weights

@@ -92,6 +92,9 @@ def train(
     return Trained(trained, state, outputs, tuple(infos), seconds)
 
 
+# --- many small problems at once --------------------------------------------------------------------------------------
+
+
 FAR, FAR_ROUNDS = 0.7, 3  # as the method leaves clients out
 
 

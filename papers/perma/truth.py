@@ -103,6 +103,9 @@ def sparse_codes(generator: np.random.Generator, n: int, r: int, density: float,
     return np.where(there, raised, 0.0)
 
 
+# --- scores against the truth -----------------------------------------------------------------------------------------
+
+
 WINDOW = 7  # pixels of an SSIM window, each way
 STABLE = (0.01, 0.03)  # K1, K2 of the SSIM
 LEVELS = 25  # thresholds among which the best is looked for

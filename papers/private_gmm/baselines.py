@@ -286,6 +286,9 @@ def diffprivlib_centres(x: np.ndarray, components: int, epsilon: float, seed: in
     return np.asarray(model.fit(x).cluster_centers_)
 
 
+# --- cells of the table -----------------------------------------------------------------------------------------------
+
+
 DELTA = 1e-6
 RIGHT_LABELS = 0.99  # share of rows that the nearest mean must label as their component
 TEST_ROWS = 5000

@@ -157,6 +157,9 @@ def prior(truth: Truth, radius_factor: float = 2.0) -> Prior:
     return Prior(radius, 0.3 * float(spreads.min()), largest, 0.6 * float(truth.weights.min()))
 
 
+# --- without structure ------------------------------------------------------------------------------------------------
+
+
 Structureless = Literal["gaussian", "t3", "cube", "ring", "needle"]
 RING_RADIUS, NEEDLE_RATIO, CUBE_SIDE = 20.0, 20.0, 12.0**0.5  # the cube's coordinates have variance 1
 

@@ -374,6 +374,9 @@ def _pairs(line: tuple[Sequence[int], Sequence[int]]) -> str:
     return ", ".join(f"{columns}: {number(n)}" for columns, n in zip(*line, strict=True))
 
 
+# --- figure -----------------------------------------------------------------------------------------------------------
+
+
 Line = tuple[Sequence[float], Sequence[float]]
 
 

@@ -38,6 +38,9 @@ from fedcore.privacy.mechanisms import TestNoise
 from fedcore.randomness import stream
 from fedcore.rounds.method import PublicFacts
 
+# --- figure -----------------------------------------------------------------------------------------------------------
+
+
 Line = tuple[Sequence[float], Sequence[float]]
 DRAWN = ("private_mixture", "private_gmm", "DP-Lloyd", "DP-Lloyd, wide box", "diffprivlib", "S&A, averages")
 BESIDE = {"EM": "EM, no privacy", "k-means": "k-means, no privacy"}
@@ -69,6 +72,9 @@ def labels_by_separation(panels: Mapping[str, Mapping[str, Line]], epsilon: floa
         handles, names = grid.flat[0].get_legend_handles_labels()
         figure.legend(handles, names, frameon=False, fontsize=8, loc="outside lower center", ncols=4)
     return _png(figure)
+
+
+# --- tasks ------------------------------------------------------------------------------------------------------------
 
 
 DELTA = 1e-6

@@ -44,6 +44,9 @@ from fedcore.randomness import client_uniforms, stream
 from fedcore.rounds.method import Memory
 from fedcore.rounds.statistics import ArgMax, FloatSum, Statistic, Statistics
 
+# --- local atoms ------------------------------------------------------------------------------------------------------
+
+
 HELD_OUT = 0.25  # share of a client's samples
 SAMPLES_PER_ATOM = 4  # that a local atom is learnt from, at least
 FEWEST_HELD = 4  # samples, below which nothing is known of an error

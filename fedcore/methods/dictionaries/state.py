@@ -67,6 +67,9 @@ class LocalAtomsMessage:
 Message = FirstSumsMessage | SumsMessage | LocalAtomsMessage
 
 
+# --- state ------------------------------------------------------------------------------------------------------------
+
+
 def _no_numbers() -> np.ndarray:
     return np.zeros((0, 0))
 

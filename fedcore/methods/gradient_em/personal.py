@@ -148,6 +148,9 @@ def adapted(
     return theta, w
 
 
+# --- scores on held-out rows ------------------------------------------------------------------------------------------
+
+
 CENTRES, TRAINED = "common centres", "own centres as trained"
 LINES = (RUN, CENTRES, TRAINED)
 OfClients = Callable[[Any, Any, RowsBlock, Memory | None], ClientParameters]

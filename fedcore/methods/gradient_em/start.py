@@ -38,6 +38,9 @@ from fedcore.randomness import stream
 from fedcore.rounds.method import Memory, PublicFacts, RoundInfo
 from fedcore.rounds.statistics import ArgMax, FloatSum, Stack, Statistics
 
+# --- mixtures of all rows ---------------------------------------------------------------------------------------------
+
+
 CANDIDATES, CANDIDATE_ROUNDS = 6, 40
 HELD = "gradient_em/candidates/held_out"
 REGULARISATION = 0.01  # rows that are worth as much as the mean variance within components of own fits

@@ -101,6 +101,9 @@ def _squares(points: np.ndarray) -> np.ndarray:
     return np.stack([np.sum((points - point) ** 2, axis=1) for point in points])
 
 
+# --- denoising --------------------------------------------------------------------------------------------------------
+
+
 MEAN_POINTS, LARGE_SHARE = 200, 0.3  # of the grid of shares
 MEAN_STEPS, RATIO_STEPS = 300, 100  # of EM, at most
 BANDS, BAND_TOKENS = 4, 250  # of the ratios of a cell, at most, and tokens of each, at least

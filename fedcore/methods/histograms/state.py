@@ -72,6 +72,9 @@ class WeightsMessage:
     mixture_steps: int = field(metadata=between(0, MOST_STEPS))
 
 
+# --- state ------------------------------------------------------------------------------------------------------------
+
+
 USUAL_WEIGHTS = (800.0, 0.35)  # a and c of the weight of the base, unless somebody knows better
 
 

@@ -258,7 +258,7 @@ TRIED = (True, False)  # whether weights are robust, of the fits of a trial
 ADAPTED_STEPS = 30
 
 
-# --- clients ----------------------------------------------------------------------------------------------------------
+# --- rounds: clients --------------------------------------------------------------------------------------------------
 
 
 def client_update(
@@ -372,7 +372,7 @@ def adapted(config: MixedEffectsConfig, state: MixedEffectsState, rows: Rows) ->
     return personal(rows, parts, commons, weights)[0]
 
 
-# --- server -----------------------------------------------------------------------------------------------------------
+# --- rounds: server ---------------------------------------------------------------------------------------------------
 
 
 def message(config: MixedEffectsConfig, state: MixedEffectsState) -> MixtureMessage:

@@ -260,6 +260,9 @@ def root_of(between: np.ndarray) -> np.ndarray:
     return vectors * np.sqrt(np.maximum(values, 0.0))
 
 
+# --- extrapolation ----------------------------------------------------------------------------------------------------
+
+
 FIRST_LONGEST, LEAST_LONGEST = 4.0, 2.0
 WORST = 10.0
 FALL = 1e-6  # of a likelihood, relative

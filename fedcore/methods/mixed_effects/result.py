@@ -65,6 +65,9 @@ def result_of(config: MixedEffectsConfig, state: MixedEffectsState, features: Fe
     )
 
 
+# --- for each client --------------------------------------------------------------------------------------------------
+
+
 class ClientCoefficients(NamedTuple):
     """Of C clients, in units of the noise. theta: (C, R, p); w: (C, R); distance: (C, R) from the others, 1 where a
     client begins to count less, NaN without rows."""
@@ -131,6 +134,9 @@ def personalise(
         "distance": own.distance,
         "apart": (own.distance > 1.0).astype(np.int8),
     }
+
+
+# --- scores on held-out rows ------------------------------------------------------------------------------------------
 
 
 CENTRES, TRAINED, LEAST_SQUARES = "common centres", "own centres as trained", "own least squares"

@@ -78,6 +78,9 @@ class MixtureMessage:
 Message = StartMessage | TrialMessage | RegressionMessage | MixtureMessage
 
 
+# --- state ------------------------------------------------------------------------------------------------------------
+
+
 FEWEST_ROUNDS = 5
 
 

@@ -299,6 +299,9 @@ def _in_turn(distances: np.ndarray) -> np.ndarray:
     return index
 
 
+# --- aggregation ------------------------------------------------------------------------------------------------------
+
+
 NOT_SHARED = 0.3  # norm of a mean of unit atoms, below which the clients do not agree on a direction
 
 

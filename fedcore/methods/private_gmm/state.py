@@ -94,6 +94,9 @@ def of_cell(pairs: np.ndarray, slot: int) -> np.ndarray:
     return np.flatnonzero((pairs == slot).any(axis=1))
 
 
+# --- state ------------------------------------------------------------------------------------------------------------
+
+
 SEARCHING, FOUND = "searching", "found"
 NOTHING = "no separated structure found at this budget"
 LOST = "the components of the series are not where they were"

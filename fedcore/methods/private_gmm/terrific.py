@@ -18,6 +18,9 @@ from fedcore.methods.private_gmm.integer_rows import ONE
 from fedcore.methods.private_gmm.plan import PROFILE_RADII
 from fedcore.methods.private_gmm.tree import BALL, GAP, REST, VORONOI
 
+# --- candidate centres ------------------------------------------------------------------------------------------------
+
+
 ENOUGH = 0.5  # of t, for the middle of a box to be trusted
 NEAR, ALIKE = 0.35, 3.0  # candidates within this share of their width, of widths in this ratio, are one
 

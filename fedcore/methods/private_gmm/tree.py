@@ -29,6 +29,8 @@ from fedcore.methods.private_gmm.integer_rows import BASIS_BITS, ONE, clipped, p
 from fedcore.methods.private_gmm.sensitivities import DIAGONAL
 from fedcore.rounds.messages import between
 
+# --- projection -------------------------------------------------------------------------------------------------------
+
 
 def second_moment(triangle: np.ndarray, d: int) -> np.ndarray:
     """(d, d) symmetric, in squared steps. triangle: (d (d + 1) / 2,) published, its diagonal scaled."""

@@ -167,6 +167,9 @@ def vempala_wang(
     return means, weights
 
 
+# --- sample and aggregate ---------------------------------------------------------------------------------------------
+
+
 SHARES = {"bounding": 0.1, "pca": 0.4, "boxes": 0.4, "centres": 0.05, "weights": 0.05}  # of rho
 BOUNDING_ROUNDS = 3
 GRID = 1.25  # ratio of radii

@@ -98,6 +98,9 @@ def learn_spherical(
     return found
 
 
+# --- Algorithms 3 and 4 -----------------------------------------------------------------------------------------------
+
+
 BOUNDING = 12.0  # r = 12 r''
 COUNT_SHARE = 1 / 20  # n' = |X| + Lap(2/eps) - n w_min / 20
 LEVEL_CALLS = 4  # a level costs (4 eps, 4 delta): count and PGLoc, two terrific balls, PCA

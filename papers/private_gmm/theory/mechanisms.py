@@ -193,6 +193,9 @@ def check_budget(epsilon: float, delta: float) -> None:
         raise ConfigError(f"epsilon must be positive and finite, delta between 0 and 1; not {epsilon!r}, {delta!r}.")
 
 
+# --- principal components ---------------------------------------------------------------------------------------------
+
+
 def second_moment(rows: np.ndarray, ball: Ball) -> np.ndarray:
     """(d, d): sum of zz', z = clip(x; ball) - centre. L2 sensitivity radius^2: |zz'|_F = |z|^2, and the norm of the
     upper triangle is at most the Frobenius norm. (The paper uses 2 radius^2, for substitution.)"""
