@@ -46,6 +46,6 @@ class PaperFederatedEM(FederatedEM):
     """
 
     name: ClassVar[str] = "paper_federated_em"
-    arithmetic_version: ClassVar[str] = "paper-federated-em-1"
+    arithmetic_version: ClassVar[str] = "paper-federated-em-2"
     Config = PaperFederatedEMConfig
     moved_settings: ClassVar[Mapping[str, str]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,7 +21,8 @@ Oracle = Literal["full", "batch", "recursive"]
 
 def bits_to_client(q: int, parameters: int) -> float:
     """Bits of a server's message: the number of the round, S_k (q numbers) and T(S_k). Not compressed, as in the
-    paper. In natural units clients need the step D, q is 1, and for regressions S_k, q is 1 more."""
+    paper. In natural units clients need the step D, and that of components where there is one, in place of S_k; for
+    regressions they need it too."""
     return float(HEADER_BITS + BITS_PER_NUMBER * (q + parameters))
 
 
@@ -134,6 +136,7 @@ class RoundMessage:
     audit:     whether the sum of the clients' memories is asked for
     resolution: step D of the codec in natural units; 0 for other codecs
     everything: whether clients send all parts of their statistics in natural units
+    component_step: in natural units, step of a component of weight 1; infinite where D is for all
     """
 
     number: int
@@ -151,6 +154,7 @@ class RoundMessage:
     audit: bool
     resolution: float = 0.0
     everything: bool = False
+    component_step: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

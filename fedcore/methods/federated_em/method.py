@@ -56,7 +56,7 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
 
     name: ClassVar[str] = "federated_em"
     kinds: ClassVar[tuple[Kind, ...]] = ("rows", "counts")
-    arithmetic_version: ClassVar[str] = "federated-em-6"
+    arithmetic_version: ClassVar[str] = "federated-em-7"
     Config = FederatedEMConfig
     State = FederatedEMState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
@@ -137,7 +137,8 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
             case ObjectiveMessage():
                 held_out = clients.held_out(self.config, model, message, everything)
                 return clients.objective(self.config, model, message, block) | held_out, memory
-        codec = models.codec_of(self.config, model, message.theta, message.s, message.resolution, message.everything)
+        steps = message.resolution, message.everything, message.component_step
+        codec = models.codec_of(self.config, model, message.theta, message.s, *steps)
         statistics, memory = clients.round_update(self.config, model, codec, message, block, memory)
         return {**statistics, **clients.held_out(self.config, model, message, everything)}, memory
 

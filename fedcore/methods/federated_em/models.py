@@ -236,12 +236,12 @@ def units_of(model: CurvedEM, theta: Theta, s: np.ndarray) -> Units:
     return latest
 
 
-def _natural(units: Units, resolution: float, everything: bool) -> Natural:
+def _natural(units: Units, resolution: float, everything: bool, component_step: float) -> Natural:
     """The latest one is kept, with what it knows of the parts of a message."""
     global _latest_natural
-    latest = _latest_natural
-    if latest is None or latest.units is not units or (latest.step, latest.everything) != (resolution, everything):
-        latest = _latest_natural = Natural(units, resolution, everything)
+    latest, wanted = _latest_natural, (resolution, everything, component_step)
+    if latest is None or latest.units is not units or (latest.step, latest.everything, latest.component_step) != wanted:
+        latest = _latest_natural = Natural(units, *wanted)
     return latest
 
 
@@ -252,12 +252,13 @@ def codec_of(
     s: np.ndarray,
     resolution: float = 1.0,
     everything: bool = False,
+    component_step: float = np.inf,
 ) -> Codec:
-    """The codec for the model's statistic. theta, s, resolution, everything: of the round, for the codec natural."""
+    """The codec for the model's statistic. theta, s and what follows: of the round, for the codec natural."""
     q, parts = model.q, tuple(part.stop for part in model.blocks)
     match config.codec_name:
         case "natural":
-            return _natural(units_of(model, theta, s), resolution, everything)
+            return _natural(units_of(model, theta, s), resolution, everything, component_step)
         case "identity":
             return Identity(q)
         case _:

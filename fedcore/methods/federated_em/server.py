@@ -17,9 +17,10 @@ Source: Dieuleveut, Fort, Moulines, Robin 2021, Algorithms 1 and 2. That steps a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -37,14 +38,16 @@ from fedcore.methods.federated_em.messages import (
     RoundMessage,
     bits_to_client,
 )
-from fedcore.methods.federated_em.resolution import next_resolution
+from fedcore.methods.federated_em.resolution import SETTLED, component_step, next_resolution
 from fedcore.methods.federated_em.row_weights import check_column
 from fedcore.methods.federated_em.start import MARGIN, Step
 from fedcore.methods.federated_em.state import FederatedEMState, empty, pack, unpack
 from fedcore.methods.mixture_models.contract import CurvedEM, Theta
+from fedcore.methods.mixture_models.mixture import Mixture
 from fedcore.rounds.method import PublicFacts, RoundInfo
 
 HALVINGS = 12  # of a step, at most
+LEAST_BEYOND = 0.5
 LEAST_RATIO = 0.2  # of a weight or a variance after a step to what it was: the fraction to the boundary
 WINDOW, OFTEN = 20, 0.05  # a step that is cut back in more than 5 % of 20 rounds is too long
 AUDIT_EVERY, AUDIT_TOLERANCE = 50, 1e-10
@@ -120,7 +123,7 @@ def _round_message(config: FederatedEMConfig, state: FederatedEMState) -> RoundM
         oracle=oracle,
         s=state.statistic if config.sends_statistic else np.zeros(0),
         scaling=state.scaling(),
-        threshold=config.participation,
+        threshold=answering(config, state),
         batch=0 if oracle == "full" else state.batch,
         clients=state.clients,
         rows=state.rows,
@@ -128,7 +131,19 @@ def _round_message(config: FederatedEMConfig, state: FederatedEMState) -> RoundM
         audit=number % AUDIT_EVERY == 0,
         resolution=state.resolution,
         everything=config.natural and not state.heard,
+        component_step=_component_step(config, state) if config.follows_em else math.inf,
     )
+
+
+def _component_step(config: FederatedEMConfig, state: FederatedEMState) -> float:
+    columns = len(state.variance) if config.covariance in ("full", "tied") else 2
+    return component_step(columns, state.effective_clients * answering(config, state))
+
+
+def answering(config: FederatedEMConfig, state: FederatedEMState) -> float:
+    """The expected share of clients in the next round. Fast steps and old memories do not go together, so that
+    everybody answers until a step gains little."""
+    return 1.0 if config.follows_em and not state.settled else config.participation
 
 
 def _looks(config: FederatedEMConfig, state: FederatedEMState) -> bool:
@@ -150,19 +165,10 @@ def _after_round(config: FederatedEMConfig, state: FederatedEMState, result: Map
     _audit(state, result)
     state, look, falls = _after_look(config, state, model, result)
     field, answered = _field(config, state, model, codec, result)
-    planned = planned_step(config, state)
-    exact = planned <= 1 and not treats_clients_singly(config, codec)  # such steps of EM never raise the objective
-    s, theta, gamma, halvings = guarded_step(
-        model,
-        before,
-        state.statistic,
-        field,
-        planned,
-        config.variant.safeguards and not exact,
-        models.units_of(model, before, state.statistic).possible if config.natural else as_it_is,
-    )
+    s, theta, gamma, halvings, cut = _step(config, answered, model, codec, field)
     active, expectations, bits = result["costs"]
-    down = float(active) * bits_to_client(model.q * config.sends_statistic + config.natural, len(state.theta))
+    sizes_of_steps = config.natural + config.follows_em
+    down = float(active) * bits_to_client(model.q * config.sends_statistic + sizes_of_steps, len(state.theta))
     after = replace(
         answered,
         round=number,
@@ -170,7 +176,7 @@ def _after_round(config: FederatedEMConfig, state: FederatedEMState, result: Map
         theta=pack(theta)[0],
         previous=state.theta,
         since_full=(state.since_full + 1) % state.inner_rounds if state.inner_rounds else 0,
-        shortened=state.shortened + (halvings > 0),
+        shortened=state.shortened + cut,
         expectations=state.expectations + float(expectations),
         bits_up=state.bits_up + float(bits),
         bits_down=state.bits_down + down,
@@ -223,8 +229,40 @@ def _field(
         return np.zeros(model.q), state
     field = v / heard - state.statistic
     units = models.units_of(model, state.parameters(), state.statistic)
-    resolution = next_resolution(config, units, field, state.effective_clients)
-    return field, replace(state, memory=v, heard=heard, resolution=resolution)
+    size = float(np.linalg.norm(units.forward(field[None])))
+    state = replace(state, memory=v, heard=heard, settled=state.settled or size**2 / 2 < SETTLED)
+    resolution = next_resolution(config, size, model.q, state.effective_clients, answering(config, state))
+    return field, replace(state, resolution=resolution)
+
+
+def _may_go_further(state: FederatedEMState, model: CurvedEM, field: np.ndarray) -> bool:
+    """Whether a step beyond EM's own changes little."""
+    if not state.settled:
+        return False
+    before, after = state.parameters(), model.maximise(state.statistic + state.gamma * field)
+    return model.least_ratio(before, after) >= LEAST_BEYOND
+
+
+def _step(
+    config: FederatedEMConfig, state: FederatedEMState, model: CurvedEM, codec: Codec, field: np.ndarray
+) -> tuple[np.ndarray, Theta, float, int, bool]:
+    """A step along H from S: (S', T(S'), gamma used, halvings, whether it was changed)."""
+    before, planned, possible = state.parameters(), planned_step(config, state), as_it_is
+    if config.natural:
+        possible = models.units_of(model, before, state.statistic).possible
+    if config.follows_em:
+        if config.gamma is None and not _may_go_further(state, model, field):
+            planned = 1.0
+        moved = state.statistic + planned * field
+        s, cut = cast(Mixture, model).nearest_inside(before, state.statistic, moved)
+        s = possible(s)
+        if model.admissible(s, MARGIN):
+            return s, model.maximise(s, start=before, rough=True), planned, 0, cut
+        field = (s - state.statistic) / planned
+    exact = planned <= 1 and not treats_clients_singly(config, codec)  # such steps of EM never raise the objective
+    guarded = config.variant.safeguards and not exact
+    s, theta, gamma, halvings = guarded_step(model, before, state.statistic, field, planned, guarded, possible)
+    return s, theta, gamma, halvings, halvings > 0
 
 
 def planned_step(config: FederatedEMConfig, state: FederatedEMState) -> float:

@@ -114,7 +114,11 @@ class Settings(PrivateRunSettings):
 
     # clients
     participation: Annotated[float, Only(algorithms=("fedem",))] = Field(
-        1.0, gt=0, le=1, description="expected share p of clients in a round, every client by its own coin"
+        1.0,
+        gt=0,
+        le=1,
+        description="expected share p of clients in a round, every client by its own coin; with "
+        "the codec natural all clients answer until a step gains little, about ten rounds",
     )
     batch: Annotated[int | None, Only(algorithms=COMPRESSED)] = Field(
         None,
@@ -141,9 +145,9 @@ class Settings(PrivateRunSettings):
         gt=0,
         le=2,
         description="step in the space of statistics; None: min(1, p "
-        f"sqrt(n) / (2 (1 + omega) sqrt(omega_p))), with the codec natural {NATURAL_GAMMA} after a first round of 1; "
-        f"at most {BATCH_GAMMA} with batches and {REDUCED_GAMMA} for vr-fedem; all are halved when steps are often cut "
-        f"back; {PRIVATE_GAMMA} in a private run",
+        f"sqrt(n) / (2 (1 + omega) sqrt(omega_p))), with the codec natural 1, and {NATURAL_GAMMA} once a step gains "
+        f"little; at most {BATCH_GAMMA} with batches and {REDUCED_GAMMA} for vr-fedem; all are halved when steps are "
+        f"often cut back; {PRIVATE_GAMMA} in a private run",
     )
 
     # start and end
@@ -231,6 +235,13 @@ class Settings(PrivateRunSettings):
     def natural(self) -> bool:
         """Whether messages are in natural units; memories then hold the clients' statistics themselves."""
         return self.codec_name == "natural"
+
+    @property
+    def follows_em(self) -> bool:
+        """Whether rounds take EM's own steps, kept inside the domain component by component, and no step is halved: of
+        all rows, in natural units."""
+        full = self.algorithm == "fedem" and self.batch is None
+        return full and self.natural and self.variant.safeguards
 
     @property
     def sends_statistic(self) -> bool:

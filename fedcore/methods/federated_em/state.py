@@ -38,6 +38,7 @@ class FederatedEMState:
     memory:   (q,) V_k, the weighted sum of all clients' memories; zeros where there are none
     heard:    the weight of the clients who have answered in natural units, whose memories are in that sum
     resolution: D of the next round in natural units; 0 for other codecs
+    settled:  whether what a step gains has been little: from then on only a share of the clients answers
     since_full: rounds of VR-FedEM since the last full pass; 0 if one is due
     shortened: rounds whose step was cut back
     first_objective, slope: at the start, and how much it fell a round between the last two looks; None before
@@ -99,6 +100,7 @@ class FederatedEMState:
     waiting: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
     heard: float = 0.0
     resolution: float = 0.0
+    settled: bool = False
     since_full: int = 0
     shortened: int = 0
     first_objective: float | None = None
