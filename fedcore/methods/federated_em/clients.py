@@ -16,6 +16,7 @@ import numpy as np
 from fedcore.errors import PopulationError
 from fedcore.methods.federated_em import criteria, models
 from fedcore.methods.federated_em.codecs import Codec, check_finite
+from fedcore.methods.federated_em.coded_starts import kept_memory, of_start, with_number
 from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.differences import compressed_differences, treats_clients_singly
 from fedcore.methods.federated_em.leaf_rows import LeafRows, rows_of
@@ -24,6 +25,7 @@ from fedcore.methods.federated_em.messages import (
     MomentsMessage,
     ObjectiveMessage,
     RoundMessage,
+    StartsMessage,
     TrialMessage,
 )
 from fedcore.methods.federated_em.weighted_sums import (
@@ -227,6 +229,7 @@ def round_update(
     The memory holds V_i, and in VR-FedEM also S_i, each (C, q) float64. In natural units V_i is what the server knows
     of s_i; beside it "heard" says of which clients it knows anything, (C,) bool.
     """
+    memory = kept_memory(memory, message.won)
     leaf, weights = _leaf_and_weights(config, message, block)
     statistics: dict[str, Statistic]
     if message.monitor:
@@ -247,3 +250,22 @@ def round_update(
     if message.monitor:
         statistics |= {"loss": FloatSum.at(block.leaf, loss), "total": FloatSum.at(block.leaf, total)}
     return statistics, memory
+
+
+def rounds_of_starts(
+    config: FederatedEMConfig, model: CurvedEM, message: StartsMessage, block: ClientBlock, memory: Memory | None
+) -> tuple[Statistics, Memory]:
+    """`round_update` for each start; names have the number of the start."""
+    statistics: dict[str, Statistic] = {}
+    remembered: Memory = {}
+    for number, own in enumerate(message.rounds):
+        known = None if memory is None else of_start(memory, number)
+        found, kept = round_update(config, model, codec_of_round(config, model, own), own, block, known)
+        statistics |= with_number(found, number)
+        remembered |= with_number(kept or {}, number)
+    return statistics, remembered
+
+
+def codec_of_round(config: FederatedEMConfig, model: CurvedEM, message: RoundMessage) -> Codec:
+    steps = message.resolution, message.everything, message.component_step
+    return models.codec_of(config, model, message.theta, message.s, *steps)

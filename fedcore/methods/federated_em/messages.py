@@ -137,6 +137,7 @@ class RoundMessage:
     resolution: step D of the codec in natural units; 0 for other codecs
     everything: whether clients send all parts of their statistics in natural units
     component_step: in natural units, step of a component of weight 1; infinite where D is for all
+    won:       in the first round after several starts, the number of the start whose memories clients keep; else -1
     """
 
     number: int
@@ -155,6 +156,15 @@ class RoundMessage:
     resolution: float = 0.0
     everything: bool = False
     component_step: float = math.inf
+    won: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StartsMessage:
+    """One round of each of several starts, side by side."""
+
+    rounds: tuple[RoundMessage, ...]
+    scaling: Scaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +201,7 @@ Message = (
     | TrialMessage
     | InitialMemoryMessage
     | RoundMessage
+    | StartsMessage
     | ObjectiveMessage
     | ReleaseMessage
 )

@@ -18,6 +18,7 @@ from fedcore.methods.federated_em.messages import (
     ObjectiveMessage,
     ReleaseMessage,
     SeedMessage,
+    StartsMessage,
     TrialMessage,
     plain_scaling,
 )
@@ -132,13 +133,14 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
                 return private.client_update(self.config, model, message, cast(RowsBlock, block)), None
             case TrialMessage():
                 return clients.trials(self.config, model, message, everything), None
+            case StartsMessage():
+                return clients.rounds_of_starts(self.config, model, message, block, memory)
             case InitialMemoryMessage():
                 return clients.initial_memory(self.config, model, message, block)
             case ObjectiveMessage():
                 held_out = clients.held_out(self.config, model, message, everything)
                 return clients.objective(self.config, model, message, block) | held_out, memory
-        steps = message.resolution, message.everything, message.component_step
-        codec = models.codec_of(self.config, model, message.theta, message.s, *steps)
+        codec = clients.codec_of_round(self.config, model, message)
         statistics, memory = clients.round_update(self.config, model, codec, message, block, memory)
         return {**statistics, **clients.held_out(self.config, model, message, everything)}, memory
 

@@ -6,6 +6,7 @@
     penalties exact EM steps of one initialisation with several penalties, without a share of each client's rows; the
               penalty that suits these rows best is taken
     trials    exact EM steps of several initialisations, side by side; the best goes on
+    starts    rounds of several initialisations, side by side, in natural units; the best goes on with its memories
     memory    V_{0,i} = h_i(S_0), uncompressed
     rounds    Algorithm 1, or 2 with its full passes
     last      the objective at the final parameters
@@ -25,7 +26,7 @@ from typing import Any, cast
 import numpy as np
 
 from fedcore.errors import RunError
-from fedcore.methods.federated_em import criteria, looks, models, start
+from fedcore.methods.federated_em import coded_starts, criteria, looks, models, start
 from fedcore.methods.federated_em.codecs import Codec
 from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.differences import remembers, treats_clients_singly
@@ -36,6 +37,7 @@ from fedcore.methods.federated_em.messages import (
     ObjectiveMessage,
     Oracle,
     RoundMessage,
+    StartsMessage,
     bits_to_client,
 )
 from fedcore.methods.federated_em.resolution import SETTLED, component_step, next_resolution
@@ -110,6 +112,24 @@ def _after_initial_memory(config: FederatedEMConfig, state: FederatedEMState, re
     return after, RoundInfo({"field_norm": float(v @ v)})
 
 
+# --- several starts ---------------------------------------------------------------------------------------------------
+
+
+def _starts_message(config: FederatedEMConfig, state: FederatedEMState) -> StartsMessage:
+    rounds = [_round_message(config, one) for one in coded_starts.apart(config, state)]
+    return coded_starts.message(config, state, rounds)
+
+
+def _after_starts(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
+    model, moved, losses = models.model_of(config, state.scaling()), [], []
+    for number, one in enumerate(coded_starts.apart(config, state)):
+        answers = coded_starts.of_start(result, number)
+        moved.append(_moved(config, one, model, answers)[0])
+        if "loss" in answers:
+            losses.append(float(answers["loss"]) + model.penalty(one.parameters()))
+    return coded_starts.after_pass(config, state, moved, losses)
+
+
 # --- rounds ---------------------------------------------------------------------------------------------------------
 
 
@@ -131,6 +151,7 @@ def _round_message(config: FederatedEMConfig, state: FederatedEMState) -> RoundM
         audit=number % AUDIT_EVERY == 0,
         resolution=state.resolution,
         everything=config.natural and not state.heard,
+        won=-1 if state.round else state.won,
         component_step=_component_step(config, state) if config.follows_em else math.inf,
     )
 
@@ -141,9 +162,10 @@ def _component_step(config: FederatedEMConfig, state: FederatedEMState) -> float
 
 
 def answering(config: FederatedEMConfig, state: FederatedEMState) -> float:
-    """The expected share of clients in the next round. Fast steps and old memories do not go together, so that
-    everybody answers until a step gains little."""
-    return 1.0 if config.follows_em and not state.settled else config.participation
+    """The expected share of clients in the next round. Fast steps and old memories do not go together, so all clients
+    answer until a step gains little, and while several starts are compared."""
+    everybody = not state.settled or state.phase == "starts"
+    return 1.0 if config.follows_em and everybody else config.participation
 
 
 def _looks(config: FederatedEMConfig, state: FederatedEMState) -> bool:
@@ -159,11 +181,23 @@ def _oracle(state: FederatedEMState) -> Oracle:
 
 
 def _after_round(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
-    """H, a step along H, and V_{k+1} (lines 14 to 16 of Algorithm 1)."""
-    model, before, number = models.model_of(config, state.scaling()), state.parameters(), state.round + 1
-    codec = models.codec_of(config, model, before, state.statistic)
+    model = models.model_of(config, state.scaling())
     _audit(state, result)
     state, look, falls = _after_look(config, state, model, result)
+    after, scalars = _moved(config, state, model, result)
+    if looks.must_go_back(config, state):
+        after = looks.gone_back(model, after)
+    if after.round == config.all_rounds or not falls:
+        exactly, _ = pack(model.maximise(after.statistic, start=after.parameters()))
+        after = replace(after, phase="last", theta=exactly)
+    return after, RoundInfo(scalars | look)
+
+
+def _moved(
+    config: FederatedEMConfig, state: FederatedEMState, model: CurvedEM, result: Mapping[str, Any]
+) -> tuple[FederatedEMState, dict[str, float]]:
+    """H, a step along H, and V_{k+1} (lines 14 to 16 of Algorithm 1)."""
+    codec = models.codec_of(config, model, state.parameters(), state.statistic)
     field, answered = _field(config, state, model, codec, result)
     s, theta, gamma, halvings, cut = _step(config, answered, model, codec, field)
     active, expectations, bits = result["costs"]
@@ -171,7 +205,7 @@ def _after_round(config: FederatedEMConfig, state: FederatedEMState, result: Map
     down = float(active) * bits_to_client(model.q * config.sends_statistic + sizes_of_steps, len(state.theta))
     after = replace(
         answered,
-        round=number,
+        round=state.round + 1,
         statistic=s,
         theta=pack(theta)[0],
         previous=state.theta,
@@ -192,12 +226,7 @@ def _after_round(config: FederatedEMConfig, state: FederatedEMState, result: Map
         "bits_up": float(bits),
         "bits_down": down,
     }
-    if looks.must_go_back(config, state):
-        after = looks.gone_back(model, after)
-    if number == config.all_rounds or not falls:
-        exactly, _ = pack(model.maximise(after.statistic, start=after.parameters()))
-        after = replace(after, phase="last", theta=exactly)
-    return after, RoundInfo(scalars | look)
+    return after, scalars
 
 
 def _after_look(
@@ -389,6 +418,7 @@ PHASES = {
     "clusters": Phase(start.cluster_message, start.after_clusters),
     "penalties": Phase(start.penalty_message, start.after_penalties),
     "trials": Phase(start.trial_message, start.after_trials),
+    "starts": Phase(_starts_message, _after_starts),
     "memory": Phase(_initial_memory_message, _after_initial_memory),
     "rounds": Phase(_round_message, _after_round),
     "last": Phase(_objective_message, _after_objective),

@@ -160,8 +160,9 @@ class Settings(PrivateRunSettings):
         None,
         ge=1,
         le=100,
-        description="starts that are tried side by side by 20 plain EM steps, whose messages are not compressed; None: "
-        f"{STARTS_OF_EM} for mixtures by em, else 1",
+        description="starts that are tried side by side for 20 rounds: by fedem with the codec natural in its own, "
+        f"else in plain EM steps, whose messages are not compressed; None: {STARTS_OF_EM} for mixtures by em, and by "
+        "fedem with the codec natural and no batches, else 1",
     )
     monitor_every: Annotated[int | None, Only(algorithms=NOT_PRIVATE)] = Field(
         None,
@@ -288,8 +289,8 @@ class Settings(PrivateRunSettings):
     def starts_tried(self) -> int:
         if self.restarts is not None:
             return self.restarts
-        several = self.algorithm == "em" and self.start_name != "given" and self.mixture
-        return STARTS_OF_EM if several else 1
+        searches = self.algorithm == "em" or self.follows_em
+        return STARTS_OF_EM if searches and self.start_name != "given" and self.mixture else 1
 
     @property
     def fixed_share(self) -> float:

@@ -339,7 +339,7 @@ def _with_starts(config: FederatedEMConfig, state: FederatedEMState, thetas: Seq
     model = models.model_of(config, state.scaling())
     statistics = np.stack([model.statistic_of(theta) for theta in thetas])
     if len(statistics) > 1:
-        return replace(state, phase="trials", starts=statistics)
+        return replace(state, phase="starts" if config.follows_em else "trials", starts=statistics)
     return enter_rounds(config, model, state, statistics[0])
 
 

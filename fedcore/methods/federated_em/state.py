@@ -21,7 +21,7 @@ class FederatedEMState:
 
     phase:    a key of `fedcore.methods.federated_em.server.PHASES`, or "done"; in a private run "rounds" or "done"
     round:    rounds of Algorithm 1 or 2 finished
-    step:     passes finished within the phases "clusters" and "trials"
+    step:     passes finished within the phases "clusters", "trials" and "starts"
     seed:     of the streams of simulation randomness
     population: clients of the population; 0 in a private run, which does not know it
     clients, rows: clients that have rows, and their rows; in a private run the nominal number of clients, and 0
@@ -31,6 +31,9 @@ class FederatedEMState:
               they are not known
     picked:   (R, j, d) the seeds of R initialisations so far, later the centres of their clusters
     starts:   (R, q) statistics of the initialisations, or of the penalties, that are tried
+    start_memories, start_rounds: (R, q) V_k of each start in the phase "starts", and (R, 3) what else its next round
+              needs: heard, resolution and settled; (0, 0) else
+    won:      the start that was taken after that phase; -1 else
     waiting:  (R, q) statistics of the initialisations while penalties are tried; (0, 0) else
     statistic: (q,) S_k
     theta, previous: (P,) T(S_k) and T(S_{k-1}), packed in the order of `layout`
@@ -101,6 +104,9 @@ class FederatedEMState:
     heard: float = 0.0
     resolution: float = 0.0
     settled: bool = False
+    start_memories: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    start_rounds: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    won: int = -1
     since_full: int = 0
     shortened: int = 0
     first_objective: float | None = None
