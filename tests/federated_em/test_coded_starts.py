@@ -1,9 +1,12 @@
 """Several starts of FedEM, side by side in rounds of their own: each is what it is alone, and the best one goes on."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from fedcore.methods.federated_em import FederatedEM, coded_starts, models
+from fedcore.methods.federated_em import FederatedEM, coded_starts, models, seeding
+from fedcore.methods.federated_em.resolution import COMPONENT_ERROR
 from fedcore.rounds.statistics import values
 from tests.federated_em.direct_em import three_components
 from tests.federated_em.run_in_memory import answer, block_of, facts, run
@@ -95,3 +98,56 @@ def test_the_same_bits_in_any_leaves(block):
     forwards = run(config, block, facts(block, seed=3), clients_per_leaf=2)
     assert np.array_equal(backwards.state.theta, forwards.state.theta)
     assert np.array_equal(backwards.memory["V"], forwards.memory["V"])
+
+
+# --- passes before the rounds -----------------------------------------------------------------------------------------
+
+
+def test_passes_before_the_rounds_are_counted(block):
+    """13 of 14 clients have rows, of 4 columns; 3 starts of 3 components. Moments and 3 sizes, scores and the
+    rows of those who win, coded sums of clusters."""
+    config, counted = Varied(**SETTINGS), {"moments": [], "pick": [], "clusters": []}
+    for state, _, result, _, after in passes(config, block):
+        if state.phase in counted:
+            counted[state.phase].append(after.bits_up - state.bits_up)
+            if state.phase == "clusters":
+                assert counted["clusters"][-1] == result["costs"][0]
+    assert counted["moments"] == [64 * 13 * (3 + 3 * 4)]
+    assert counted["pick"] == [64 * (13 * 3 + 3 * 4)] * 3
+    assert all(0 < bits < 13 * 3 * 3 * 9 * 64 / 8 for bits in counted["clusters"]) and len(counted["clusters"]) == 3
+
+
+@pytest.mark.parametrize("weights", ["rows", "clients"])
+def test_coded_clusters_are_near_the_exact_ones(block, weights):
+    """Of each number the error has the standard deviation of its step, in units of the pooled variances."""
+    config = Varied(**SETTINGS, weights=weights)
+    for state, message, result, _, _ in passes(config, block):
+        if state.phase != "clusters":
+            continue
+        exact = values(seeding.sum_clusters(config, dataclasses.replace(message, component_step=0.0), block))[
+            "clusters"
+        ]
+        found = result["clusters"] * state.rows
+        rows, deviations = state.rows, np.sqrt(np.tile(state.variance, 3))
+        step = min(1.0, message.component_step / np.sqrt(3))
+        largest = step * np.sqrt(1 / 3) * np.sqrt((np.diff(block.ptr) ** 2).sum()) * np.sqrt(1 / 12)
+        assert np.abs(found - exact)[..., 0].max() < 5 * largest
+        assert (np.abs(found - exact)[..., 1:5] / deviations[:4]).max() < 5 * largest
+        assert (np.abs(found - exact)[..., 5:] / deviations[:4] ** 2).max() < 5 * largest * np.sqrt(3)
+        assert np.abs(found - exact).max() > 0 and rows == 600
+
+
+def test_sums_with_errors_by_hand():
+    """100 rows, 2 clusters: one with a count that errors leave, one with a variance below that of errors."""
+    sums = np.array([[[0.01, 0.3, 9.0], [0.99, 0.99, 0.98]]])
+    found = seeding.decoded_sums(sums, 100.0, np.array([2.0]))
+    np.testing.assert_allclose(found, [[[0, 0, 0], [99.0, 99.0, 99.0 + COMPONENT_ERROR * 2.0 * 99.0]]])
+
+
+def test_rows_with_gaps_send_sums_as_they_are(block):
+    y = block.x.copy()
+    y[3, 1] = np.nan
+    config = Varied(**SETTINGS)
+    steps = passes(config, dataclasses.replace(block, x=y))
+    messages = [message for state, message, *_ in steps if state.phase == "clusters"]
+    assert len(messages) == 3 and not any(message.component_step for message in messages)

@@ -6,7 +6,7 @@ import pytest
 from fedcore.errors import RunError
 from fedcore.methods.federated_em import FederatedEM, models
 from fedcore.methods.federated_em.differences import CODEC
-from fedcore.methods.federated_em.resolution import component_step, first_resolution, next_resolution
+from fedcore.methods.federated_em.resolution import COMPONENT_ERROR, component_step, first_resolution, next_resolution
 from fedcore.randomness import client_dither, client_uniforms
 from fedcore.rounds.statistics import values
 from tests.federated_em.direct_em import three_components
@@ -184,7 +184,7 @@ def test_steps_of_the_codec_by_hand():
         assert next_resolution(Varied(), 0.5, 9, 9.0, p) == pytest.approx(0.3 * np.sqrt(12 * 9 * p / 9) * 0.5)
         assert next_resolution(Varied(batch=5), 0.5, 9, 9.0, p) == pytest.approx(0.25 * np.sqrt(12 * 9 * p / 9) * 0.5)
     assert next_resolution(Varied(), 0.0, 9, 9.0, 1.0) == 0.003
-    assert component_step(4, 100.0) == pytest.approx(0.05 * np.sqrt(12 * 100 / 16))
+    assert component_step(4, 100.0) == pytest.approx(COMPONENT_ERROR * np.sqrt(12 * 100 / 16))
 
 
 def test_a_small_component_has_a_finer_step(sorted_clients):

@@ -62,8 +62,12 @@ def status(state: FederatedEMState) -> str:
         return f"diverged: the last objective, {last:.4g}, is above that of the start, {first:.4g}.{kept}"
     if best is not None and last > best + COLLAPSED:
         return f"collapsed: the last objective, {last:.4g}, is above the best, {best:.4g}.{kept}"
-    if state.shortened > OFTEN * state.round:
-        return f"cut back: {state.shortened} of {state.round} steps had to be shortened.{kept}"
-    if state.slope is not None and state.slope > CONVERGED:
+    falls = state.slope is not None and state.slope > CONVERGED
+    if state.shortened > OFTEN * state.round and (falls or state.exact_gain is None):
+        said = f"cut back: {state.shortened} of {state.round} steps had to be shortened."
+        if state.exact_gain is not None:
+            said += f" A step of uncompressed messages would gain about {state.exact_gain:.2g}: set codec to identity."
+        return said + kept
+    if falls:
         return f"not converged: the objective still falls by {state.slope:.2g} a round; train for more rounds.{kept}"
     return f"converged: the objective falls by no more than {CONVERGED:g} a round.{kept}"

@@ -85,11 +85,17 @@ class ClusterMessage:
     """Asks for the sums of the clusters around the centres of R initialisations, (R, G, d) float64, standardised.
 
     gaps: whether some entries of the population are missing, so that the entries of each column are counted
+    component_step: of the codec for sums in natural units, as in a round; 0: they are not coded
+    number: of the pass, which names its random streams, with the seed. rows: of the population
     """
 
     centres: np.ndarray
     scaling: Scaling
     gaps: bool = False
+    component_step: float = 0.0
+    number: int = 0
+    seed: int = 0
+    rows: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

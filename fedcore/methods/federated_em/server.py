@@ -40,7 +40,7 @@ from fedcore.methods.federated_em.messages import (
     StartsMessage,
     bits_to_client,
 )
-from fedcore.methods.federated_em.resolution import SETTLED, component_step, next_resolution
+from fedcore.methods.federated_em.resolution import AXES, SETTLED, component_step, next_resolution
 from fedcore.methods.federated_em.row_weights import check_column
 from fedcore.methods.federated_em.start import MARGIN, Step
 from fedcore.methods.federated_em.state import FederatedEMState, empty, pack, unpack
@@ -157,7 +157,7 @@ def _round_message(config: FederatedEMConfig, state: FederatedEMState) -> RoundM
 
 
 def _component_step(config: FederatedEMConfig, state: FederatedEMState) -> float:
-    columns = len(state.variance) if config.covariance in ("full", "tied") else 2
+    columns = len(state.variance) if config.covariance in ("full", "tied") else AXES
     return component_step(columns, state.effective_clients * answering(config, state))
 
 
@@ -241,6 +241,9 @@ def _after_look(
     if config.tolerance and state.objective is not None:
         falls = state.objective - objective >= config.tolerance * (state.round - state.looked)
     scalars = {"objective": objective, "mean_field_norm": float(mean_field @ mean_field)} | held_out_losses(result)
+    if config.follows_em:
+        z = models.units_of(model, state.parameters(), state.statistic).forward(mean_field[None])
+        state = replace(state, exact_gain=float(np.sum(z**2)) / 2)
     return looks.looked(config, state, objective), scalars, falls
 
 

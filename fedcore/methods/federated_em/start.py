@@ -30,7 +30,8 @@ from fedcore.methods.federated_em.messages import (
     bits_to_client,
     plain_scaling,
 )
-from fedcore.methods.federated_em.resolution import first_resolution
+from fedcore.methods.federated_em.resolution import AXES, component_step, first_resolution
+from fedcore.methods.federated_em.seeding import decoded_sums
 from fedcore.methods.federated_em.series import SERIES_NAMES, Precision, arrays_of
 from fedcore.methods.federated_em.settings import AUTO_SHARE, CANDIDATES, PSEUDO_ROWS
 from fedcore.methods.federated_em.state import FederatedEMState, pack
@@ -46,6 +47,7 @@ START = "federated_em/start"
 MARGIN = 1e-9  # by which a statistic is inside the domain of its model after a step
 SMALLEST_BATCH, LONGEST_INNER = 32, 8  # of VR-FedEM
 SMALLEST_TOTAL, LARGEST_TOTAL = 1e-100, 1e100  # of the weights of all rows, so that squares neither vanish nor overflow
+ROUNDING = 1e-9  # of sums of weights; entries of so little weight may be missing where none are said to be
 CONSTANT = 1e-12  # a variance this small beside the squared mean is rounding
 NOT_PARAMETERS = ("centre", "scale", "column_means", "part_scales", "pseudo_rows", *SERIES_NAMES, NATS_OF_NOISE)
 
@@ -182,6 +184,7 @@ def after_moments(config: FederatedEMConfig, state: FederatedEMState, result: Ma
     if len(state.scale):
         mean, variance = (mean - state.centre) / state.scale, variance / state.scale**2
     state = replace(state, mean=mean, variance=variance, seen=count)
+    state = _with_bits(config, state, BITS_PER_NUMBER * (3 + 3 * len(mean)) * clients, 0)
     state = replace(state, penalty_share=config.penalty_share(rows, state.pseudo_rows))
     if config.start_name == "given":
         state = _with_initial_parameters(config, state, [state.parameters()])
@@ -208,7 +211,8 @@ def after_seed(config: FederatedEMConfig, state: FederatedEMState, result: Mappi
     rows = np.stack([draw.payload["row"] for draw in drawn])
     rows = np.where(np.isnan(rows), state.mean, rows)  # a seed with gaps
     picked = np.concatenate([state.picked, rows[:, None, :]], axis=1)
-    state = replace(state, picked=picked)
+    bits = BITS_PER_NUMBER * (len(rows) * state.clients + rows.size)  # scores of all, rows of those who won
+    state = _with_bits(config, replace(state, picked=picked), bits, state.picked.size)
     if picked.shape[1] == models.seeding_passes(config):
         state = replace(state, phase="clusters", step=0)
     return state, RoundInfo({"picked": float(picked.shape[1])})
@@ -217,14 +221,23 @@ def after_seed(config: FederatedEMConfig, state: FederatedEMState, result: Mappi
 def cluster_message(config: FederatedEMConfig, state: FederatedEMState) -> ClusterMessage:
     # sums of weights say no more whether an entry is missing: they are rounded
     gaps = config.weight_column is not None or bool((state.seen < state.rows).any())
-    return ClusterMessage(state.picked, state.scaling(), gaps)
+    own = ClusterMessage(state.picked, state.scaling(), gaps)
+    complete = bool((state.seen > (1.0 - ROUNDING) * state.rows).all())
+    if config.kind == "counts" or not (complete and config.follows_em):
+        return own
+    step = component_step(AXES, state.effective_clients)
+    return replace(own, component_step=step, number=state.step, seed=state.seed, rows=state.rows)
 
 
 def after_clusters(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
     """A step of k-means; after the last one mixtures start from the clusters."""
     sums = np.asarray(result["clusters"])
+    bits = BITS_PER_NUMBER * sums.size * state.clients
+    if "costs" in result:
+        sums, bits = decoded_sums(sums, state.rows, state.variance), float(result["costs"][0])
     sizes = sums[:, :, 0]
     info = RoundInfo({"smallest_cluster": float(sizes.min()), "largest_cluster": float(sizes.max())})
+    state = _with_bits(config, state, bits, state.picked.size)
     step = state.step + 1
     if step < config.variant.cluster_rounds:
         moved = np.stack([lloyd_step(centres, own) for centres, own in zip(state.picked, sums, strict=True)])
@@ -302,6 +315,15 @@ def _inside(
     """(R, q): the statistics that an EM step found, or those before it where it left the domain of its model."""
     inside = [model.admissible(s, MARGIN) for model, s in zip(candidates, found, strict=True)]
     return np.where(np.array(inside)[:, None], found, before)
+
+
+def _with_bits(config: FederatedEMConfig, state: FederatedEMState, up: float, down: int) -> FederatedEMState:
+    """up: bits from all clients in a pass of the start. down: numbers to each client. Counted of runs that follow EM,
+    which save them; tables of other runs compare rounds alone."""
+    if not config.follows_em:
+        return state
+    to_clients = bits_to_client(down, 0) * state.clients
+    return replace(state, bits_up=state.bits_up + up, bits_down=state.bits_down + to_clients)
 
 
 def _with_costs_of_trials(config: FederatedEMConfig, state: FederatedEMState) -> FederatedEMState:

@@ -45,6 +45,8 @@ class FederatedEMState:
     since_full: rounds of VR-FedEM since the last full pass; 0 if one is due
     shortened: rounds whose step was cut back
     first_objective, slope: at the start, and how much it fell a round between the last two looks; None before
+    exact_gain: nats a row that EM's own step would have gained, to first order, at the last look within the rounds;
+              None where it is not known
     best, best_objective, best_round: the statistic with the lowest objective of those that were looked at; (0,) before
     last_objective: of the last statistic, which is not that of the run if an earlier one was better
     gamma:    step of the next round, before it decreases and before it is cut back
@@ -111,6 +113,7 @@ class FederatedEMState:
     shortened: int = 0
     first_objective: float | None = None
     slope: float | None = None
+    exact_gain: float | None = None
     best: np.ndarray = field(default_factory=lambda: np.zeros(0))
     best_objective: float | None = None
     best_round: int = 0
