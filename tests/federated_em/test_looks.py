@@ -17,6 +17,7 @@ from tests.federated_em.varied import Varied
 
 def ended(first, last, best=None, shortened=0, slope=0.0, exact_gain=None):
     return looks.status(
+        Varied(),
         empty(
             round=100,
             first_objective=first,
@@ -26,7 +27,7 @@ def ended(first, last, best=None, shortened=0, slope=0.0, exact_gain=None):
             shortened=shortened,
             slope=slope,
             exact_gain=exact_gain,
-        )
+        ),
     )
 
 
@@ -42,7 +43,7 @@ def test_each_status_by_hand():
     assert ended(5.0, 4.0, best=3.8).startswith("collapsed") and "those of round 30" in ended(5.0, 4.0, best=3.8)
     assert ended(5.0, 6.0).startswith("diverged") and "those of round 30" in ended(5.0, 6.0)
     assert ended(5.0, 5.0 + 1e-12).startswith("converged")  # it began where it ended
-    assert looks.status(empty()) == "" and FederatedEM().outcome(empty()) == ""
+    assert looks.status(Varied(), empty()) == "" and FederatedEM().outcome(empty()) == ""
 
 
 @pytest.mark.parametrize("algorithm, rounds, said", [("em", 2, "not converged"), ("em", 150, "converged")])

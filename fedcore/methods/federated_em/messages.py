@@ -57,12 +57,17 @@ def plain_scaling(width: int) -> Scaling:
 
 @dataclass(frozen=True, slots=True)
 class MomentsMessage:
-    """Asks for the clients' numbers of rows and the moments of the columns. The rows are checked on the way.
+    """Asks for the clients' numbers of rows and the moments of the columns, and for a sample of the rows. The rows are
+    checked on the way.
 
     split: which rows take no part; None: all take part
+    sample: expected share of the rows in the sample, every row by its own uniform; 0: no sample
+    seed: of these uniforms
     """
 
     split: Split | HiddenCells | None = None
+    sample: float = 0.0
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,7 +196,7 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
         theta = self.parameters(state)
         if not theta:
             raise RunError("the run stopped before it had parameters.", "Resume it first.")
-        converged = self.private or looks.status(state).startswith("converged")
+        converged = self.private or looks.converged(self.config, state)
         arrays = theta["weights"], theta["means"], theta["covariances"]
         return FittedMixture(*arrays, self.config.covariance, state.round, converged)
 
@@ -204,7 +204,7 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
         """Whether the run converged (`fedcore.methods.federated_em.looks`; private runs do not look, but say what
         they know from runs before), and a warning of components that are narrow."""
         pooled = private.pooled_in_words(self.config, state) if self.private else ""
-        said = looks.status(state), pooled, narrow.warning(self.config, state) if state.round else ""
+        said = looks.status(self.config, state), pooled, narrow.warning(self.config, state) if state.round else ""
         return " ".join(part for part in said if part)
 
     def warm_start_of(self, state: FederatedEMState) -> dict[str, np.ndarray]:

@@ -27,6 +27,7 @@ import numpy as np
 
 from fedcore.errors import RunError
 from fedcore.methods.federated_em import coded_starts, criteria, looks, models, start
+from fedcore.methods.federated_em.anderson import advanced
 from fedcore.methods.federated_em.codecs import Codec
 from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.differences import remembers, treats_clients_singly
@@ -42,6 +43,7 @@ from fedcore.methods.federated_em.messages import (
 )
 from fedcore.methods.federated_em.resolution import AXES, SETTLED, component_step, next_resolution
 from fedcore.methods.federated_em.row_weights import check_column
+from fedcore.methods.federated_em.search import sample_share
 from fedcore.methods.federated_em.start import MARGIN, Step
 from fedcore.methods.federated_em.state import FederatedEMState, empty, pack, unpack
 from fedcore.methods.mixture_models.contract import CurvedEM, Theta
@@ -64,6 +66,10 @@ def init(config: FederatedEMConfig, public: PublicFacts) -> FederatedEMState:
         validation=config.validation,
         hides_cells=config.validation > 0 and config.table_rows is not None,
     )
+    if config.searches:
+        parameters = config.parameters_of(public.features)
+        first, sample = sample_share(parameters, public.features, public.rows or 0)
+        state = replace(state, first_share=first, sample_share=sample)
     if config.start_name == "given":
         theta, layout = pack(start.public_parameters(public, start.public_model(config, public)))
         scaling = start.public_scaling(config, public)
@@ -76,6 +82,8 @@ def total_rounds(config: FederatedEMConfig, state: FederatedEMState) -> int:
     """All passes, if the objective stops falling only after the last round, and a run that compares ends with other
     parameters than its last ones.
     """
+    if config.searches:
+        return 1 + config.all_rounds + 1
     passes = 1 + config.all_rounds + 1 + models.seeding_passes(config)
     passes += config.variant.cluster_rounds if models.seeding_passes(config) else 0
     passes += config.variant.trial_rounds * ((config.starts_tried > 1) + config.tries_penalties)
@@ -171,7 +179,7 @@ def answering(config: FederatedEMConfig, state: FederatedEMState) -> float:
 def _looks(config: FederatedEMConfig, state: FederatedEMState) -> bool:
     """Whether the objective is asked for: every so many rounds, and before VR-FedEM goes on from an anchor."""
     anchor = config.variance_reduced and config.variant.safeguards and state.since_full == 0
-    return anchor or state.round % config.monitoring_interval == 0
+    return anchor or config.accelerated or state.round % config.monitoring_interval == 0
 
 
 def _oracle(state: FederatedEMState) -> Oracle:
@@ -181,6 +189,8 @@ def _oracle(state: FederatedEMState) -> Oracle:
 
 
 def _after_round(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
+    if config.accelerated:
+        return _after_pass(config, state, result)
     model = models.model_of(config, state.scaling())
     _audit(state, result)
     state, look, falls = _after_look(config, state, model, result)
@@ -229,6 +239,47 @@ def _moved(
     return after, scalars
 
 
+def _after_pass(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
+    """A step of accelerated EM (`fedcore.methods.federated_em.anderson`), or the end with M of the best point."""
+    model, number = cast(Mixture, models.model_of(config, state.scaling())), state.round + 1
+    mapped, theta = np.asarray(result["total"]), state.parameters()
+    objective = float(result["loss"]) + model.penalty(theta)
+    s, trail = advanced(model, state.trail(), theta, state.statistic, mapped, objective)
+    done = number == config.all_rounds or (trail.gain is not None and trail.gain < config.least_gain)
+    if done:
+        s = trail.best
+    active, expectations, bits = (float(number) for number in result["costs"])
+    after = replace(
+        state,
+        phase="last" if done else state.phase,
+        round=number,
+        statistic=s,
+        theta=pack(model.maximise(s))[0],
+        points=trail.points,
+        fields=trail.fields,
+        best=trail.best,
+        best_objective=trail.objective,
+        first_objective=objective if state.first_objective is None else state.first_objective,
+        objective=objective,
+        slope=trail.gain,
+        first_gain=trail.gain if number == 2 else state.first_gain,
+        expectations=state.expectations + expectations,
+        bits_up=state.bits_up + bits,
+        bits_down=state.bits_down + active * bits_to_client(model.q, len(state.theta)),
+    )
+    field = mapped - state.statistic
+    scalars = {
+        "objective": objective,
+        "field_norm": float(field @ field),
+        "active_clients": active,
+        "expectations": expectations,
+        "epochs": after.expectations / state.rows,
+        "bits_up": bits,
+        "bits_down": after.bits_down - state.bits_down,
+    }
+    return after, RoundInfo(scalars | held_out_losses(result))
+
+
 def _after_look(
     config: FederatedEMConfig, state: FederatedEMState, model: CurvedEM, result: Mapping[str, Any]
 ) -> tuple[FederatedEMState, dict[str, float], bool]:
@@ -238,8 +289,8 @@ def _after_look(
         return state, {}, True
     mean_field = np.asarray(result["total"]) - state.statistic
     objective, falls = float(result["loss"]) + model.penalty(state.parameters()), True
-    if config.tolerance and state.objective is not None:
-        falls = state.objective - objective >= config.tolerance * (state.round - state.looked)
+    if config.least_gain and state.objective is not None:
+        falls = state.objective - objective >= config.least_gain * (state.round - state.looked)
     scalars = {"objective": objective, "mean_field_norm": float(mean_field @ mean_field)} | held_out_losses(result)
     if config.follows_em:
         z = models.units_of(model, state.parameters(), state.statistic).forward(mean_field[None])
@@ -396,6 +447,9 @@ def _objective_message(config: FederatedEMConfig, state: FederatedEMState) -> Ob
 def _after_objective(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
     model = models.model_of(config, state.scaling())
     objective = float(result["loss"]) + model.penalty(state.parameters())
+    if config.accelerated:
+        scalars = {"objective": objective, **held_out_losses(result), **criteria.criteria(config, state, result)}
+        return replace(state, phase="done", objective=objective, last_objective=objective), RoundInfo(scalars)
     first = state.last_objective is None
     after = looks.ended(config, model, state, objective) if first else replace(state, objective=objective)
     # What is compared is said of the parameters that the run ends with.

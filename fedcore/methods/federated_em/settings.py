@@ -18,6 +18,8 @@ WITH_RANK = ("gaussian_imputer", *TABLES)
 MIXTURES = ("gaussian", "regression", *COUNT_MODELS)
 COMPRESSED = ("fedem", "vr-fedem")
 NOT_PRIVATE = ("em", *COMPRESSED)
+PASSES = 10  # reads of all rows: one for the sample, one for the last objective, and E-steps between
+TOLERANCE = 1e-4  # nats a row and pass
 ROUNDS, REDUCED_ROUNDS, PRIVATE_ROUNDS = 100, 300, 30
 PRIVATE_GAMMA = 0.5
 PSEUDO_ROWS = 1e-3
@@ -177,11 +179,11 @@ class Settings(PrivateRunSettings):
         description="share of each client's rows that takes no part in training; their loss is among the metrics. "
         "Clients with one or two rows keep them for training. Of tables a share of the observed cells",
     )
-    tolerance: Annotated[float, Only(algorithms=NOT_PRIVATE)] = Field(
-        0.0,
+    tolerance: Annotated[float | None, Only(algorithms=NOT_PRIVATE)] = Field(
+        None,
         ge=0,
         description="the run ends when the objective falls by less than this per round between two looks at "
-        "it; 0: all rounds are made",
+        f"it; 0: all rounds are made; None: {TOLERANCE:g} for mixtures by em, else 0",
     )
 
     # privacy; the budget's settings are those of PrivateRunSettings
@@ -218,12 +220,27 @@ class Settings(PrivateRunSettings):
         """The number in the population of a column that the model sees."""
         return column + (self.weight_column is not None and column >= self.weight_column)
 
+    def parameters_of(self, features: int) -> int:
+        """Numbers in the statistic of a mixture of Gaussians of so many columns."""
+        d = self.columns(features)
+        second = {"full": d * (d + 1) // 2, "diag": d, "spherical": 1}.get(self.covariance, 0)
+        return self.components * (1 + d + second) + (d * (d + 1) // 2 if self.covariance == "tied" else 0)
+
+    @property
+    def least_gain(self) -> float:
+        """Nats a row and round: a run that gains less ends."""
+        if self.tolerance is not None:
+            return self.tolerance
+        return TOLERANCE if self.accelerated else 0.0
+
     @property
     def all_rounds(self) -> int:
         if self.rounds is not None:
             return self.rounds
         if self.variance_reduced:  # most of them see a twentieth of the rows
             return REDUCED_ROUNDS
+        if self.searches:
+            return PASSES - 2
         return PRIVATE_ROUNDS if self.private else ROUNDS
 
     @property
@@ -252,6 +269,16 @@ class Settings(PrivateRunSettings):
     @property
     def start_name(self) -> str:
         return self.start or ("given" if self.private else "kmeans++")
+
+    @property
+    def accelerated(self) -> bool:
+        """Whether the steps over all rows are accelerated EM, which ends by itself."""
+        return self.algorithm == "em" and self.mixture and not self.variant.plain
+
+    @property
+    def searches(self) -> bool:
+        """Whether the run begins with a search on a sample of the rows."""
+        return self.accelerated and self.model == "gaussian" and self.start_name != "given"
 
     @property
     def monitoring_interval(self) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -31,12 +31,14 @@ from fedcore.methods.federated_em.messages import (
     plain_scaling,
 )
 from fedcore.methods.federated_em.resolution import AXES, component_step, first_resolution
+from fedcore.methods.federated_em.search import Sample, searched
 from fedcore.methods.federated_em.seeding import decoded_sums
 from fedcore.methods.federated_em.series import SERIES_NAMES, Precision, arrays_of
 from fedcore.methods.federated_em.settings import AUTO_SHARE, CANDIDATES, PSEUDO_ROWS
 from fedcore.methods.federated_em.state import FederatedEMState, pack
 from fedcore.methods.mixture_models.client_sums import divisors_of
 from fedcore.methods.mixture_models.contract import CurvedEM, Theta
+from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.methods.mixture_models.initialisation import lloyd_step, parameters_from_clusters
 from fedcore.methods.mixture_models.released import NATS_OF_NOISE
 from fedcore.methods.mixture_models.validation import FEWEST
@@ -140,7 +142,7 @@ def _vector(arrays: Mapping[str, np.ndarray], name: str, length: int) -> np.ndar
 
 
 def moments_message(config: FederatedEMConfig, state: FederatedEMState) -> MomentsMessage:
-    return MomentsMessage(state.split())
+    return MomentsMessage(state.split(), state.sample_share, state.seed)
 
 
 def after_moments(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
@@ -186,6 +188,8 @@ def after_moments(config: FederatedEMConfig, state: FederatedEMState, result: Ma
     state = replace(state, mean=mean, variance=variance, seen=count)
     state = _with_bits(config, state, BITS_PER_NUMBER * (3 + 3 * len(mean)) * clients, 0)
     state = replace(state, penalty_share=config.penalty_share(rows, state.pseudo_rows))
+    if config.searches:
+        return after_sample(config, state, result["sample"])
     if config.start_name == "given":
         state = _with_initial_parameters(config, state, [state.parameters()])
     elif models.seeding_passes(config) == 0:
@@ -195,6 +199,41 @@ def after_moments(config: FederatedEMConfig, state: FederatedEMState, result: Ma
     else:
         state = replace(state, phase="pick", picked=np.zeros((config.starts_tried, 0, len(mean))))
     return state, RoundInfo({"clients": clients, "rows": rows})
+
+
+def after_sample(config: FederatedEMConfig, state: FederatedEMState, sample: np.ndarray) -> Step:
+    """The search on the sample, (n, 2 + d) as `fedcore.methods.federated_em.clients` says. It keeps no row of it."""
+    sample = sample[np.argsort(sample[:, 0], kind="stable")]
+    uniforms, counts, y = sample[:, 0], sample[:, 1], sample[:, 2:]
+    if len(state.centre):
+        y = (y - state.centre) / state.scale
+    rows = Sample(
+        y,
+        None if (counts == 1.0).all() else counts if config.by_rows else counts * (state.rows / state.clients),
+        int(np.searchsorted(uniforms, state.first_share)),
+        state.sample_share,
+    )
+
+    def model_of(pseudo_rows: float, size: float) -> GaussianMixture:
+        share = config.penalty_share(size, pseudo_rows)
+        return cast(GaussianMixture, models.model_of(config, replace(state.scaling(), penalty_share=share)))
+
+    asked = state.pseudo_rows if config.tries_penalties is False else None
+    found = searched(model_of, rows, state.seed, config.starts_tried, asked, config.start_name == "kmeans++")
+    chosen = PSEUDO_ROWS if asked is not None else found.pseudo_rows
+    state = replace(
+        state,
+        pseudo_rows=chosen,
+        penalty_share=config.penalty_share(state.rows, chosen),
+        ends=found.ends,
+        sampled=float(len(y)),
+        expectations=found.row_steps,
+        bits_up=float(sample.size * BITS_PER_NUMBER),
+    )
+    model = models.model_of(config, state.scaling())
+    state = enter_rounds(config, model, state, model.statistic_of(found.theta))
+    told = {"clients": state.clients, "rows": state.rows, "sampled_rows": float(len(y)), "pseudo_rows": chosen}
+    return state, RoundInfo({**told, "spread_of_starts": float(np.ptp(found.ends)), "bits_up": state.bits_up})
 
 
 def seed_message(config: FederatedEMConfig, state: FederatedEMState) -> SeedMessage:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from fedcore.methods.federated_em.anderson import Trail, empty_trail
 from fedcore.methods.federated_em.messages import Scaling
 from fedcore.methods.federated_em.settings import PSEUDO_ROWS
 from fedcore.methods.mixture_models.contract import Theta
@@ -63,6 +64,13 @@ class FederatedEMState:
     pseudo_rows: those that were chosen, here or by the run that this one starts from; PSEUDO_ROWS before
     validation: the share of each client's rows that takes no part in training
     hides_cells: whether that share is of the observed cells of tables, not of rows
+    first_share, sample_share: of the rows in level 1 of the sample and in all of it, see
+              `fedcore.methods.federated_em.search`; 0 if the run does not search
+    sampled:  rows of the sample
+    first_gain: of the first accelerated step over all rows, nats a row; None before the second
+    ends:     (R,) objectives of the chains of the search, nats a row; (0,) if there was none
+    points, fields: (m, q) of an accelerated run, see `fedcore.methods.federated_em.anderson.Trail`; its `best` and
+              `objective` are best and best_objective here, its `gain` is slope
     waiting_rows: the share of the others that takes no part while the penalty is chosen; 0 else
     """
 
@@ -121,10 +129,23 @@ class FederatedEMState:
     spread: float = 1.0
     pooled_weight: float = 0.0
     pooled_variance: float = 0.0
+    first_share: float = 0.0
+    sample_share: float = 0.0
+    sampled: float = 0.0
+    first_gain: float | None = None
+    ends: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    points: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    fields: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
 
     def parameters(self) -> dict[str, np.ndarray]:
         """T(S_k) by name, of standardised rows; empty before there is an initial value."""
         return unpack(self.theta, self.layout)
+
+    def trail(self) -> Trail:
+        """The last points of an accelerated run."""
+        if not len(self.best):
+            return empty_trail(len(self.statistic))
+        return Trail(self.points, self.fields, self.best, cast(float, self.best_objective), self.slope)
 
     def scaling(self) -> Scaling:
         """How rows are read and standardised, and the moments of the columns."""

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from scipy.linalg import solve_triangular
+from scipy.linalg.lapack import dtrtrs
 
 from fedcore.errors import ConfigError
 from fedcore.methods.mixture_models.client_sums import PaddedTile, Workspace
@@ -394,6 +394,7 @@ def _inverse_factors(covariances: np.ndarray) -> np.ndarray:
     """W (..., d, d) lower triangular with W'W = covariance^-1, from Cholesky factors."""
     lower = np.linalg.cholesky(np.asarray(covariances, np.float64))
     eye = np.eye(lower.shape[-1])
+    # LAPACK itself: with G small factors the checks of solve_triangular cost more than what they guard
     if lower.ndim == 2:
-        return solve_triangular(lower, eye, lower=True, check_finite=False)
-    return np.stack([solve_triangular(factor, eye, lower=True, check_finite=False) for factor in lower])
+        return dtrtrs(lower.T, eye, lower=0, trans=1)[0]
+    return np.stack([dtrtrs(factor.T, eye, lower=0, trans=1)[0] for factor in lower])
