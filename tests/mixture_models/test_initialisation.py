@@ -33,7 +33,6 @@ def moments(y):
     return np.nanmean(y, axis=0), np.nanvar(y, axis=0)
 
 
-@pytest.mark.parametrize("name", WITH_START)
 def test_sums_of_clients_add_up_to_those_of_the_leaf():
     rng = np.random.default_rng(4)
     y, centres, weights = rng.normal(size=(60, 3)), rng.normal(size=(4, 3)), rng.random(60)
@@ -46,6 +45,7 @@ def test_sums_of_clients_add_up_to_those_of_the_leaf():
         np.testing.assert_allclose(each[1], one, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", WITH_START)
 def test_a_random_start_is_a_start(name):
     c = case(name)
     mean, variance = moments(c.y)
