@@ -37,7 +37,7 @@ def passes(config, block, start, seed=3):
 @pytest.mark.parametrize("weights", ["rows", "clients"])
 def test_the_server_knows_of_each_client_what_it_sent_last(sorted_clients, weights):
     """Absent clients keep their memory; H is the mean over those who were heard; who has no rows is never heard.
-    Everybody answers until a step gains little."""
+    All clients answer until a step gains little."""
     block, start = sorted_clients
     config = Varied(**GIVEN, participation=0.3, weights=weights, rounds=12, gamma=0.5)
     sizes, before = np.diff(block.ptr), None
