@@ -54,24 +54,28 @@ class Reached(Exception):
 
 
 class Curve:
-    """Listens to a simulation: held-out nll and the clients' bytes so far, after the start and after every round.
-    Raises Reached when nll is at most the target."""
+    """Listens to a simulation: held-out nll and the clients' bytes so far, after the start and after every round. Bytes
+    of the start, which only runs that follow EM count, are left out. Raises Reached when nll is at most the target."""
 
     def __init__(self, method: FederatedEM, held_out: np.ndarray, target: float | None):
         self.method, self.held_out, self.target = method, held_out, target
         self.nll: list[float] = []
         self.bytes: list[float] = []
+        self.start = 0.0
 
     def __call__(self, state: FederatedEMState, info: RoundInfo) -> None:
         if state.phase not in ("rounds", "last"):
             return
         model = runs.model_of(self.method, state)
         nll = float(-model.log_likelihood(state.parameters(), self.held_out).mean())
+        if not self.nll and self.method.config.follows_em:
+            self.start = state.bits_up
+        sent = (state.bits_up - self.start) / 8
         if len(self.nll) == state.round + 1:  # first memories: S is where it was
-            self.bytes[-1] = state.bits_up / 8
+            self.bytes[-1] = sent
             return
         self.nll.append(nll)
-        self.bytes.append(state.bits_up / 8)
+        self.bytes.append(sent)
         if self.target is not None and nll <= self.target and state.round:
             raise Reached
 

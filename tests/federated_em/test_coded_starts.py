@@ -1,4 +1,4 @@
-"""Several starts of FedEM, side by side in rounds of their own: each is what it is alone, and the best one goes on."""
+"""Several starts of FedEM side by side in coded rounds: each is as if alone, and the best one continues."""
 
 import dataclasses
 

@@ -37,7 +37,7 @@ def passes(config, block, start, seed=3):
 @pytest.mark.parametrize("weights", ["rows", "clients"])
 def test_the_server_knows_of_each_client_what_it_sent_last(sorted_clients, weights):
     """Absent clients keep their memory; H is the mean over those who were heard; who has no rows is never heard.
-    Everybody answers until a step gains little."""
+    All clients answer until a step gains little."""
     block, start = sorted_clients
     config = Varied(**GIVEN, participation=0.3, weights=weights, rounds=12, gamma=0.5)
     sizes, before = np.diff(block.ptr), None
@@ -124,20 +124,21 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("known", "diag",
 @pytest.mark.parametrize("covariance", ["full", "tied", *SLOW])
 def test_it_ends_where_em_does(covariance, sorted_clients):
     block, _ = sorted_clients
-    common = dict(components=3, covariance=covariance, rounds=60, monitor_every=20, regularisation=0.01)
-    exact = run(Varied(**common, algorithm="em", restarts=1), block, facts(block, seed=1))
+    common = dict(components=3, covariance=covariance, rounds=60, monitor_every=20, regularisation=0.01, restarts=1)
+    exact = run(Varied(**common, algorithm="em"), block, facts(block, seed=1))
     config = Varied(**common)
     ran = run(config, block, facts(block, seed=1))
     assert config.codec_name == "natural"
     assert ran.state.objective < exact.state.objective + 0.005
-    assert 20 * ran.state.bits_up < exact.state.bits_up
+    before = next(state.bits_up for state in ran.states if state.phase == "rounds")
+    assert 20 * (ran.state.bits_up - before) < exact.state.bits_up
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [dict(batch=5), dict(algorithm="vr-fedem"), dict(participation=0.1)])
 def test_with_batches_and_few_clients_it_falls(settings, sorted_clients):
     block, _ = sorted_clients
-    ran = run(Varied(rounds=40, monitor_every=5, regularisation=0.01, **settings), block, facts(block))
+    ran = run(Varied(rounds=40, monitor_every=5, regularisation=0.01, restarts=1, **settings), block, facts(block))
     objective = ran.column("objective")
     assert objective[-1] < objective[0] - 0.1 and np.isfinite(ran.state.theta).all()
 
@@ -287,7 +288,9 @@ def test_regressions_end_where_em_ends_and_the_server_sends_s():
     messages = [message for state, message, *_ in steps if state.phase == "rounds"]
     q, last = 3 * (1 + 15 + 5 + 1), steps[-1][-1]
     assert all(len(message.s) == q for message in messages)
-    assert last.bits_down == pytest.approx(40 * 40 * 64 * (1 + 2 + q + 3 + 3 * 5 + 3))
+    assert last.bits_down == pytest.approx(
+        40 * 40 * 64 * (1 + 2 + q + 3 + 3 * 5 + 3) + 40 * 64
+    )  # and a header for the moments
     assert abs(last.objective - exact.state.objective) < 0.005
     assert last.bits_up < exact.state.bits_up / 10
 

@@ -1,4 +1,4 @@
-"""Several starts of FedEM, taken side by side through rounds of their own; the best one goes on.
+"""Several starts of FedEM, taken side by side through rounds of their own, of which the best one continues.
 
 Each start has a statistic, a step of the codec and client memories of its own: the memories of start r have `_r` after
 their names. Messages are coded as in all rounds. After the last of these rounds the start with the least objective is

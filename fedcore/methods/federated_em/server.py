@@ -6,7 +6,7 @@
     penalties exact EM steps of one initialisation with several penalties, without a share of each client's rows; the
               penalty that suits these rows best is taken
     trials    exact EM steps of several initialisations, side by side; the best goes on
-    starts    rounds of several initialisations, side by side, in natural units; the best goes on with its memories
+    starts    rounds of several initialisations, side by side, in natural units; the best one continues
     memory    V_{0,i} = h_i(S_0), uncompressed
     rounds    Algorithm 1, or 2 with its full passes
     last      the objective at the final parameters
@@ -172,8 +172,8 @@ def _component_step(config: FederatedEMConfig, state: FederatedEMState) -> float
 def answering(config: FederatedEMConfig, state: FederatedEMState) -> float:
     """The expected share of clients in the next round. Fast steps and old memories do not go together, so all clients
     answer until a step gains little, and while several starts are compared."""
-    everybody = not state.settled or state.phase == "starts"
-    return 1.0 if config.follows_em and everybody else config.participation
+    all_answer = not state.settled or state.phase == "starts"
+    return 1.0 if config.follows_em and all_answer else config.participation
 
 
 def _looks(config: FederatedEMConfig, state: FederatedEMState) -> bool:
