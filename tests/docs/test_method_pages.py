@@ -11,7 +11,7 @@ from fedcore.rounds.private_settings import PrivateRunSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
 PRODUCTS = [name for name in METHODS if not name.startswith("paper_")]
-UNFINISHED = {"dictionaries", "perma", "background", "federated_em", "gradient_em"}  # pages with groups of settings
+UNFINISHED = {"federated_em"}  # a page with groups of settings
 
 
 def named(text: str) -> set[str]:
