@@ -11,14 +11,13 @@ from fedcore.rounds.private_settings import PrivateRunSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
 PRODUCTS = [name for name in METHODS if not name.startswith("paper_")]
-UNFINISHED = {"dictionaries", "perma", "background", "gradient_em"}  # pages with groups of settings
 
 
 def named(text: str) -> set[str]:
     return {word for code in re.findall(r"`([^`\n]+)`", text) for word in re.findall(r"\w+", code)}
 
 
-@pytest.mark.parametrize("method", [name for name in PRODUCTS if name not in UNFINISHED])
+@pytest.mark.parametrize("method", PRODUCTS)
 def test_every_setting_is_on_its_page(method):
     page = (DOCS / f"{method.replace('_', '-')}.md").read_text()
     before, *after = re.split(r"^### Advanced$|^\*\*Advanced\*\*$", page, maxsplit=1, flags=re.MULTILINE)

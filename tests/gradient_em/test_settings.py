@@ -39,7 +39,7 @@ def block():
 
 def test_all_settings_are_here_and_on_the_page():
     assert SETTINGS.keys() == GradientEMConfig.model_fields.keys()
-    table = PAGE.read_text().partition("## Settings")[2].partition("## ")[0]
+    table = PAGE.read_text().partition("\n## Settings")[2].partition("\n## ")[0]
     assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == SETTINGS.keys()
 
 
