@@ -89,7 +89,7 @@ def status_of_accelerated(config: FederatedEMConfig, state: FederatedEMState) ->
 
 
 def status(config: FederatedEMConfig, state: FederatedEMState) -> str:
-    """One line: converged, not converged, cut back, collapsed or diverged, and why. Empty if nobody looked."""
+    """One line: converged, not converged, cut back, collapsed or diverged, and why. Empty before the last look."""
     if config.accelerated:
         return "" if state.last_objective is None else status_of_accelerated(config, state)
     last, first, best = state.last_objective, state.first_objective, state.best_objective

@@ -2,8 +2,8 @@
 
     sample    rows in a random order; the first n_1 are level 1, the first n_2 level 2
     starts    R chains by k-means++ and some steps of EM on level 1
-    moves     each chain deletes a component and splits another, as long as that pays
-    race      two steps of EM of every chain on level 2, mostly rows that no chain has seen; the best goes on
+    moves     each chain deletes a component and splits another, as long as that lowers the objective
+    race      two steps of EM of every chain on level 2, mostly rows that no chain has seen; the best continues
     penalty   the pseudo-rows that suit fresh rows best
     level     accelerated EM on level 2
 
@@ -102,7 +102,7 @@ class _Counted:
         return totals / size, float(model.penalty(theta) - mean)
 
     def steps(self, model: GaussianMixture, theta: Theta, rows: Sample, steps: int) -> tuple[Theta, float]:
-        """(theta after so many plain steps, its objective)."""
+        """(theta after this many plain steps, its objective)."""
         for _ in range(steps):
             theta = model.maximise(self.mapped(model, theta, rows)[0])
         return theta, self.mapped(model, theta, rows)[1]
@@ -110,7 +110,7 @@ class _Counted:
     def accelerated(
         self, model: GaussianMixture, theta: Theta, rows: Sample, steps: int, gain: float
     ) -> tuple[Theta, float]:
-        """(theta after at most so many accelerated steps, less where a step gains less; the best objective seen)."""
+        """(theta after at most this many accelerated steps, less where a step gains less; the best objective seen)."""
         trail, s = empty_trail(model.q), model.statistic_of(theta)
         for _ in range(steps):
             mapped, objective = self.mapped(model, theta, rows)
@@ -122,8 +122,8 @@ class _Counted:
 
 
 def sample_share(parameters: int, features: int, rows: int) -> tuple[float, float]:
-    """(share of the rows in level 1, share in the sample) for a mixture of so many parameters; 1 where the rows are so
-    few that all of them are read, and level 1 is the whole sample."""
+    """(share of the rows in level 1, share in the sample) for a mixture of this many parameters; 1 where the rows are
+    so few that all of them are read, and level 1 is the whole sample."""
     first = min(max(ROWS_OF_PARAMETER * parameters, FEWEST_ROWS), MOST_ROWS, max(MOST_NUMBERS // features, 1))
     if first > WHOLE * rows:
         return 1.0, 1.0

@@ -357,7 +357,7 @@ def planned_step(config: FederatedEMConfig, state: FederatedEMState) -> float:
 
 
 def decreased_step(config: FederatedEMConfig, gamma: float, finished: int) -> float:
-    """gamma after so many rounds, before it is cut back."""
+    """gamma after this many rounds, before it is cut back."""
     decay = config.variant.gamma_decay
     return gamma / (1 + finished / decay) if decay else gamma
 

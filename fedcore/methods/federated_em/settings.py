@@ -213,7 +213,7 @@ class Settings(PrivateRunSettings):
         return self.table_rows or 1
 
     def columns(self, features: int) -> int:
-        """Columns that the model sees, of so many in the population."""
+        """Columns that the model sees, of this many in the population."""
         return features - (self.weight_column is not None)
 
     def population_column(self, column: int) -> int:
@@ -221,7 +221,7 @@ class Settings(PrivateRunSettings):
         return column + (self.weight_column is not None and column >= self.weight_column)
 
     def parameters_of(self, features: int) -> int:
-        """Numbers in the statistic of a mixture of Gaussians of so many columns."""
+        """Numbers in the statistic of a mixture of Gaussians of this many columns."""
         d = self.columns(features)
         second = {"full": d * (d + 1) // 2, "diag": d, "spherical": 1}.get(self.covariance, 0)
         return self.components * (1 + d + second) + (d * (d + 1) // 2 if self.covariance == "tied" else 0)

@@ -334,7 +334,7 @@ def trial_message(config: FederatedEMConfig, state: FederatedEMState) -> TrialMe
 
 
 def after_trials(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
-    """An exact EM step of each initialisation; after the last one the best of them goes on."""
+    """An exact EM step of each initialisation; after the last one the best of them continues."""
     model = models.model_of(config, state.scaling())
     losses = [
         float(loss) + model.penalty(model.maximise(s)) for loss, s in zip(result["losses"], state.starts, strict=True)

@@ -1,4 +1,4 @@
-"""What the tables of the FedEM paper vary beside the settings."""
+"""What the tables of the FedEM paper vary in addition to the settings."""
 
 from __future__ import annotations
 
