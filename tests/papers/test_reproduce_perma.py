@@ -225,9 +225,9 @@ def test_images_table(tmp_path, monkeypatch, small_digits):
         ("zero", "mean", "svd-first", "svd", "perpca", "local", "path", "consensus", "k-svd", "online", "sklearn"),
     )
     monkeypatch.setattr(
-        perma_mnist.pooled,
+        perma_mnist.baselines,
         "mini_batch_dictionary",  # is held against the truth in its own test
-        lambda samples, atoms, seed, passes: perma_mnist.pooled.singular_vectors([samples], atoms),
+        lambda samples, atoms, seed, passes: perma_mnist.baselines.singular_vectors([samples], atoms),
     )
     table = finished(tmp_path, "perma-mnist")
     rows = {row["method"]: row for row in table.rows}

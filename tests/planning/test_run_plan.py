@@ -31,6 +31,7 @@ from tests.conftest import small_counts, write_counts
 FIVE = 5 * (960,)
 SHAPE = stand_ins.Shape(60, 4.0, 32, 8, 8, "float32")
 FEDEM = ("--set", "algorithm=fedem", "--set", "components=2", "--set", "rounds=4", "--set", "covariance=diag")
+FEDEM += ("--set", "restarts=1")
 
 
 @pytest.fixture

@@ -16,17 +16,25 @@ Source: Walker and Ni, "Anderson Acceleration for Fixed-Point Iterations" (2011)
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
-from fedcore.methods.mixture_models.contract import Theta
-from fedcore.methods.mixture_models.mixture import Mixture
+from fedcore.methods.mixture_models.contract import CurvedEM, Theta
+from fedcore.methods.mixture_models.packing import Layout
 
 MEMORY = 6
 RIDGE = 1e-10
 LEAST_SHARE = 0.2
 MARGIN = 1e-9  # by which an extrapolated statistic is inside the domain of its model
 RISE = 1e-9  # nats a row: more than that is no rounding
+
+
+class Packed(CurvedEM, Protocol):
+    """A mixture, whose statistic has a layout."""
+
+    @property
+    def layout(self) -> Layout: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +59,7 @@ def empty_trail(q: int) -> Trail:
 
 
 def advanced(
-    model: Mixture, trail: Trail, theta: Theta, s: np.ndarray, mapped: np.ndarray, objective: float
+    model: Packed, trail: Trail, theta: Theta, s: np.ndarray, mapped: np.ndarray, objective: float
 ) -> tuple[np.ndarray, Trail]:
     """The next statistic (q,), and the trail with this point.
 
@@ -67,7 +75,7 @@ def advanced(
     return (mapped if further is None else further), known
 
 
-def _extrapolated(model: Mixture, trail: Trail, theta: Theta) -> np.ndarray | None:
+def _extrapolated(model: Packed, trail: Trail, theta: Theta) -> np.ndarray | None:
     if len(trail.points) < 2:
         return None
     scale = 1.0 / np.sqrt(model.layout.spread(np.maximum(theta["weights"], np.finfo(float).tiny)))

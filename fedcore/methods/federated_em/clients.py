@@ -9,7 +9,7 @@ Source: Dieuleveut, Fort, Moulines, Robin 2021, Algorithms 1 and 2.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -98,16 +98,17 @@ def moments(config: FederatedEMConfig, model: CurvedEM, message: MomentsMessage,
 def _sample(config: FederatedEMConfig, message: MomentsMessage, block: ClientBlock, leaf: LeafRows) -> np.ndarray:
     """Every row has its own uniform, named by its leaf and its place there, and is drawn if that is small enough.
     Drawing rows within every leaf, not whole leaves, keeps the sample honest where the rows are sorted."""
-    generator, drawn = stream(message.seed, SAMPLE, block.leaf), []
+    generator, drawn = stream(message.seed, SAMPLE, block.leaf), list[np.ndarray]()
     for observations, rows in leaf.pieces():
-        uniforms = generator.random(rows.shape[0])
+        uniforms: np.ndarray = generator.random(int(rows.shape[0]))
         chosen = np.flatnonzero(uniforms < message.sample)
-        counts, own = np.ones(len(chosen)), leaf.weights_at(observations)
+        counts: np.ndarray = np.ones(len(chosen))
+        own = leaf.weights_at(observations)
         if own is not None:
             counts *= own[chosen]
         if not config.by_rows:
             counts /= leaf.sizes[np.searchsorted(leaf.ptr, observations.start + chosen, "right") - 1]
-        drawn.append(np.column_stack([uniforms[chosen], counts, np.asarray(rows[chosen], np.float64)]))
+        drawn.append(np.column_stack([uniforms[chosen], counts, np.asarray(cast(Any, rows)[chosen], np.float64)]))
     return np.concatenate(drawn) if drawn else np.zeros((0, 2 + leaf.y.shape[1]))
 
 

@@ -56,7 +56,7 @@ def after_pass(
         best = int(np.argmin(losses))
         info |= {"objective": losses[best], "spread_of_starts": max(losses) - min(losses)}
         none = np.zeros((0, 0))
-        taken = dict(
+        taken: dict[str, Any] = dict(
             phase="rounds", starts=none, start_memories=none, start_rounds=none, step=0, round=0, shortened=0, won=best
         )
         return replace(moved[best], **taken, **cost), RoundInfo(info)

@@ -27,7 +27,7 @@ import numpy as np
 
 from fedcore.errors import RunError
 from fedcore.methods.federated_em import coded_starts, criteria, looks, models, start
-from fedcore.methods.federated_em.anderson import advanced
+from fedcore.methods.federated_em.anderson import Packed, advanced
 from fedcore.methods.federated_em.codecs import Codec
 from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.differences import remembers, treats_clients_singly
@@ -241,7 +241,7 @@ def _moved(
 
 def _after_pass(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
     """A step of accelerated EM (`fedcore.methods.federated_em.anderson`), or the end with M of the best point."""
-    model, number = cast(Mixture, models.model_of(config, state.scaling())), state.round + 1
+    model, number = cast(Packed, models.model_of(config, state.scaling())), state.round + 1
     mapped, theta = np.asarray(result["total"]), state.parameters()
     objective = float(result["loss"]) + model.penalty(theta)
     s, trail = advanced(model, state.trail(), theta, state.statistic, mapped, objective)
