@@ -19,7 +19,7 @@ PRIOR = simulation.prior(TRUTH)
 def test_the_errors_are_those_of_whole_runs(form):
     """Intervals of 1.96 errors hold the mean over the runs of 95 % of the numbers, up to three standard deviations of a
     binomial with as many tries as runs: the numbers of one run share the noise of its counts."""
-    runs = 24
+    runs = 48
     x, _ = simulation.sample(TRUTH, 4000, 0)
     known = {"radius": PRIOR.radius, "sigma_min": PRIOR.sigma_min, "least_weight": 0.3}
     config = PrivateGMMConfig(components=2, covariance=form, **known)
