@@ -245,7 +245,8 @@ def _after_pass(config: FederatedEMConfig, state: FederatedEMState, result: Mapp
     mapped, theta = np.asarray(result["total"]), state.parameters()
     objective = float(result["loss"]) + model.penalty(theta)
     s, trail = advanced(model, state.trail(), theta, state.statistic, mapped, objective)
-    done = number == config.all_rounds or (trail.gain is not None and trail.gain < config.least_gain)
+    least = config.least_gain  # 0: all rounds are made, whatever rounding says
+    done = number == config.all_rounds or (least > 0 and trail.gain is not None and trail.gain < least)
     if done:
         s = trail.best
     active, expectations, bits = (float(number) for number in result["costs"])
