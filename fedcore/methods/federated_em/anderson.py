@@ -78,7 +78,8 @@ def advanced(
 def _extrapolated(model: Packed, trail: Trail, theta: Theta) -> np.ndarray | None:
     if len(trail.points) < 2:
         return None
-    scale = 1.0 / np.sqrt(model.layout.spread(np.maximum(theta["weights"], np.finfo(float).tiny)))
+    weights = np.maximum(theta["weights"], np.finfo(float).tiny)
+    scale = model.layout.of_components(1.0 / np.sqrt(weights), 1.0)
     field, moves, turns = trail.fields[-1], np.diff(trail.points, axis=0), np.diff(trail.fields, axis=0)
     scaled = turns * scale
     square = scaled @ scaled.T

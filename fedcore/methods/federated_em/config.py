@@ -35,6 +35,11 @@ class FederatedEMConfig(Settings):
             (self.natural and not self.variant.memories, "natural units need memories"),
             (self.weight_column is not None and self.batch is not None, "batches are drawn of rows without weights"),
             (not self.private and self.epsilon is not None, f"{self.algorithm} spends no budget: it is not private"),
+            (self.accelerated and self.gamma is not None, "em of mixtures accelerates its steps: leave gamma out"),
+            (
+                self.accelerated and self.monitor_every is not None,
+                "em of mixtures looks in every pass: leave monitor_every out",
+            ),
             (self.private and self.start_name != "given", "a private run starts from public parameters: given"),
             (self.private and self.weights == "rows", "a private run counts each client once, not by its rows"),
         ):

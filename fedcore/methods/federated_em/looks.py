@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from fedcore.methods.federated_em import models
 from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.state import FederatedEMState, pack
 from fedcore.methods.mixture_models.contract import CurvedEM
@@ -19,6 +20,16 @@ COLLAPSED = 0.1  # nats a row above the best
 OFTEN = 0.2  # of the rounds
 UNLIKE = 5.0  # times what a first step over all rows gains after a search on a sample that is like them
 SEVERAL = 0.05  # nats a row between the best and the worst end of a search
+
+
+def start_passes(config: FederatedEMConfig) -> int:
+    """Passes over the rows before the first round."""
+    if config.searches:
+        return 1
+    seeds = models.seeding_passes(config)
+    tried = (config.starts_tried > 1) + config.tries_penalties
+    clusters = config.variant.cluster_rounds if seeds else 0
+    return 1 + seeds + clusters + config.variant.trial_rounds * tried + config.fills_memories
 
 
 def looked(config: FederatedEMConfig, state: FederatedEMState, objective: float) -> FederatedEMState:
@@ -66,7 +77,7 @@ def converged(config: FederatedEMConfig, state: FederatedEMState) -> bool:
 def status_of_accelerated(config: FederatedEMConfig, state: FederatedEMState) -> str:
     """As `status`. A maximum of the likelihood of n rows is about q / (2 n) nats a row below that of all rows, for q
     parameters: a first step that gains much more says that the sample is not like all rows."""
-    passes, ends, said = state.round + 2, state.ends, []
+    passes, ends, said = start_passes(config) + state.round + 1, state.ends, []
     gain = "it is not known what the last one gains" if state.slope is None else f"the last one gains {state.slope:.1g}"
     gain = f"{passes} passes over the rows, and {gain} nats a row"
     spread = float(np.ptp(ends)) if len(ends) else 0.0

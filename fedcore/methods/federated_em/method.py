@@ -87,7 +87,8 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
 
     @property
     def not_private_because(self) -> str:
-        return NOT_PRIVATE.get(self.config.algorithm, "")
+        sample = ", and so does a sample of their rows" if self.config.searches else ""
+        return NOT_PRIVATE.get(self.config.algorithm, "") + sample
 
     def plan(self, public: PublicFacts) -> Sequence[PlannedRelease]:
         """Raises ConfigError if a private run has no budget, no nominal number of clients or no warm start."""

@@ -23,6 +23,7 @@ import numpy as np
 
 from fedcore.errors import PopulationError
 from fedcore.methods.federated_em.anderson import advanced, empty_trail
+from fedcore.methods.federated_em.settings import AUTO_SHARE, CANDIDATES, PSEUDO_ROWS
 from fedcore.methods.mixture_models.contract import Theta
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.methods.mixture_models.initialisation import (
@@ -37,7 +38,7 @@ ROWS_OF_PARAMETER, FEWEST_ROWS, MOST_ROWS = 10, 5_000, 10_000  # of level 1
 SECOND = 4  # times as many rows in level 2
 WHOLE = 0.6  # of the rows: level 1 has all of them rather than more, and level 2 no more
 MOST_NUMBERS = 2**24  # of the sample in RAM: 128 MiB
-SEEDING_ROWS, LLOYD_STEPS, CANDIDATES = 4_000, 5, 4  # of k-means++: rows, steps, seeds that are tried for each seed
+SEEDING_ROWS, LLOYD_STEPS, TRIED_SEEDS = 4_000, 5, 4  # of k-means++: rows, steps, seeds that are tried for each seed
 FIRST_STEPS, FIRST_GAIN = 10, 1e-3  # accelerated steps of a chain before and after its moves
 MOVES, GIVE_UP, FAILURES = 24, 4, 2  # tries of a chain, failures in a row, failures of one component
 MOVE_STEPS, MOVE_GAIN = 5, 2e-3
@@ -45,10 +46,10 @@ SPLIT_ROWS, SPLIT_STEPS = 1_000, 4
 STALE = 0.05  # of a component's rows that moved: its split is looked for again
 SAME = 1e-4  # nats a row: chains this near to each other are in the same optimum
 RACE_STEPS = 2
-PENALTIES, PENALTY_STEPS, PENALTY_ROWS = (1e-3, 0.1, 1.0), 4, 10_000
+PENALTY_STEPS, PENALTY_ROWS = 4, 10_000
 PENALTY_GAIN, PENALTY_ERRORS = 1e-3, 1.0  # nats a row, and standard errors, by which a larger penalty must win
 MANY_ROWS = 100  # of a parameter: then the smallest penalty is right
-FEW_ROWS, HELD_BACK, HELD_BACK_STEPS = 20, 0.2, 20  # rows of a parameter; share and steps where all rows are few
+FEW_ROWS, FEW_STEPS = 20, 20  # rows of a parameter: below, AUTO_SHARE of them is held back; steps with each penalty
 LEVEL_STEPS, LEVEL_GAIN = 12, 3e-4
 SEARCH = "federated_em/search"
 OWN_COVARIANCES = ("full", "diag", "spherical")  # of each component
@@ -143,13 +144,13 @@ def searched(
     parameters = model_of(1.0, 1.0).q
     few = sample.whole and 1 < len(sample.y) < FEW_ROWS * parameters
     many = len(sample.y) > MANY_ROWS * parameters * sample.share
-    level = int(len(sample.y) * (1 - HELD_BACK)) if few else sample.first
+    level = int(len(sample.y) * (1 - AUTO_SHARE)) if few else sample.first
     first, fresh = sample.rows(slice(level)), sample.rows(slice(level, level + PENALTY_ROWS))
-    nu = PENALTIES[0] if pseudo_rows is None else pseudo_rows
+    nu = PSEUDO_ROWS if pseudo_rows is None else pseudo_rows
     model = counted.model(first, nu)
     starts = [_start(model, first, seed, chain, by_distance) for chain in range(restarts)]
     if pseudo_rows is None and few:
-        nu = _best_penalty(counted, starts[0], first, fresh, HELD_BACK_STEPS)
+        nu = _best_penalty(counted, starts[0], first, fresh, FEW_STEPS)
         model = counted.model(first, nu)
     chains: list[tuple[Theta, float]] = []
     for chain, start in enumerate(starts):
@@ -168,18 +169,18 @@ def searched(
     ends = np.array([objective for _, objective in chains])
     theta = chains[int(np.argmin(ends))][0]
     if pseudo_rows is None and not many and (few or len(sample.y) > len(first.y)):
-        nu = _best_penalty(counted, theta, first, fresh, HELD_BACK_STEPS if few else PENALTY_STEPS)
+        nu = _best_penalty(counted, theta, first, fresh, FEW_STEPS if few else PENALTY_STEPS)
     model = counted.model(sample, nu)
     theta, _ = counted.accelerated(model, theta, sample, LEVEL_STEPS, LEVEL_GAIN)
     return Found(theta, nu, ends, counted.row_steps)
 
 
 def _best_penalty(counted: _Counted, theta: Theta, train: Sample, fresh: Sample, steps: int) -> float:
-    """Of PENALTIES, after some steps on the training rows with each, by the loss of fresh rows. A larger one must win
+    """Of CANDIDATES, after some steps on the training rows with each, by the loss of fresh rows. A larger one must win
     by more than the error of that: else a few far rows would decide, and a penalty that suits them can cost all others
     much."""
-    best, losses = PENALTIES[0], None
-    for nu in PENALTIES:
+    best, losses = PSEUDO_ROWS, None
+    for nu in CANDIDATES:
         model = counted.model(train, nu)
         fitted, _ = counted.steps(model, theta, train, steps)
         own = -model.log_likelihood(fitted, fresh.y)
@@ -226,7 +227,7 @@ def _seeds(count: int, rows: Sample, seed: int, chain: int, by_distance: bool) -
         odds = weights * (nearest if by_distance else nearest > 0)
         if not odds.any():
             break
-        picked = _drawn(generator, odds, CANDIDATES if by_distance else 1)
+        picked = _drawn(generator, odds, TRIED_SEEDS if by_distance else 1)
         tried = [np.minimum(nearest, squared_distances(rows.y, filled[row][None])) for row in picked]
         best = int(np.argmin([weights @ distances for distances in tried]))
         centres, nearest = np.vstack([centres, filled[picked[best]]]), tried[best]

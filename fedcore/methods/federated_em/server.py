@@ -82,13 +82,9 @@ def total_rounds(config: FederatedEMConfig, state: FederatedEMState) -> int:
     """All passes, if the objective stops falling only after the last round, and a run that compares ends with other
     parameters than its last ones.
     """
-    if config.searches:
-        return 1 + config.all_rounds + 1
-    passes = 1 + config.all_rounds + 1 + models.seeding_passes(config)
-    passes += config.variant.cluster_rounds if models.seeding_passes(config) else 0
-    passes += config.variant.trial_rounds * ((config.starts_tried > 1) + config.tries_penalties)
-    passes += config.validation > 0 and config.variant.safeguards  # the look at the best statistic (`_after_objective`)
-    return passes + (1 if config.fills_memories else 0)
+    passes = looks.start_passes(config) + config.all_rounds + 1
+    compares = config.validation > 0 and config.variant.safeguards and not config.accelerated
+    return passes + compares  # the look at the best statistic (`_after_objective`)
 
 
 def message(config: FederatedEMConfig, state: FederatedEMState) -> Message | None:

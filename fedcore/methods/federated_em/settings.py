@@ -23,8 +23,8 @@ TOLERANCE = 1e-4  # nats a row and pass
 ROUNDS, REDUCED_ROUNDS, PRIVATE_ROUNDS = 100, 300, 30
 PRIVATE_GAMMA = 0.5
 PSEUDO_ROWS = 1e-3
-CANDIDATES = (1e-3, 0.1, 1.0)  # pseudo-rows that "auto" tries
-AUTO_SHARE = 0.2  # of each client's rows, on which it compares them
+CANDIDATES = (PSEUDO_ROWS, 0.1, 1.0)  # pseudo-rows that "auto" tries
+AUTO_SHARE = 0.2  # of the rows, on which it compares them
 STARTS_OF_EM = 4
 REGULARISATION = 1e-3  # of models whose penalty is a share of the data
 SMALLEST_SHARE = 1e-8  # of a penalty that is not 0: below it columns that determine each other drown in rounding
@@ -78,8 +78,9 @@ class Settings(PrivateRunSettings):
         None,
         description="penalty of gaussian, regression and gaussian_imputer, in rows: as if so many rows of the pooled "
         "variances were added to each scatter, and to the inputs of regressions; auto: the best of "
-        f"{', '.join(f'{nu:g}' for nu in CANDIDATES)} for {AUTO_SHARE:.0%} of each client's rows, after 20 "
-        f"uncompressed EM steps with each on the other rows; None: auto for Gaussians by em, else {PSEUDO_ROWS}",
+        f"{', '.join(f'{nu:g}' for nu in CANDIDATES)} for rows that take no part meanwhile: by em for Gaussians rows "
+        f"of its sample, else {AUTO_SHARE:.0%} of each client's rows, after 20 uncompressed EM steps with each; None: "
+        f"auto for Gaussians by em, else {PSEUDO_ROWS}",
     )
     rank: Annotated[int | None, Only(models=WITH_RANK)] = Field(
         None,
@@ -140,7 +141,8 @@ class Settings(PrivateRunSettings):
         None,
         ge=1,
         le=1_000_000,
-        description=f"rounds; None: {ROUNDS}, for vr-fedem {REDUCED_ROUNDS}, in a private run {PRIVATE_ROUNDS}",
+        description=f"rounds; None: {ROUNDS}, for Gaussians by em {PASSES - 2}, which read the rows {PASSES} times at "
+        f"most, for vr-fedem {REDUCED_ROUNDS}, in a private run {PRIVATE_ROUNDS}",
     )
     gamma: float | None = Field(
         None,
@@ -239,7 +241,7 @@ class Settings(PrivateRunSettings):
             return self.rounds
         if self.variance_reduced:  # most of them see a twentieth of the rows
             return REDUCED_ROUNDS
-        if self.searches:
+        if self.accelerated and self.model == "gaussian":
             return PASSES - 2
         return PRIVATE_ROUNDS if self.private else ROUNDS
 

@@ -81,11 +81,6 @@ class Layout:
             low = high
         return [*parts, s[low:]] if self.shared else parts
 
-    def spread(self, of_components: np.ndarray) -> np.ndarray:
-        """(q,): each component's number (G,) at all of its places, 1 at those of no component."""
-        own = [np.repeat(of_components, size) for size in self.kinds]
-        return np.concatenate([*own, np.ones(self.shared)])
-
     def join(self, *parts: np.ndarray) -> np.ndarray:
         """(q,): the inverse of unpack."""
         return np.concatenate([np.ravel(part) for part in parts]).astype(np.float64)
