@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from fedcore.interface.model import Model, finished
 from fedcore.population.blocks import Kind
 from fedcore.population.columns import ColumnEntry
 from fedcore.population.store import Population
+from fedcore.storage.files import scratch_folder
 
 
 class FederatedEstimator(BaseEstimator, ABC):
@@ -131,8 +131,8 @@ class FederatedEstimator(BaseEstimator, ABC):
     @contextmanager
     def _place(self) -> Iterator[Path]:
         if self.folder is None:
-            with tempfile.TemporaryDirectory(prefix="fedcore-") as made:
-                yield Path(made)
+            with scratch_folder() as made:
+                yield made
             return
         place = Path(self.folder)
         if place.exists() and any(place.iterdir()):

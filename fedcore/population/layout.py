@@ -32,6 +32,7 @@ from fedcore.storage.files import (
     below,
     find_link,
     flush,
+    flush_written,
     is_private,
     is_remote,
     json_bytes,
@@ -185,8 +186,7 @@ def create_exclusively(file: Path, data: bytes) -> None:
             with opened(partial, private=private) as handle:
                 made = os.fstat(handle.fileno())
                 handle.write(data)
-                handle.flush()
-                os.fsync(handle.fileno())
+                flush_written(handle, partial)
             _name(partial, file)
         finally:
             with suppress(OSError):  # the next writer sweeps it

@@ -63,6 +63,7 @@ class PublicFacts:
               documents, or single tokens; None if nobody says. Never found out by looking: whether there is a held-out
               part can depend on a single client
     one_whole: whether the held-out part is as good as the training part to this run (`Manifest.one_whole`)
+    rows:     the exact number of rows; always None for a private run
     """
 
     kind: Kind
@@ -77,6 +78,7 @@ class PublicFacts:
     unit: Unit = "client"
     halves: Halves | None = None
     one_whole: bool = False
+    rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -248,7 +248,7 @@ def public_facts(
     unit: Unit = "client",
     participants: Participants | None = None,
 ) -> PublicFacts:
-    """What the method may know; the exact number of clients only if it is not private.
+    """What the method may know; the exact numbers of clients and rows only if it is not private.
 
     relation, unit: of the population's budget; per client and period an entry is a client to the method. start: public
     arrays that the run starts from. participants: None if everybody takes part.
@@ -266,6 +266,7 @@ def public_facts(
         "client" if unit == CLIENT_PERIOD else unit,
         population.manifest.halves,
         population.manifest.one_whole,
+        None if method.private else population.n_rows,
     )
 
 

@@ -36,16 +36,17 @@ class PaperFederatedEMConfig(FederatedEMConfig):
     @property
     def variant(self) -> Variant:
         names = {field.name for field in fields(Variant)} & type(self).model_fields.keys()
-        return Variant(**{name: getattr(self, name) for name in names})
+        return Variant(plain=True, **{name: getattr(self, name) for name in names})
 
 
 class PaperFederatedEM(FederatedEM):
-    """The tables of the FedEM paper: no memories, one norm, fixed inner rounds, decreasing steps, no safeguards.
+    """The tables of the FedEM paper: no memories, one norm, fixed inner rounds, decreasing steps, no safeguards, and EM
+    without a search or acceleration.
 
     Source: Dieuleveut, Fort, Moulines, Robin (2021). For a model of your own clients use `federated_em`.
     """
 
     name: ClassVar[str] = "paper_federated_em"
-    arithmetic_version: ClassVar[str] = "paper-federated-em-1"
+    arithmetic_version: ClassVar[str] = "paper-federated-em-2"
     Config = PaperFederatedEMConfig
     moved_settings: ClassVar[Mapping[str, str]] = {}

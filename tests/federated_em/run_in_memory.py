@@ -77,11 +77,15 @@ def run(
     clients_per_leaf: int = 1024,
     noise: Noise = no_noise,
     order=None,
+    state: FederatedEMState | None = None,
 ) -> Ran:
-    """Fails if a private round releases anything that is not exactly as planned."""
+    """state: where a run without memories goes on; None: from its beginning.
+
+    Fails if a private round releases anything that is not exactly as planned.
+    """
     method = FederatedEM(config)
     plan = {(planned.round, planned.name): planned for planned in method.plan(public)}
-    state, memory, infos = method.init(public), None, []
+    state, memory, infos = method.init(public) if state is None else state, None, []
     states = [state]
     while (message := method.message(state)) is not None:
         statistics, memory = answer(method, message, block, clients_per_leaf, memory, order)

@@ -112,7 +112,9 @@ def test_a_run_that_goes_on_keeps_what_was_chosen():
 def test_defaults():
     exact = Varied(algorithm="em")
     assert exact.tries_penalties and exact.starts_tried == 4
-    assert not Varied().tries_penalties and Varied().starts_tried == 1
+    assert not Varied().tries_penalties and Varied().starts_tried == 4
+    for one in (dict(algorithm="vr-fedem"), dict(batch=5), dict(codec="dithering"), dict(safeguards=False)):
+        assert Varied(**one).starts_tried == 1, one
     given = Varied(algorithm="em", start="given")
     assert not given.tries_penalties and given.starts_tried == 1
     assert not Varied(algorithm="em", regularisation=0.1).tries_penalties

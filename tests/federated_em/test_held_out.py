@@ -10,7 +10,7 @@ from fedcore.methods.mixture_models.validation import Split, training_part, vali
 from tests.federated_em.run_in_memory import block_of, facts, run
 from tests.federated_em.varied import Varied
 
-SHORT = dict(components=2, rounds=4, cluster_rounds=1, monitor_every=2)
+SHORT = dict(components=2, rounds=4, restarts=1, cluster_rounds=1, monitor_every=2)
 
 
 def population(seed=0):

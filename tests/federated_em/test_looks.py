@@ -15,8 +15,9 @@ from tests.federated_em.run_in_memory import answer, block_of, facts, run
 from tests.federated_em.varied import Varied
 
 
-def ended(first, last, best=None, shortened=0, slope=0.0):
+def ended(first, last, best=None, shortened=0, slope=0.0, exact_gain=None):
     return looks.status(
+        Varied(),
         empty(
             round=100,
             first_objective=first,
@@ -25,7 +26,8 @@ def ended(first, last, best=None, shortened=0, slope=0.0):
             best_round=30,
             shortened=shortened,
             slope=slope,
-        )
+            exact_gain=exact_gain,
+        ),
     )
 
 
@@ -34,10 +36,14 @@ def test_each_status_by_hand():
     assert ended(5.0, 4.0, slope=2e-4).startswith("not converged: the objective still falls by 0.0002 a round")
     assert ended(5.0, 4.0, shortened=21, slope=1.0).startswith("cut back: 21 of 100 steps")
     assert ended(5.0, 4.0, shortened=20).startswith("converged")
+    assert ended(5.0, 4.0, shortened=24).startswith("cut back: 24 of 100 steps had to be shortened.")
+    assert "would gain about 0.12: set codec to identity" in ended(5.0, 4.0, shortened=24, slope=1.0, exact_gain=0.123)
+    assert ended(5.0, 4.0, shortened=24, exact_gain=0.123).startswith("converged")
+    assert ended(5.0, 4.0, shortened=20, slope=1.0, exact_gain=0.123).startswith("not converged")
     assert ended(5.0, 4.0, best=3.8).startswith("collapsed") and "those of round 30" in ended(5.0, 4.0, best=3.8)
     assert ended(5.0, 6.0).startswith("diverged") and "those of round 30" in ended(5.0, 6.0)
     assert ended(5.0, 5.0 + 1e-12).startswith("converged")  # it began where it ended
-    assert looks.status(empty()) == "" and FederatedEM().outcome(empty()) == ""
+    assert looks.status(Varied(), empty()) == "" and FederatedEM().outcome(empty()) == ""
 
 
 @pytest.mark.parametrize("algorithm, rounds, said", [("em", 2, "not converged"), ("em", 150, "converged")])

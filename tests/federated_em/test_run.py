@@ -87,7 +87,7 @@ def test_memories_of_another_round_stop_the_run(tmp_path, monkeypatch):
 def test_the_summary_of_a_run_says_how_it_ended(tmp_path):
     settings = {"algorithm": "em", "rounds": 2, "restarts": 1, "pseudo_rows": 0.01}
     ran = to_end(begin(rows_population(tmp_path / "p"), tmp_path, settings))
-    assert run_summary(Run.open(ran.path))["outcome"].startswith("not converged: the objective still falls by")
+    assert run_summary(Run.open(ran.path))["outcome"].startswith("converged: 4 passes over the rows")
 
 
 # --- outputs --------------------------------------------------------------------------------------------------------

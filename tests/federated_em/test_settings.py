@@ -45,7 +45,7 @@ SETTINGS = {
     "restarts": ({}, 2),
     "monitor_every": ({}, 1),
     "validation": ({}, 0.3),
-    "tolerance": ({**EM, "monitor_every": 1}, 100.0),
+    "tolerance": (EM, 0.0),
     "clip": (PRIVATE, 0.3),
     "record_bound": (PRIVATE, 1.0),
 }

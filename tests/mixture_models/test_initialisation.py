@@ -12,6 +12,7 @@ from fedcore.methods.mixture_models.initialisation import (
     parameters_from_clusters,
     random_parameters,
     squared_distances,
+    sums_of_clients,
 )
 from fedcore.methods.mixture_models.low_rank_tables import LowRankTables
 from fedcore.rounds.statistics import FloatSum
@@ -33,6 +34,18 @@ def moments(y):
 
 
 @pytest.mark.parametrize("name", WITH_START)
+def test_sums_of_clients_add_up_to_those_of_the_leaf():
+    rng = np.random.default_rng(4)
+    y, centres, weights = rng.normal(size=(60, 3)), rng.normal(size=(4, 3)), rng.random(60)
+    ptr = np.array([0, 0, 25, 26, 60])
+    for own in (None, weights):
+        each = sums_of_clients(y, ptr, centres, own)
+        assert each.shape == (4, 4, 7) and not each[0].any()
+        np.testing.assert_allclose(each.sum(axis=0), cluster_sums(y, centres, weights=own), atol=1e-12)
+        one = cluster_sums(y[:25], centres, weights=None if own is None else own[:25])
+        np.testing.assert_allclose(each[1], one, atol=1e-12)
+
+
 def test_a_random_start_is_a_start(name):
     c = case(name)
     mean, variance = moments(c.y)

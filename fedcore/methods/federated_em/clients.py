@@ -16,6 +16,7 @@ import numpy as np
 from fedcore.errors import PopulationError
 from fedcore.methods.federated_em import criteria, models
 from fedcore.methods.federated_em.codecs import Codec, check_finite
+from fedcore.methods.federated_em.coded_starts import kept_memory, of_start, with_number
 from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.differences import compressed_differences, treats_clients_singly
 from fedcore.methods.federated_em.leaf_rows import LeafRows, rows_of
@@ -24,6 +25,7 @@ from fedcore.methods.federated_em.messages import (
     MomentsMessage,
     ObjectiveMessage,
     RoundMessage,
+    StartsMessage,
     TrialMessage,
 )
 from fedcore.methods.federated_em.weighted_sums import (
@@ -38,8 +40,11 @@ from fedcore.methods.mixture_models.contract import CurvedEM, is_sparse
 from fedcore.methods.mixture_models.hidden_cells import HiddenCells, hidden_only, without_hidden
 from fedcore.methods.mixture_models.validation import Split, training_part, validation_part
 from fedcore.population.blocks import ClientBlock, RowsBlock
+from fedcore.randomness import stream
 from fedcore.rounds.method import Memory
-from fedcore.rounds.statistics import FloatSum, Statistic, Statistics
+from fedcore.rounds.statistics import FloatSum, Stack, Statistic, Statistics
+
+SAMPLE = "federated_em/sample"
 
 
 def _leaf_and_weights(
@@ -57,7 +62,8 @@ def _leaf_and_weights(
 def moments(config: FederatedEMConfig, model: CurvedEM, message: MomentsMessage, block: ClientBlock) -> Statistics:
     """sizes: (3,) clients with rows, observations, sum of m_i^2. moments: (3, d) number, sum and sum of squares of the
     entries of every column (for tables: of every cell). held_back: rows, or cells of tables, that take no part, if
-    there may be such. Where rows have weights these are added up instead of counted.
+    there may be such. Where rows have weights these are added up instead of counted. sample: (n, 2 + d) if asked for,
+    rows that were drawn: the uniform of each, by how much it counts beside others, and its values.
 
     Raises PopulationError for rows that the model cannot read, and for what is no weight.
     """
@@ -84,7 +90,25 @@ def moments(config: FederatedEMConfig, model: CurvedEM, message: MomentsMessage,
     if message.split is not None:
         others = rows_of(_other_rows(block, message.split), None, each, weighted)
         statistics["held_back"] = FloatSum.at(block.leaf, float(_held_back(others, message.split)))
+    if message.sample:
+        statistics["sample"] = Stack({block.first: _sample(config, message, block, leaf)})
     return statistics
+
+
+def _sample(config: FederatedEMConfig, message: MomentsMessage, block: ClientBlock, leaf: LeafRows) -> np.ndarray:
+    """Every row has its own uniform, named by its leaf and its place there, and is drawn if that is small enough.
+    Drawing rows within every leaf, not whole leaves, keeps the sample honest where the rows are sorted."""
+    generator, drawn = stream(message.seed, SAMPLE, block.leaf), []
+    for observations, rows in leaf.pieces():
+        uniforms = generator.random(rows.shape[0])
+        chosen = np.flatnonzero(uniforms < message.sample)
+        counts, own = np.ones(len(chosen)), leaf.weights_at(observations)
+        if own is not None:
+            counts *= own[chosen]
+        if not config.by_rows:
+            counts /= leaf.sizes[np.searchsorted(leaf.ptr, observations.start + chosen, "right") - 1]
+        drawn.append(np.column_stack([uniforms[chosen], counts, np.asarray(rows[chosen], np.float64)]))
+    return np.concatenate(drawn) if drawn else np.zeros((0, 2 + leaf.y.shape[1]))
 
 
 def column_moments(entries: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
@@ -227,6 +251,7 @@ def round_update(
     The memory holds V_i, and in VR-FedEM also S_i, each (C, q) float64. In natural units V_i is what the server knows
     of s_i; beside it "heard" says of which clients it knows anything, (C,) bool.
     """
+    memory = kept_memory(memory, message.won)
     leaf, weights = _leaf_and_weights(config, message, block)
     statistics: dict[str, Statistic]
     if message.monitor:
@@ -247,3 +272,22 @@ def round_update(
     if message.monitor:
         statistics |= {"loss": FloatSum.at(block.leaf, loss), "total": FloatSum.at(block.leaf, total)}
     return statistics, memory
+
+
+def rounds_of_starts(
+    config: FederatedEMConfig, model: CurvedEM, message: StartsMessage, block: ClientBlock, memory: Memory | None
+) -> tuple[Statistics, Memory]:
+    """`round_update` for each start; names have the number of the start."""
+    statistics: dict[str, Statistic] = {}
+    remembered: Memory = {}
+    for number, own in enumerate(message.rounds):
+        known = None if memory is None else of_start(memory, number)
+        found, kept = round_update(config, model, codec_of_round(config, model, own), own, block, known)
+        statistics |= with_number(found, number)
+        remembered |= with_number(kept or {}, number)
+    return statistics, remembered
+
+
+def codec_of_round(config: FederatedEMConfig, model: CurvedEM, message: RoundMessage) -> Codec:
+    steps = message.resolution, message.everything, message.component_step
+    return models.codec_of(config, model, message.theta, message.s, *steps)

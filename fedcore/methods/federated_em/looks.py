@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.state import FederatedEMState, pack
 from fedcore.methods.mixture_models.contract import CurvedEM
@@ -15,6 +17,8 @@ RISES = 1e-3  # between two full passes of VR-FedEM: more sends it back
 CONVERGED = 1e-4  # nats a row and round; a start that is as good as the end is no rise, whatever rounding says
 COLLAPSED = 0.1  # nats a row above the best
 OFTEN = 0.2  # of the rounds
+UNLIKE = 5.0  # times what a first step over all rows gains after a search on a sample that is like them
+SEVERAL = 0.05  # nats a row between the best and the worst end of a search
 
 
 def looked(config: FederatedEMConfig, state: FederatedEMState, objective: float) -> FederatedEMState:
@@ -52,8 +56,42 @@ def ended(config: FederatedEMConfig, model: CurvedEM, state: FederatedEMState, o
     return replace(state, statistic=state.best, theta=theta, objective=state.best_objective)
 
 
-def status(state: FederatedEMState) -> str:
+def converged(config: FederatedEMConfig, state: FederatedEMState) -> bool:
+    """Whether the last steps gained little, as far as the run knows."""
+    if config.accelerated:
+        return state.slope is not None and state.slope < max(config.least_gain, CONVERGED)
+    return status(config, state).startswith("converged")
+
+
+def status_of_accelerated(config: FederatedEMConfig, state: FederatedEMState) -> str:
+    """As `status`. A maximum of the likelihood of n rows is about q / (2 n) nats a row below that of all rows, for q
+    parameters: a first step that gains much more says that the sample is not like all rows."""
+    passes, ends, said = state.round + 2, state.ends, []
+    gain = "it is not known what the last one gains" if state.slope is None else f"the last one gains {state.slope:.1g}"
+    gain = f"{passes} passes over the rows, and {gain} nats a row"
+    spread = float(np.ptp(ends)) if len(ends) else 0.0
+    searches = f"{len(ends)} searches end {spread:.2g} nats apart"
+    if not converged(config, state):
+        said.append(f"stopped after {gain}; raise max_passes.")
+    elif spread > SEVERAL:
+        said.append(f"several optima: {searches}, and the best was kept; raise restarts. Converged: {gain}.")
+    else:
+        said.append(f"converged: {gain}" + (f"; {searches}." if len(ends) > 1 else "."))
+    expected = len(state.statistic) / (2 * state.sampled) if state.sample_share < 1 and state.sampled else np.inf
+    if state.first_gain is not None and state.first_gain > UNLIKE * expected:
+        said.append(
+            f"A sample of {state.sampled:.0f} rows does not represent all rows: the first step over them gained "
+            f"{state.first_gain:.2g} nats a row, and {expected:.1g} was to be expected."
+        )
+    if not converged(config, state) and spread > SEVERAL:
+        said.append(f"Several optima: {searches}, and the best was kept; raise restarts.")
+    return " ".join(said)
+
+
+def status(config: FederatedEMConfig, state: FederatedEMState) -> str:
     """One line: converged, not converged, cut back, collapsed or diverged, and why. Empty if nobody looked."""
+    if config.accelerated:
+        return "" if state.last_objective is None else status_of_accelerated(config, state)
     last, first, best = state.last_objective, state.first_objective, state.best_objective
     if last is None or first is None:
         return ""
@@ -62,8 +100,12 @@ def status(state: FederatedEMState) -> str:
         return f"diverged: the last objective, {last:.4g}, is above that of the start, {first:.4g}.{kept}"
     if best is not None and last > best + COLLAPSED:
         return f"collapsed: the last objective, {last:.4g}, is above the best, {best:.4g}.{kept}"
-    if state.shortened > OFTEN * state.round:
-        return f"cut back: {state.shortened} of {state.round} steps had to be shortened.{kept}"
-    if state.slope is not None and state.slope > CONVERGED:
+    falls = state.slope is not None and state.slope > CONVERGED
+    if state.shortened > OFTEN * state.round and (falls or state.exact_gain is None):
+        said = f"cut back: {state.shortened} of {state.round} steps had to be shortened."
+        if state.exact_gain is not None:
+            said += f" A step of uncompressed messages would gain about {state.exact_gain:.2g}: set codec to identity."
+        return said + kept
+    if falls:
         return f"not converged: the objective still falls by {state.slope:.2g} a round; train for more rounds.{kept}"
     return f"converged: the objective falls by no more than {CONVERGED:g} a round.{kept}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,7 +21,8 @@ Oracle = Literal["full", "batch", "recursive"]
 
 def bits_to_client(q: int, parameters: int) -> float:
     """Bits of a server's message: the number of the round, S_k (q numbers) and T(S_k). Not compressed, as in the
-    paper. In natural units clients need the step D, q is 1, and for regressions S_k, q is 1 more."""
+    paper. In natural units clients need the step D, and that of components where there is one, in place of S_k; for
+    regressions they need it too."""
     return float(HEADER_BITS + BITS_PER_NUMBER * (q + parameters))
 
 
@@ -55,12 +57,17 @@ def plain_scaling(width: int) -> Scaling:
 
 @dataclass(frozen=True, slots=True)
 class MomentsMessage:
-    """Asks for the clients' numbers of rows and the moments of the columns. The rows are checked on the way.
+    """Asks for the clients' numbers of rows and the moments of the columns, and for a sample of the rows. The rows are
+    checked on the way.
 
     split: which rows take no part; None: all take part
+    sample: expected share of the rows in the sample, every row by its own uniform; 0: no sample
+    seed: of these uniforms
     """
 
     split: Split | HiddenCells | None = None
+    sample: float = 0.0
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +90,17 @@ class ClusterMessage:
     """Asks for the sums of the clusters around the centres of R initialisations, (R, G, d) float64, standardised.
 
     gaps: whether some entries of the population are missing, so that the entries of each column are counted
+    component_step: of the codec for sums in natural units, as in a round; 0: they are not coded
+    number: of the pass, which names its random streams, with the seed. rows: of the population
     """
 
     centres: np.ndarray
     scaling: Scaling
     gaps: bool = False
+    component_step: float = 0.0
+    number: int = 0
+    seed: int = 0
+    rows: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +147,8 @@ class RoundMessage:
     audit:     whether the sum of the clients' memories is asked for
     resolution: step D of the codec in natural units; 0 for other codecs
     everything: whether clients send all parts of their statistics in natural units
+    component_step: in natural units, step of a component of weight 1; infinite where D is for all
+    won:       in the first round after several starts, the number of the start whose memories clients keep; else -1
     """
 
     number: int
@@ -151,6 +166,16 @@ class RoundMessage:
     audit: bool
     resolution: float = 0.0
     everything: bool = False
+    component_step: float = math.inf
+    won: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StartsMessage:
+    """One round of each of several starts, side by side."""
+
+    rounds: tuple[RoundMessage, ...]
+    scaling: Scaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +212,7 @@ Message = (
     | TrialMessage
     | InitialMemoryMessage
     | RoundMessage
+    | StartsMessage
     | ObjectiveMessage
     | ReleaseMessage
 )

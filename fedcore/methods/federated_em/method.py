@@ -18,6 +18,7 @@ from fedcore.methods.federated_em.messages import (
     ObjectiveMessage,
     ReleaseMessage,
     SeedMessage,
+    StartsMessage,
     TrialMessage,
     plain_scaling,
 )
@@ -56,7 +57,7 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
 
     name: ClassVar[str] = "federated_em"
     kinds: ClassVar[tuple[Kind, ...]] = ("rows", "counts")
-    arithmetic_version: ClassVar[str] = "federated-em-6"
+    arithmetic_version: ClassVar[str] = "federated-em-7"
     Config = FederatedEMConfig
     State = FederatedEMState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
@@ -132,12 +133,14 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
                 return private.client_update(self.config, model, message, cast(RowsBlock, block)), None
             case TrialMessage():
                 return clients.trials(self.config, model, message, everything), None
+            case StartsMessage():
+                return clients.rounds_of_starts(self.config, model, message, block, memory)
             case InitialMemoryMessage():
                 return clients.initial_memory(self.config, model, message, block)
             case ObjectiveMessage():
                 held_out = clients.held_out(self.config, model, message, everything)
                 return clients.objective(self.config, model, message, block) | held_out, memory
-        codec = models.codec_of(self.config, model, message.theta, message.s, message.resolution, message.everything)
+        codec = clients.codec_of_round(self.config, model, message)
         statistics, memory = clients.round_update(self.config, model, codec, message, block, memory)
         return {**statistics, **clients.held_out(self.config, model, message, everything)}, memory
 
@@ -193,7 +196,7 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
         theta = self.parameters(state)
         if not theta:
             raise RunError("the run stopped before it had parameters.", "Resume it first.")
-        converged = self.private or looks.status(state).startswith("converged")
+        converged = self.private or looks.converged(self.config, state)
         arrays = theta["weights"], theta["means"], theta["covariances"]
         return FittedMixture(*arrays, self.config.covariance, state.round, converged)
 
@@ -201,7 +204,7 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
         """Whether the run converged (`fedcore.methods.federated_em.looks`; private runs do not look, but say what
         they know from runs before), and a warning of components that are narrow."""
         pooled = private.pooled_in_words(self.config, state) if self.private else ""
-        said = looks.status(state), pooled, narrow.warning(self.config, state) if state.round else ""
+        said = looks.status(self.config, state), pooled, narrow.warning(self.config, state) if state.round else ""
         return " ".join(part for part in said if part)
 
     def warm_start_of(self, state: FederatedEMState) -> dict[str, np.ndarray]:

@@ -14,6 +14,7 @@ from fedcore.methods.federated_em.codecs import Codec, Dithering, Identity
 from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.messages import Scaling
 from fedcore.methods.federated_em.natural_codec import Natural
+from fedcore.methods.federated_em.settings import STARTS_OF_EM
 from fedcore.methods.mixture_models.contract import CurvedEM, Rows, Theta
 from fedcore.methods.mixture_models.counts import BernoulliMixture, MultinomialMixture, PoissonMixture
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
@@ -220,29 +221,32 @@ FACTORIES = {
 # --- codecs ---------------------------------------------------------------------------------------------------------
 
 
-_latest_units: Units | None = None
-_latest_natural: Natural | None = None
+_units: list[Units] = []
+_naturals: list[Natural] = []
 
 
 def units_of(model: CurvedEM, theta: Theta, s: np.ndarray) -> Units:
     """Natural units at theta = T(s); s may be empty where clients do not get it.
 
-    The latest ones are kept, because all leaves of a round ask for the same.
+    The latest ones are kept, because all leaves of a round ask for the same, those of several starts in turn.
     """
-    global _latest_units
-    latest = _latest_units
-    if latest is None or latest.theta is not theta or latest.model is not model:
-        latest = _latest_units = units_at(cast(Mixture, model), theta, s)
-    return latest
+    for units in _units:
+        if units.theta is theta and units.model is model:
+            return units
+    units = units_at(cast(Mixture, model), theta, s)
+    _units[:] = [units, *_units[: STARTS_OF_EM - 1]]
+    return units
 
 
-def _natural(units: Units, resolution: float, everything: bool) -> Natural:
-    """The latest one is kept, with what it knows of the parts of a message."""
-    global _latest_natural
-    latest = _latest_natural
-    if latest is None or latest.units is not units or (latest.step, latest.everything) != (resolution, everything):
-        latest = _latest_natural = Natural(units, resolution, everything)
-    return latest
+def _natural(units: Units, resolution: float, everything: bool, component_step: float) -> Natural:
+    """The latest ones are kept, with what they know of the parts of a message."""
+    for codec in _naturals:
+        known = codec.step, codec.everything, codec.component_step
+        if codec.units is units and known == (resolution, everything, component_step):
+            return codec
+    codec = Natural(units, resolution, everything, component_step)
+    _naturals[:] = [codec, *_naturals[: STARTS_OF_EM - 1]]
+    return codec
 
 
 def codec_of(
@@ -252,12 +256,13 @@ def codec_of(
     s: np.ndarray,
     resolution: float = 1.0,
     everything: bool = False,
+    component_step: float = np.inf,
 ) -> Codec:
-    """The codec for the model's statistic. theta, s, resolution, everything: of the round, for the codec natural."""
+    """The codec for the model's statistic. theta, s and what follows: of the round, for the codec natural."""
     q, parts = model.q, tuple(part.stop for part in model.blocks)
     match config.codec_name:
         case "natural":
-            return _natural(units_of(model, theta, s), resolution, everything)
+            return _natural(units_of(model, theta, s), resolution, everything, component_step)
         case "identity":
             return Identity(q)
         case _:

@@ -1,4 +1,4 @@
-"""The codec `natural`: one step for all numbers of a message, in the model's own units.
+"""The codec `natural`: one step for all numbers of a message, in the model's own units, or one for each component.
 
 A difference of statistics is taken to `Units`, where an error of one size costs the same likelihood wherever it
 is, and rounded to whole steps with subtractive dither:
@@ -8,6 +8,10 @@ is, and rounded to whole steps with subtractive dither:
 The error is uniform on (-D/2, D/2) whatever z is, of variance D^2 / 12, and independent of that of other clients
 (Schuchman 1964). A part of the statistic (the weights, a component's mean, a component's scatter) whose squared norm is
 at most 1.5 times that of its own error is not sent, and decoded as 0; a bit says so.
+
+An error of one size costs the same likelihood in every component, but of a component of small weight pi_g it may be
+more than there is: relative to its covariance, it grows as 1 / sqrt(pi_g). So its own step is at most a share of
+sqrt(pi_g). `fedcore.methods.federated_em.resolution` has the sizes of both.
 
 Levels are coded one after the other with adaptive contexts (`fedcore.methods.federated_em.range_coder`): whether a
 level is 0, then by one bit after the other whether its size goes on, which is the code of a geometric tail. Contexts
@@ -33,13 +37,15 @@ from fedcore.methods.mixture_models.natural_units import Units
 SENT_ABOVE = 1.5  # squared norm of a part that is sent, relative to that of its rounding errors
 OWN_CONTEXTS = 30  # numbers of a part that has its own contexts
 UNARY = 24  # sizes from here on are coded by Elias gamma codes of what goes beyond
+SMALLEST_WEIGHT = 1e-8  # of a component: its step becomes no finer below
 LARGEST_LEVEL = 2.0**40
 MOST_ZEROS = 41  # at the head of a code of such a level
 
 
 @dataclass(frozen=True, eq=False)
 class Natural:
-    """units: of theta, which both sides know. step: D > 0. everything: whether all parts are sent, and no bit says so.
+    """units: of theta, which both sides know. step: D > 0. component_step: of a component of weight 1, infinite where D
+    is for all. everything: whether all parts are sent, and no bit says so.
 
     Raises ConfigError for a step that is not positive.
     """
@@ -47,13 +53,14 @@ class Natural:
     units: Units
     step: float
     everything: bool = False
+    component_step: float = np.inf
 
     # The error does not grow with the message, so memories follow messages at the rate 1 / (1 + omega) = 1.
     omega = 0.0
     dithers = True
 
     def __post_init__(self) -> None:
-        if not (self.step > 0 and np.isfinite(self.step)):
+        if not (self.step > 0 and np.isfinite(self.step) and self.component_step > 0):
             raise ConfigError(f"a step of {self.step} cannot be coded.", "It has to be positive.")
 
     @property
@@ -71,6 +78,15 @@ class Natural:
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         return parts_of(self.units)
+
+    @cached_property
+    def steps(self) -> np.ndarray:
+        """(q,) the step of each number."""
+        if np.isinf(self.component_step):
+            return np.full(self.q, self.step)
+        weights = np.maximum(self.units.theta["weights"], SMALLEST_WEIGHT)
+        own = self.units.model.layout.of_components(np.sqrt(weights), 1.0)
+        return np.minimum(self.step, self.component_step * own)
 
     def transmit(
         self, x: np.ndarray, uniforms: np.ndarray, clients: np.ndarray | None = None
@@ -99,7 +115,7 @@ class Natural:
         """As `quantise`, but levels are float64, and lie in memory as the units give them."""
         with np.errstate(over="ignore", invalid="ignore"):
             z = self.units.forward(x)
-            z *= 1.0 / self.step
+            z *= 1.0 / self.steps
             squares = None if self.everything else self._squares(z)
         if squares is None or not squares.max(initial=0.0) <= LARGEST_LEVEL**2:  # a NaN is no number below it
             check_finite(x, clients)
@@ -110,14 +126,15 @@ class Natural:
             sent = squares > SENT_ABOVE * self._lengths / 12
         z += uniforms  # 1/2 more than the dither, hence rounded down
         np.floor(z, out=z)
-        self._scale(z, sent, 1.0)
+        self._clear(z, sent)
         return z, sent
 
     def _decoded(self, levels: np.ndarray, sent: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
         """levels: (C, q) float64, which are overwritten."""
         levels -= uniforms
         levels += 0.5
-        self._scale(levels, sent, self.step)
+        levels *= self.steps
+        self._clear(levels, sent)
         return self.units.backward(levels)
 
     def bits(self, levels: np.ndarray, sent: np.ndarray) -> np.ndarray:
@@ -202,13 +219,11 @@ class Natural:
             np.einsum("pnc,pnc->pc", part, part, out=found[first:stop])
         return found.T
 
-    def _scale(self, z: np.ndarray, sent: np.ndarray, factor: float) -> None:
-        """z times the factor, in place, and 0 in parts that are not sent."""
+    def _clear(self, z: np.ndarray, sent: np.ndarray) -> None:
+        """0, in place, in parts that are not sent."""
         if sent.all():
-            if factor != 1.0:
-                z *= factor
             return
-        factors = np.multiply(sent.T, factor, order="C")
+        factors = sent.T.astype(np.float64, order="C")
         if self.order == "C":
             z *= np.repeat(factors.T, self._lengths, axis=1)
             return

@@ -41,6 +41,7 @@ METRICS = (
     Metric("picked"),
     Metric("pseudo_rows", follows_data=True),
     Metric("rows", follows_data=True),
+    Metric("sampled_rows", follows_data=True),
     Metric("smallest_cluster", follows_data=True),
     Metric("spread_of_starts", follows_data=True),
 )

@@ -6,6 +6,7 @@
     penalties exact EM steps of one initialisation with several penalties, without a share of each client's rows; the
               penalty that suits these rows best is taken
     trials    exact EM steps of several initialisations, side by side; the best goes on
+    starts    rounds of several initialisations, side by side, in natural units; the best goes on with its memories
     memory    V_{0,i} = h_i(S_0), uncompressed
     rounds    Algorithm 1, or 2 with its full passes
     last      the objective at the final parameters
@@ -17,14 +18,16 @@ Source: Dieuleveut, Fort, Moulines, Robin 2021, Algorithms 1 and 2. That steps a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from fedcore.errors import RunError
-from fedcore.methods.federated_em import criteria, looks, models, start
+from fedcore.methods.federated_em import coded_starts, criteria, looks, models, start
+from fedcore.methods.federated_em.anderson import advanced
 from fedcore.methods.federated_em.codecs import Codec
 from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.differences import remembers, treats_clients_singly
@@ -35,16 +38,20 @@ from fedcore.methods.federated_em.messages import (
     ObjectiveMessage,
     Oracle,
     RoundMessage,
+    StartsMessage,
     bits_to_client,
 )
-from fedcore.methods.federated_em.resolution import next_resolution
+from fedcore.methods.federated_em.resolution import AXES, SETTLED, component_step, next_resolution
 from fedcore.methods.federated_em.row_weights import check_column
+from fedcore.methods.federated_em.search import sample_share
 from fedcore.methods.federated_em.start import MARGIN, Step
 from fedcore.methods.federated_em.state import FederatedEMState, empty, pack, unpack
 from fedcore.methods.mixture_models.contract import CurvedEM, Theta
+from fedcore.methods.mixture_models.mixture import Mixture
 from fedcore.rounds.method import PublicFacts, RoundInfo
 
 HALVINGS = 12  # of a step, at most
+LEAST_BEYOND = 0.5
 LEAST_RATIO = 0.2  # of a weight or a variance after a step to what it was: the fraction to the boundary
 WINDOW, OFTEN = 20, 0.05  # a step that is cut back in more than 5 % of 20 rounds is too long
 AUDIT_EVERY, AUDIT_TOLERANCE = 50, 1e-10
@@ -59,6 +66,10 @@ def init(config: FederatedEMConfig, public: PublicFacts) -> FederatedEMState:
         validation=config.validation,
         hides_cells=config.validation > 0 and config.table_rows is not None,
     )
+    if config.searches:
+        parameters = config.parameters_of(public.features)
+        first, sample = sample_share(parameters, public.features, public.rows or 0)
+        state = replace(state, first_share=first, sample_share=sample)
     if config.start_name == "given":
         theta, layout = pack(start.public_parameters(public, start.public_model(config, public)))
         scaling = start.public_scaling(config, public)
@@ -71,6 +82,8 @@ def total_rounds(config: FederatedEMConfig, state: FederatedEMState) -> int:
     """All passes, if the objective stops falling only after the last round, and a run that compares ends with other
     parameters than its last ones.
     """
+    if config.searches:
+        return 1 + config.all_rounds + 1
     passes = 1 + config.all_rounds + 1 + models.seeding_passes(config)
     passes += config.variant.cluster_rounds if models.seeding_passes(config) else 0
     passes += config.variant.trial_rounds * ((config.starts_tried > 1) + config.tries_penalties)
@@ -107,6 +120,24 @@ def _after_initial_memory(config: FederatedEMConfig, state: FederatedEMState, re
     return after, RoundInfo({"field_norm": float(v @ v)})
 
 
+# --- several starts ---------------------------------------------------------------------------------------------------
+
+
+def _starts_message(config: FederatedEMConfig, state: FederatedEMState) -> StartsMessage:
+    rounds = [_round_message(config, one) for one in coded_starts.apart(config, state)]
+    return coded_starts.message(config, state, rounds)
+
+
+def _after_starts(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
+    model, moved, losses = models.model_of(config, state.scaling()), [], []
+    for number, one in enumerate(coded_starts.apart(config, state)):
+        answers = coded_starts.of_start(result, number)
+        moved.append(_moved(config, one, model, answers)[0])
+        if "loss" in answers:
+            losses.append(float(answers["loss"]) + model.penalty(one.parameters()))
+    return coded_starts.after_pass(config, state, moved, losses)
+
+
 # --- rounds ---------------------------------------------------------------------------------------------------------
 
 
@@ -120,7 +151,7 @@ def _round_message(config: FederatedEMConfig, state: FederatedEMState) -> RoundM
         oracle=oracle,
         s=state.statistic if config.sends_statistic else np.zeros(0),
         scaling=state.scaling(),
-        threshold=config.participation,
+        threshold=answering(config, state),
         batch=0 if oracle == "full" else state.batch,
         clients=state.clients,
         rows=state.rows,
@@ -128,13 +159,27 @@ def _round_message(config: FederatedEMConfig, state: FederatedEMState) -> RoundM
         audit=number % AUDIT_EVERY == 0,
         resolution=state.resolution,
         everything=config.natural and not state.heard,
+        won=-1 if state.round else state.won,
+        component_step=_component_step(config, state) if config.follows_em else math.inf,
     )
+
+
+def _component_step(config: FederatedEMConfig, state: FederatedEMState) -> float:
+    columns = len(state.variance) if config.covariance in ("full", "tied") else AXES
+    return component_step(columns, state.effective_clients * answering(config, state))
+
+
+def answering(config: FederatedEMConfig, state: FederatedEMState) -> float:
+    """The expected share of clients in the next round. Fast steps and old memories do not go together, so all clients
+    answer until a step gains little, and while several starts are compared."""
+    everybody = not state.settled or state.phase == "starts"
+    return 1.0 if config.follows_em and everybody else config.participation
 
 
 def _looks(config: FederatedEMConfig, state: FederatedEMState) -> bool:
     """Whether the objective is asked for: every so many rounds, and before VR-FedEM goes on from an anchor."""
     anchor = config.variance_reduced and config.variant.safeguards and state.since_full == 0
-    return anchor or state.round % config.monitoring_interval == 0
+    return anchor or config.accelerated or state.round % config.monitoring_interval == 0
 
 
 def _oracle(state: FederatedEMState) -> Oracle:
@@ -144,33 +189,38 @@ def _oracle(state: FederatedEMState) -> Oracle:
 
 
 def _after_round(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
-    """H, a step along H, and V_{k+1} (lines 14 to 16 of Algorithm 1)."""
-    model, before, number = models.model_of(config, state.scaling()), state.parameters(), state.round + 1
-    codec = models.codec_of(config, model, before, state.statistic)
+    if config.accelerated:
+        return _after_pass(config, state, result)
+    model = models.model_of(config, state.scaling())
     _audit(state, result)
     state, look, falls = _after_look(config, state, model, result)
+    after, scalars = _moved(config, state, model, result)
+    if looks.must_go_back(config, state):
+        after = looks.gone_back(model, after)
+    if after.round == config.all_rounds or not falls:
+        exactly, _ = pack(model.maximise(after.statistic, start=after.parameters()))
+        after = replace(after, phase="last", theta=exactly)
+    return after, RoundInfo(scalars | look)
+
+
+def _moved(
+    config: FederatedEMConfig, state: FederatedEMState, model: CurvedEM, result: Mapping[str, Any]
+) -> tuple[FederatedEMState, dict[str, float]]:
+    """H, a step along H, and V_{k+1} (lines 14 to 16 of Algorithm 1)."""
+    codec = models.codec_of(config, model, state.parameters(), state.statistic)
     field, answered = _field(config, state, model, codec, result)
-    planned = planned_step(config, state)
-    exact = planned <= 1 and not treats_clients_singly(config, codec)  # such steps of EM never raise the objective
-    s, theta, gamma, halvings = guarded_step(
-        model,
-        before,
-        state.statistic,
-        field,
-        planned,
-        config.variant.safeguards and not exact,
-        models.units_of(model, before, state.statistic).possible if config.natural else as_it_is,
-    )
+    s, theta, gamma, halvings, cut = _step(config, answered, model, codec, field)
     active, expectations, bits = result["costs"]
-    down = float(active) * bits_to_client(model.q * config.sends_statistic + config.natural, len(state.theta))
+    sizes_of_steps = config.natural + config.follows_em
+    down = float(active) * bits_to_client(model.q * config.sends_statistic + sizes_of_steps, len(state.theta))
     after = replace(
         answered,
-        round=number,
+        round=state.round + 1,
         statistic=s,
         theta=pack(theta)[0],
         previous=state.theta,
         since_full=(state.since_full + 1) % state.inner_rounds if state.inner_rounds else 0,
-        shortened=state.shortened + (halvings > 0),
+        shortened=state.shortened + cut,
         expectations=state.expectations + float(expectations),
         bits_up=state.bits_up + float(bits),
         bits_down=state.bits_down + down,
@@ -186,12 +236,48 @@ def _after_round(config: FederatedEMConfig, state: FederatedEMState, result: Map
         "bits_up": float(bits),
         "bits_down": down,
     }
-    if looks.must_go_back(config, state):
-        after = looks.gone_back(model, after)
-    if number == config.all_rounds or not falls:
-        exactly, _ = pack(model.maximise(after.statistic, start=after.parameters()))
-        after = replace(after, phase="last", theta=exactly)
-    return after, RoundInfo(scalars | look)
+    return after, scalars
+
+
+def _after_pass(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
+    """A step of accelerated EM (`fedcore.methods.federated_em.anderson`), or the end with M of the best point."""
+    model, number = cast(Mixture, models.model_of(config, state.scaling())), state.round + 1
+    mapped, theta = np.asarray(result["total"]), state.parameters()
+    objective = float(result["loss"]) + model.penalty(theta)
+    s, trail = advanced(model, state.trail(), theta, state.statistic, mapped, objective)
+    done = number == config.all_rounds or (trail.gain is not None and trail.gain < config.least_gain)
+    if done:
+        s = trail.best
+    active, expectations, bits = (float(number) for number in result["costs"])
+    after = replace(
+        state,
+        phase="last" if done else state.phase,
+        round=number,
+        statistic=s,
+        theta=pack(model.maximise(s))[0],
+        points=trail.points,
+        fields=trail.fields,
+        best=trail.best,
+        best_objective=trail.objective,
+        first_objective=objective if state.first_objective is None else state.first_objective,
+        objective=objective,
+        slope=trail.gain,
+        first_gain=trail.gain if number == 2 else state.first_gain,
+        expectations=state.expectations + expectations,
+        bits_up=state.bits_up + bits,
+        bits_down=state.bits_down + active * bits_to_client(model.q, len(state.theta)),
+    )
+    field = mapped - state.statistic
+    scalars = {
+        "objective": objective,
+        "field_norm": float(field @ field),
+        "active_clients": active,
+        "expectations": expectations,
+        "epochs": after.expectations / state.rows,
+        "bits_up": bits,
+        "bits_down": after.bits_down - state.bits_down,
+    }
+    return after, RoundInfo(scalars | held_out_losses(result))
 
 
 def _after_look(
@@ -203,9 +289,12 @@ def _after_look(
         return state, {}, True
     mean_field = np.asarray(result["total"]) - state.statistic
     objective, falls = float(result["loss"]) + model.penalty(state.parameters()), True
-    if config.tolerance and state.objective is not None:
-        falls = state.objective - objective >= config.tolerance * (state.round - state.looked)
+    if config.least_gain and state.objective is not None:
+        falls = state.objective - objective >= config.least_gain * (state.round - state.looked)
     scalars = {"objective": objective, "mean_field_norm": float(mean_field @ mean_field)} | held_out_losses(result)
+    if config.follows_em:
+        z = models.units_of(model, state.parameters(), state.statistic).forward(mean_field[None])
+        state = replace(state, exact_gain=float(np.sum(z**2)) / 2)
     return looks.looked(config, state, objective), scalars, falls
 
 
@@ -223,8 +312,40 @@ def _field(
         return np.zeros(model.q), state
     field = v / heard - state.statistic
     units = models.units_of(model, state.parameters(), state.statistic)
-    resolution = next_resolution(config, units, field, state.effective_clients)
-    return field, replace(state, memory=v, heard=heard, resolution=resolution)
+    size = float(np.linalg.norm(units.forward(field[None])))
+    state = replace(state, memory=v, heard=heard, settled=state.settled or size**2 / 2 < SETTLED)
+    resolution = next_resolution(config, size, model.q, state.effective_clients, answering(config, state))
+    return field, replace(state, resolution=resolution)
+
+
+def _may_go_further(state: FederatedEMState, model: CurvedEM, field: np.ndarray) -> bool:
+    """Whether a step beyond EM's own changes little."""
+    if not state.settled:
+        return False
+    before, after = state.parameters(), model.maximise(state.statistic + state.gamma * field)
+    return model.least_ratio(before, after) >= LEAST_BEYOND
+
+
+def _step(
+    config: FederatedEMConfig, state: FederatedEMState, model: CurvedEM, codec: Codec, field: np.ndarray
+) -> tuple[np.ndarray, Theta, float, int, bool]:
+    """A step along H from S: (S', T(S'), gamma used, halvings, whether it was changed)."""
+    before, planned, possible = state.parameters(), planned_step(config, state), as_it_is
+    if config.natural:
+        possible = models.units_of(model, before, state.statistic).possible
+    if config.follows_em:
+        if config.gamma is None and not _may_go_further(state, model, field):
+            planned = 1.0
+        moved = state.statistic + planned * field
+        s, cut = cast(Mixture, model).nearest_inside(before, state.statistic, moved)
+        s = possible(s)
+        if model.admissible(s, MARGIN):
+            return s, model.maximise(s, start=before, rough=True), planned, 0, cut
+        field = (s - state.statistic) / planned
+    exact = planned <= 1 and not treats_clients_singly(config, codec)  # such steps of EM never raise the objective
+    guarded = config.variant.safeguards and not exact
+    s, theta, gamma, halvings = guarded_step(model, before, state.statistic, field, planned, guarded, possible)
+    return s, theta, gamma, halvings, halvings > 0
 
 
 def planned_step(config: FederatedEMConfig, state: FederatedEMState) -> float:
@@ -326,6 +447,9 @@ def _objective_message(config: FederatedEMConfig, state: FederatedEMState) -> Ob
 def _after_objective(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
     model = models.model_of(config, state.scaling())
     objective = float(result["loss"]) + model.penalty(state.parameters())
+    if config.accelerated:
+        scalars = {"objective": objective, **held_out_losses(result), **criteria.criteria(config, state, result)}
+        return replace(state, phase="done", objective=objective, last_objective=objective), RoundInfo(scalars)
     first = state.last_objective is None
     after = looks.ended(config, model, state, objective) if first else replace(state, objective=objective)
     # What is compared is said of the parameters that the run ends with.
@@ -351,6 +475,7 @@ PHASES = {
     "clusters": Phase(start.cluster_message, start.after_clusters),
     "penalties": Phase(start.penalty_message, start.after_penalties),
     "trials": Phase(start.trial_message, start.after_trials),
+    "starts": Phase(_starts_message, _after_starts),
     "memory": Phase(_initial_memory_message, _after_initial_memory),
     "rounds": Phase(_round_message, _after_round),
     "last": Phase(_objective_message, _after_objective),

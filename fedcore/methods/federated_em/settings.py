@@ -18,6 +18,8 @@ WITH_RANK = ("gaussian_imputer", *TABLES)
 MIXTURES = ("gaussian", "regression", *COUNT_MODELS)
 COMPRESSED = ("fedem", "vr-fedem")
 NOT_PRIVATE = ("em", *COMPRESSED)
+PASSES = 10  # reads of all rows: one for the sample, one for the last objective, and E-steps between
+TOLERANCE = 1e-4  # nats a row and pass
 ROUNDS, REDUCED_ROUNDS, PRIVATE_ROUNDS = 100, 300, 30
 PRIVATE_GAMMA = 0.5
 PSEUDO_ROWS = 1e-3
@@ -114,7 +116,11 @@ class Settings(PrivateRunSettings):
 
     # clients
     participation: Annotated[float, Only(algorithms=("fedem",))] = Field(
-        1.0, gt=0, le=1, description="expected share p of clients in a round, every client by its own coin"
+        1.0,
+        gt=0,
+        le=1,
+        description="expected share p of clients in a round, every client by its own coin; with "
+        "the codec natural all clients answer until a step gains little, about ten rounds",
     )
     batch: Annotated[int | None, Only(algorithms=COMPRESSED)] = Field(
         None,
@@ -141,9 +147,9 @@ class Settings(PrivateRunSettings):
         gt=0,
         le=2,
         description="step in the space of statistics; None: min(1, p "
-        f"sqrt(n) / (2 (1 + omega) sqrt(omega_p))), with the codec natural {NATURAL_GAMMA} after a first round of 1; "
-        f"at most {BATCH_GAMMA} with batches and {REDUCED_GAMMA} for vr-fedem; all are halved when steps are often cut "
-        f"back; {PRIVATE_GAMMA} in a private run",
+        f"sqrt(n) / (2 (1 + omega) sqrt(omega_p))), with the codec natural 1, and {NATURAL_GAMMA} once a step gains "
+        f"little; at most {BATCH_GAMMA} with batches and {REDUCED_GAMMA} for vr-fedem; all are halved when steps are "
+        f"often cut back; {PRIVATE_GAMMA} in a private run",
     )
 
     # start and end
@@ -156,8 +162,9 @@ class Settings(PrivateRunSettings):
         None,
         ge=1,
         le=100,
-        description="starts that are tried side by side by 20 plain EM steps, whose messages are not compressed; None: "
-        f"{STARTS_OF_EM} for mixtures by em, else 1",
+        description="starts that are tried side by side for 20 rounds: by fedem with the codec natural in its own, "
+        f"else in plain EM steps, whose messages are not compressed; None: {STARTS_OF_EM} for mixtures by em, and by "
+        "fedem with the codec natural and no batches, else 1",
     )
     monitor_every: Annotated[int | None, Only(algorithms=NOT_PRIVATE)] = Field(
         None,
@@ -172,11 +179,11 @@ class Settings(PrivateRunSettings):
         description="share of each client's rows that takes no part in training; their loss is among the metrics. "
         "Clients with one or two rows keep them for training. Of tables a share of the observed cells",
     )
-    tolerance: Annotated[float, Only(algorithms=NOT_PRIVATE)] = Field(
-        0.0,
+    tolerance: Annotated[float | None, Only(algorithms=NOT_PRIVATE)] = Field(
+        None,
         ge=0,
         description="the run ends when the objective falls by less than this per round between two looks at "
-        "it; 0: all rounds are made",
+        f"it; 0: all rounds are made; None: {TOLERANCE:g} for mixtures by em, else 0",
     )
 
     # privacy; the budget's settings are those of PrivateRunSettings
@@ -213,12 +220,27 @@ class Settings(PrivateRunSettings):
         """The number in the population of a column that the model sees."""
         return column + (self.weight_column is not None and column >= self.weight_column)
 
+    def parameters_of(self, features: int) -> int:
+        """Numbers in the statistic of a mixture of Gaussians of so many columns."""
+        d = self.columns(features)
+        second = {"full": d * (d + 1) // 2, "diag": d, "spherical": 1}.get(self.covariance, 0)
+        return self.components * (1 + d + second) + (d * (d + 1) // 2 if self.covariance == "tied" else 0)
+
+    @property
+    def least_gain(self) -> float:
+        """Nats a row and round: a run that gains less ends."""
+        if self.tolerance is not None:
+            return self.tolerance
+        return TOLERANCE if self.accelerated else 0.0
+
     @property
     def all_rounds(self) -> int:
         if self.rounds is not None:
             return self.rounds
         if self.variance_reduced:  # most of them see a twentieth of the rows
             return REDUCED_ROUNDS
+        if self.searches:
+            return PASSES - 2
         return PRIVATE_ROUNDS if self.private else ROUNDS
 
     @property
@@ -233,6 +255,13 @@ class Settings(PrivateRunSettings):
         return self.codec_name == "natural"
 
     @property
+    def follows_em(self) -> bool:
+        """Whether rounds take EM's own steps, kept inside the domain component by component, and no step is halved: of
+        all rows, in natural units."""
+        full = self.algorithm == "fedem" and self.batch is None
+        return full and self.natural and self.variant.safeguards
+
+    @property
     def sends_statistic(self) -> bool:
         """Whether the server sends S_k beside T(S_k): natural units need it of regressions alone."""
         return not self.natural or self.model == "regression"
@@ -240,6 +269,16 @@ class Settings(PrivateRunSettings):
     @property
     def start_name(self) -> str:
         return self.start or ("given" if self.private else "kmeans++")
+
+    @property
+    def accelerated(self) -> bool:
+        """Whether the steps over all rows are accelerated EM, which ends by itself."""
+        return self.algorithm == "em" and self.mixture and not self.variant.plain
+
+    @property
+    def searches(self) -> bool:
+        """Whether the run begins with a search on a sample of the rows."""
+        return self.accelerated and self.model == "gaussian" and self.start_name != "given"
 
     @property
     def monitoring_interval(self) -> int:
@@ -277,8 +316,8 @@ class Settings(PrivateRunSettings):
     def starts_tried(self) -> int:
         if self.restarts is not None:
             return self.restarts
-        several = self.algorithm == "em" and self.start_name != "given" and self.mixture
-        return STARTS_OF_EM if several else 1
+        searches = self.algorithm == "em" or self.follows_em
+        return STARTS_OF_EM if searches and self.start_name != "given" and self.mixture else 1
 
     @property
     def fixed_share(self) -> float:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -30,12 +30,15 @@ from fedcore.methods.federated_em.messages import (
     bits_to_client,
     plain_scaling,
 )
-from fedcore.methods.federated_em.resolution import first_resolution
+from fedcore.methods.federated_em.resolution import AXES, component_step, first_resolution
+from fedcore.methods.federated_em.search import Sample, searched
+from fedcore.methods.federated_em.seeding import decoded_sums
 from fedcore.methods.federated_em.series import SERIES_NAMES, Precision, arrays_of
 from fedcore.methods.federated_em.settings import AUTO_SHARE, CANDIDATES, PSEUDO_ROWS
 from fedcore.methods.federated_em.state import FederatedEMState, pack
 from fedcore.methods.mixture_models.client_sums import divisors_of
 from fedcore.methods.mixture_models.contract import CurvedEM, Theta
+from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.methods.mixture_models.initialisation import lloyd_step, parameters_from_clusters
 from fedcore.methods.mixture_models.released import NATS_OF_NOISE
 from fedcore.methods.mixture_models.validation import FEWEST
@@ -46,6 +49,7 @@ START = "federated_em/start"
 MARGIN = 1e-9  # by which a statistic is inside the domain of its model after a step
 SMALLEST_BATCH, LONGEST_INNER = 32, 8  # of VR-FedEM
 SMALLEST_TOTAL, LARGEST_TOTAL = 1e-100, 1e100  # of the weights of all rows, so that squares neither vanish nor overflow
+ROUNDING = 1e-9  # of sums of weights; entries of so little weight may be missing where none are said to be
 CONSTANT = 1e-12  # a variance this small beside the squared mean is rounding
 NOT_PARAMETERS = ("centre", "scale", "column_means", "part_scales", "pseudo_rows", *SERIES_NAMES, NATS_OF_NOISE)
 
@@ -138,7 +142,7 @@ def _vector(arrays: Mapping[str, np.ndarray], name: str, length: int) -> np.ndar
 
 
 def moments_message(config: FederatedEMConfig, state: FederatedEMState) -> MomentsMessage:
-    return MomentsMessage(state.split())
+    return MomentsMessage(state.split(), state.sample_share, state.seed)
 
 
 def after_moments(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
@@ -182,7 +186,10 @@ def after_moments(config: FederatedEMConfig, state: FederatedEMState, result: Ma
     if len(state.scale):
         mean, variance = (mean - state.centre) / state.scale, variance / state.scale**2
     state = replace(state, mean=mean, variance=variance, seen=count)
+    state = _with_bits(config, state, BITS_PER_NUMBER * (3 + 3 * len(mean)) * clients, 0)
     state = replace(state, penalty_share=config.penalty_share(rows, state.pseudo_rows))
+    if config.searches:
+        return after_sample(config, state, result["sample"])
     if config.start_name == "given":
         state = _with_initial_parameters(config, state, [state.parameters()])
     elif models.seeding_passes(config) == 0:
@@ -192,6 +199,41 @@ def after_moments(config: FederatedEMConfig, state: FederatedEMState, result: Ma
     else:
         state = replace(state, phase="pick", picked=np.zeros((config.starts_tried, 0, len(mean))))
     return state, RoundInfo({"clients": clients, "rows": rows})
+
+
+def after_sample(config: FederatedEMConfig, state: FederatedEMState, sample: np.ndarray) -> Step:
+    """The search on the sample, (n, 2 + d) as `fedcore.methods.federated_em.clients` says. It keeps no row of it."""
+    sample = sample[np.argsort(sample[:, 0], kind="stable")]
+    uniforms, counts, y = sample[:, 0], sample[:, 1], sample[:, 2:]
+    if len(state.centre):
+        y = (y - state.centre) / state.scale
+    rows = Sample(
+        y,
+        None if (counts == 1.0).all() else counts if config.by_rows else counts * (state.rows / state.clients),
+        int(np.searchsorted(uniforms, state.first_share)),
+        state.sample_share,
+    )
+
+    def model_of(pseudo_rows: float, size: float) -> GaussianMixture:
+        share = config.penalty_share(size, pseudo_rows)
+        return cast(GaussianMixture, models.model_of(config, replace(state.scaling(), penalty_share=share)))
+
+    asked = state.pseudo_rows if config.tries_penalties is False else None
+    found = searched(model_of, rows, state.seed, config.starts_tried, asked, config.start_name == "kmeans++")
+    chosen = PSEUDO_ROWS if asked is not None else found.pseudo_rows
+    state = replace(
+        state,
+        pseudo_rows=chosen,
+        penalty_share=config.penalty_share(state.rows, chosen),
+        ends=found.ends,
+        sampled=float(len(y)),
+        expectations=found.row_steps,
+        bits_up=float(sample.size * BITS_PER_NUMBER),
+    )
+    model = models.model_of(config, state.scaling())
+    state = enter_rounds(config, model, state, model.statistic_of(found.theta))
+    told = {"clients": state.clients, "rows": state.rows, "sampled_rows": float(len(y)), "pseudo_rows": chosen}
+    return state, RoundInfo({**told, "spread_of_starts": float(np.ptp(found.ends)), "bits_up": state.bits_up})
 
 
 def seed_message(config: FederatedEMConfig, state: FederatedEMState) -> SeedMessage:
@@ -208,7 +250,8 @@ def after_seed(config: FederatedEMConfig, state: FederatedEMState, result: Mappi
     rows = np.stack([draw.payload["row"] for draw in drawn])
     rows = np.where(np.isnan(rows), state.mean, rows)  # a seed with gaps
     picked = np.concatenate([state.picked, rows[:, None, :]], axis=1)
-    state = replace(state, picked=picked)
+    bits = BITS_PER_NUMBER * (len(rows) * state.clients + rows.size)  # scores of all, rows of those who won
+    state = _with_bits(config, replace(state, picked=picked), bits, state.picked.size)
     if picked.shape[1] == models.seeding_passes(config):
         state = replace(state, phase="clusters", step=0)
     return state, RoundInfo({"picked": float(picked.shape[1])})
@@ -217,14 +260,23 @@ def after_seed(config: FederatedEMConfig, state: FederatedEMState, result: Mappi
 def cluster_message(config: FederatedEMConfig, state: FederatedEMState) -> ClusterMessage:
     # sums of weights say no more whether an entry is missing: they are rounded
     gaps = config.weight_column is not None or bool((state.seen < state.rows).any())
-    return ClusterMessage(state.picked, state.scaling(), gaps)
+    own = ClusterMessage(state.picked, state.scaling(), gaps)
+    complete = bool((state.seen > (1.0 - ROUNDING) * state.rows).all())
+    if config.kind == "counts" or not (complete and config.follows_em):
+        return own
+    step = component_step(AXES, state.effective_clients)
+    return replace(own, component_step=step, number=state.step, seed=state.seed, rows=state.rows)
 
 
 def after_clusters(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
     """A step of k-means; after the last one mixtures start from the clusters."""
     sums = np.asarray(result["clusters"])
+    bits = BITS_PER_NUMBER * sums.size * state.clients
+    if "costs" in result:
+        sums, bits = decoded_sums(sums, state.rows, state.variance), float(result["costs"][0])
     sizes = sums[:, :, 0]
     info = RoundInfo({"smallest_cluster": float(sizes.min()), "largest_cluster": float(sizes.max())})
+    state = _with_bits(config, state, bits, state.picked.size)
     step = state.step + 1
     if step < config.variant.cluster_rounds:
         moved = np.stack([lloyd_step(centres, own) for centres, own in zip(state.picked, sums, strict=True)])
@@ -304,6 +356,15 @@ def _inside(
     return np.where(np.array(inside)[:, None], found, before)
 
 
+def _with_bits(config: FederatedEMConfig, state: FederatedEMState, up: float, down: int) -> FederatedEMState:
+    """up: bits from all clients in a pass of the start. down: numbers to each client. Counted of runs that follow EM,
+    which save them; tables of other runs compare rounds alone."""
+    if not config.follows_em:
+        return state
+    to_clients = bits_to_client(down, 0) * state.clients
+    return replace(state, bits_up=state.bits_up + up, bits_down=state.bits_down + to_clients)
+
+
 def _with_costs_of_trials(config: FederatedEMConfig, state: FederatedEMState) -> FederatedEMState:
     """Every client answers for every statistic that is tried, uncompressed."""
     tried, q = state.starts.shape
@@ -339,7 +400,7 @@ def _with_starts(config: FederatedEMConfig, state: FederatedEMState, thetas: Seq
     model = models.model_of(config, state.scaling())
     statistics = np.stack([model.statistic_of(theta) for theta in thetas])
     if len(statistics) > 1:
-        return replace(state, phase="trials", starts=statistics)
+        return replace(state, phase="starts" if config.follows_em else "trials", starts=statistics)
     return enter_rounds(config, model, state, statistics[0])
 
 

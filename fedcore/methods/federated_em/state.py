@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from fedcore.methods.federated_em.anderson import Trail, empty_trail
 from fedcore.methods.federated_em.messages import Scaling
 from fedcore.methods.federated_em.settings import PSEUDO_ROWS
 from fedcore.methods.mixture_models.contract import Theta
@@ -21,7 +22,7 @@ class FederatedEMState:
 
     phase:    a key of `fedcore.methods.federated_em.server.PHASES`, or "done"; in a private run "rounds" or "done"
     round:    rounds of Algorithm 1 or 2 finished
-    step:     passes finished within the phases "clusters" and "trials"
+    step:     passes finished within the phases "clusters", "trials" and "starts"
     seed:     of the streams of simulation randomness
     population: clients of the population; 0 in a private run, which does not know it
     clients, rows: clients that have rows, and their rows; in a private run the nominal number of clients, and 0
@@ -31,6 +32,9 @@ class FederatedEMState:
               they are not known
     picked:   (R, j, d) the seeds of R initialisations so far, later the centres of their clusters
     starts:   (R, q) statistics of the initialisations, or of the penalties, that are tried
+    start_memories, start_rounds: (R, q) V_k of each start in the phase "starts", and (R, 3) what else its next round
+              needs: heard, resolution and settled; (0, 0) else
+    won:      the start that was taken after that phase; -1 else
     waiting:  (R, q) statistics of the initialisations while penalties are tried; (0, 0) else
     statistic: (q,) S_k
     theta, previous: (P,) T(S_k) and T(S_{k-1}), packed in the order of `layout`
@@ -38,9 +42,12 @@ class FederatedEMState:
     memory:   (q,) V_k, the weighted sum of all clients' memories; zeros where there are none
     heard:    the weight of the clients who have answered in natural units, whose memories are in that sum
     resolution: D of the next round in natural units; 0 for other codecs
+    settled:  whether what a step gains has been little: from then on only a share of the clients answers
     since_full: rounds of VR-FedEM since the last full pass; 0 if one is due
     shortened: rounds whose step was cut back
     first_objective, slope: at the start, and how much it fell a round between the last two looks; None before
+    exact_gain: nats a row that EM's own step would have gained, to first order, at the last look within the rounds;
+              None where it is not known
     best, best_objective, best_round: the statistic with the lowest objective of those that were looked at; (0,) before
     last_objective: of the last statistic, which is not that of the run if an earlier one was better
     gamma:    step of the next round, before it decreases and before it is cut back
@@ -57,6 +64,13 @@ class FederatedEMState:
     pseudo_rows: those that were chosen, here or by the run that this one starts from; PSEUDO_ROWS before
     validation: the share of each client's rows that takes no part in training
     hides_cells: whether that share is of the observed cells of tables, not of rows
+    first_share, sample_share: of the rows in level 1 of the sample and in all of it, see
+              `fedcore.methods.federated_em.search`; 0 if the run does not search
+    sampled:  rows of the sample
+    first_gain: of the first accelerated step over all rows, nats a row; None before the second
+    ends:     (R,) objectives of the chains of the search, nats a row; (0,) if there was none
+    points, fields: (m, q) of an accelerated run, see `fedcore.methods.federated_em.anderson.Trail`; its `best` and
+              `objective` are best and best_objective here, its `gain` is slope
     waiting_rows: the share of the others that takes no part while the penalty is chosen; 0 else
     """
 
@@ -99,10 +113,15 @@ class FederatedEMState:
     waiting: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
     heard: float = 0.0
     resolution: float = 0.0
+    settled: bool = False
+    start_memories: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    start_rounds: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    won: int = -1
     since_full: int = 0
     shortened: int = 0
     first_objective: float | None = None
     slope: float | None = None
+    exact_gain: float | None = None
     best: np.ndarray = field(default_factory=lambda: np.zeros(0))
     best_objective: float | None = None
     best_round: int = 0
@@ -110,10 +129,23 @@ class FederatedEMState:
     spread: float = 1.0
     pooled_weight: float = 0.0
     pooled_variance: float = 0.0
+    first_share: float = 0.0
+    sample_share: float = 0.0
+    sampled: float = 0.0
+    first_gain: float | None = None
+    ends: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    points: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+    fields: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
 
     def parameters(self) -> dict[str, np.ndarray]:
         """T(S_k) by name, of standardised rows; empty before there is an initial value."""
         return unpack(self.theta, self.layout)
+
+    def trail(self) -> Trail:
+        """The last points of an accelerated run."""
+        if not len(self.best):
+            return empty_trail(len(self.statistic))
+        return Trail(self.points, self.fields, self.best, cast(float, self.best_objective), self.slope)
 
     def scaling(self) -> Scaling:
         """How rows are read and standardised, and the moments of the columns."""

@@ -28,13 +28,14 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from scipy.linalg import solve_triangular
+from scipy.linalg.lapack import dtrtrs
 
 from fedcore.errors import ConfigError
 from fedcore.methods.mixture_models.client_sums import PaddedTile, Workspace
 from fedcore.methods.mixture_models.contract import Rows, Theta
 from fedcore.methods.mixture_models.gaps import Components, Gaps, completed, take_gaps
 from fedcore.methods.mixture_models.mixture import (
+    LEAST_VARIANCE,
     Mixture,
     alive,
     check_weights,
@@ -55,6 +56,7 @@ from fedcore.methods.mixture_models.packing import (
     check_seen_rows,
     check_shape,
     floored,
+    lacking,
     least_eigenvalue,
     pack_symmetric,
     penalty_matrix,
@@ -305,6 +307,22 @@ class GaussianMixture(Mixture):
             second = pack_symmetric(covariances * (counts + self.nu)[:, None, None] - self.lam + outer)
         return self.layout.join(counts, first, second)
 
+    def _keep_variances(self, theta: Theta, before: list[np.ndarray], parts: list[np.ndarray]) -> bool:
+        """Generalised eigenvalues of (covariance after, covariance before) are floored."""
+        if self.covariance == "known":
+            return False
+        counts, old = parts[0][:, 0], np.asarray(theta["covariances"])
+        scatter, _ = self._scatter(counts, parts, 0.0)
+        if self.covariance in ("spherical", "diag"):
+            each = self.features if self.covariance == "spherical" else 1
+            lacks = LEAST_VARIANCE * (old.T * each * (counts + self.nu)).T - scatter
+            parts[2] += np.maximum(lacks, 0.0).reshape(parts[2].shape)
+            return bool((lacks > 0).any())
+        divisor = np.array(1.0 + self.nu) if self.covariance == "tied" else counts + self.nu
+        lacks = lacking(scatter / divisor[..., None, None], old, LEAST_VARIANCE)
+        parts[2] += pack_symmetric(lacks * divisor[..., None, None])
+        return bool(lacks.any())
+
     def least_ratio(self, before: Theta, after: Theta) -> float:
         """Of covariances: the smallest generalised eigenvalue of (after, before)."""
         ratio = super().least_ratio(before, after)
@@ -376,6 +394,7 @@ def _inverse_factors(covariances: np.ndarray) -> np.ndarray:
     """W (..., d, d) lower triangular with W'W = covariance^-1, from Cholesky factors."""
     lower = np.linalg.cholesky(np.asarray(covariances, np.float64))
     eye = np.eye(lower.shape[-1])
+    # LAPACK itself: with G small factors the checks of solve_triangular cost more than what they guard
     if lower.ndim == 2:
-        return solve_triangular(lower, eye, lower=True, check_finite=False)
-    return np.stack([solve_triangular(factor, eye, lower=True, check_finite=False) for factor in lower])
+        return dtrtrs(lower.T, eye, lower=0, trans=1)[0]
+    return np.stack([dtrtrs(factor.T, eye, lower=0, trans=1)[0] for factor in lower])

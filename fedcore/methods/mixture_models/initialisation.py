@@ -144,6 +144,25 @@ def cluster_sums(y: Rows, centres: np.ndarray, gaps: bool = False, weights: np.n
     return sums
 
 
+def sums_of_clients(y: Rows, ptr: np.ndarray, centres: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """(C, k, 1 + 2 d) `cluster_sums` of each client, of dense rows. A missing entry counts as if at its centre.
+
+    Client i owns the rows ptr[i] .. ptr[i + 1] - 1.
+    """
+    (k, d), clients = centres.shape, len(ptr) - 1
+    sums, owners = np.zeros((clients * k, 1 + 2 * d)), np.repeat(np.arange(clients), np.diff(ptr))
+    for rows in row_tiles(y.shape[0], _rows_together(y)):
+        own = np.asarray(y[rows], np.float64)
+        labels = _squares(own, centres).argmin(axis=0)
+        x = np.nan_to_num(own - centres[labels], nan=0.0)
+        counted = np.ones(len(x)) if weights is None else weights[rows]
+        members = sp.csr_matrix((counted, (owners[rows] * k + labels, np.arange(len(x)))), shape=(len(sums), len(x)))
+        sums[:, 0] += members @ np.ones(len(x))
+        sums[:, 1 : 1 + d] += members @ x
+        sums[:, 1 + d :] += members @ (x * x)
+    return sums.reshape(clients, k, 1 + 2 * d)
+
+
 def lloyd_step(centres: np.ndarray, sums: np.ndarray) -> np.ndarray:
     """The means of the clusters (k, d); an empty cluster keeps its centre, and so does a column without entries."""
     d = centres.shape[1]

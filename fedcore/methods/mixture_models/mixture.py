@@ -33,6 +33,8 @@ from fedcore.methods.mixture_models.contract import Rows, Theta
 from fedcore.methods.mixture_models.gaps import Gaps
 from fedcore.methods.mixture_models.packing import WEIGHT_FLOOR, Layout, check_array
 
+LEAST_WEIGHT, LEAST_VARIANCE = 0.05, 0.02  # after a step that `nearest_inside` takes, of what was before
+
 
 class Mixture(ABC):
     """Base of the mixtures. A subclass is a frozen dataclass with a field `components`."""
@@ -281,6 +283,30 @@ class Mixture(ABC):
     def _weights_of(self, counts: np.ndarray, a: float = 0.0) -> np.ndarray:
         """pi (G,) from floored s0 (G,): (s0 + a) / (sum s0 + G a)."""
         return (counts + a) / (counts.sum() + self.components * a)
+
+    def nearest_inside(self, theta: Theta, s: np.ndarray, moved: np.ndarray) -> tuple[np.ndarray, bool]:
+        """A step of EM whose statistic has errors, kept inside the domain component by component.
+
+        theta, s: before the step, theta = T(s); moved: (q,) the statistic after it. A component whose weight falls to
+        LEAST_WEIGHT of what it was, or below, keeps its parameters and LEAST_WEIGHT of its weight. No variance in any
+        direction falls below LEAST_VARIANCE of what it was. Weights add up to 1. Returns the statistic (q,) and whether
+        more than the sum of the weights was changed.
+        """
+        after = np.array(moved, np.float64)
+        own = len(self.layout.kinds)
+        before, parts = self.layout.unpack(s)[:own], self.layout.unpack(after)
+        small = parts[0][:, 0] <= LEAST_WEIGHT * before[0][:, 0]
+        for part, old in zip(parts, before, strict=False):
+            part[small] = LEAST_WEIGHT * old[small]
+        total = parts[0].sum()
+        for part in parts[:own]:
+            part /= total
+        return after, self._keep_variances(theta, before, parts) or bool(small.any())
+
+    def _keep_variances(self, theta: Theta, before: list[np.ndarray], parts: list[np.ndarray]) -> bool:
+        """Raises, in the parts of a statistic, the second moments that make a variance less than LEAST_VARIANCE of that
+        in theta. Returns whether there were any."""
+        return False
 
     def least_ratio(self, before: Theta, after: Theta) -> float:
         """See `fedcore.methods.mixture_models.contract.CurvedEM`. A subclass adds its variances."""

@@ -50,6 +50,11 @@ class Layout:
             blocks.append(slice(low, low + self.shared))
         return tuple(blocks)
 
+    def of_components(self, values: np.ndarray, shared: float) -> np.ndarray:
+        """(q,) the value (G,) of the component that owns each number, and one for those that no component owns."""
+        own = [np.repeat(values, size) for size in self.kinds]
+        return np.concatenate([*own, np.full(self.shared, shared)])
+
     def pack(self, sums: np.ndarray, shared: np.ndarray | None = None, out: np.ndarray | None = None) -> np.ndarray:
         """(..., q) from sums (..., G, sum of kinds) and shared (..., shared); out: where to, contiguous along q."""
         head = sums.shape[:-2]
@@ -75,6 +80,11 @@ class Layout:
             parts.append(s[low:high].reshape(self.components, size))
             low = high
         return [*parts, s[low:]] if self.shared else parts
+
+    def spread(self, of_components: np.ndarray) -> np.ndarray:
+        """(q,): each component's number (G,) at all of its places, 1 at those of no component."""
+        own = [np.repeat(of_components, size) for size in self.kinds]
+        return np.concatenate([*own, np.ones(self.shared)])
 
     def join(self, *parts: np.ndarray) -> np.ndarray:
         """(q,): the inverse of unpack."""
@@ -159,6 +169,18 @@ def floored(matrices: np.ndarray, moments: np.ndarray) -> np.ndarray:
     rebuilt = (rebuilt + np.swapaxes(rebuilt, -1, -2)) / 2
     fine = np.asarray((values > RELATIVE_FLOOR).all(axis=-1))[..., None, None]
     return np.where(fine, matrices, rebuilt * (scale[..., :, None] * scale[..., None, :]))
+
+
+def lacking(after: np.ndarray, before: np.ndarray, share: float) -> np.ndarray:
+    """(..., d, d) the smallest matrices whose sums with `after` have no generalised eigenvalue below the share.
+
+    Eigenvalues are relative to `before`, positive definite matrices (..., d, d). Zeros where nothing is lacking.
+    """
+    lower = np.linalg.cholesky(before)
+    half = np.linalg.solve(lower, after)
+    values, vectors = np.linalg.eigh(np.linalg.solve(lower, np.swapaxes(half, -1, -2)))
+    directions = lower @ vectors
+    return (directions * np.maximum(share - values, 0.0)[..., None, :]) @ np.swapaxes(directions, -1, -2)
 
 
 def least_eigenvalue(after: np.ndarray, before: np.ndarray) -> float:

@@ -21,6 +21,7 @@ from fedcore.errors import ConfigError
 from fedcore.methods.mixture_models.client_sums import Workspace
 from fedcore.methods.mixture_models.contract import Rows, Theta
 from fedcore.methods.mixture_models.mixture import (
+    LEAST_VARIANCE,
     Mixture,
     alive,
     check_weights,
@@ -37,6 +38,7 @@ from fedcore.methods.mixture_models.packing import (
     check_columns,
     check_finite_rows,
     floored,
+    lacking,
     pack_symmetric,
     positive_definite,
     products,
@@ -184,6 +186,23 @@ class RegressionMixture(Mixture):
         uv = np.einsum("gij,gj->gi", uu + np.diag(self._ridge), b)
         vv = theta["variances"] * (counts + self.nu) - self.lam + np.sum(b * uv, axis=1)
         return self.layout.join(counts, pack_symmetric(uu), uv, vv)
+
+    def _keep_variances(self, theta: Theta, before: list[np.ndarray], parts: list[np.ndarray]) -> bool:
+        """Of the inputs in any direction, about 0, and of the response about its line."""
+        p, counts, old = self.inputs, parts[0], self._bordered(before)
+        moments, diagonals = old[:, :p, :p], np.diagonal(old, axis1=1, axis2=2)[:, :p]
+        bordered = self._bordered(parts)
+        inputs = bordered[:, :p, :p]
+        lacks = lacking(
+            inputs / counts[:, :, None], floored(moments, diagonals) / before[0][:, :, None], LEAST_VARIANCE
+        )
+        inputs += lacks * counts[:, :, None]
+        parts[1] += pack_symmetric(lacks * counts[:, :, None])
+        b = np.linalg.solve(floored(inputs, np.diagonal(inputs, axis1=1, axis2=2)), bordered[:, :p, p:])[:, :, 0]
+        residual = bordered[:, p, p] - np.einsum("gi,gi->g", b, bordered[:, :p, p])
+        short = LEAST_VARIANCE * theta["variances"] * (counts[:, 0] + self.nu) - residual
+        parts[3] += np.maximum(short, 0.0)[:, None]
+        return bool(lacks.any() or (short > 0).any())
 
     def least_ratio(self, before: Theta, after: Theta) -> float:
         return min(super().least_ratio(before, after), float(np.min(after["variances"] / before["variances"])))

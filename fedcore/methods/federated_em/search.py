@@ -1,0 +1,390 @@
+"""Where EM's passes over all rows begin: the best mixture that a search finds on a sample of the rows.
+
+    sample    rows in a random order; the first n_1 are level 1, the first n_2 level 2
+    starts    R chains by k-means++ and some steps of EM on level 1
+    moves     each chain deletes a component and splits another, as long as that pays
+    race      two steps of EM of every chain on level 2, mostly rows that no chain has seen; the best goes on
+    penalty   the pseudo-rows that suit fresh rows best
+    level     accelerated EM on level 2
+
+EM with many starts stays in optima in which one component covers two groups and two share one. No acceleration leaves
+them; a move does. The gain of a move is estimated as in the split-and-merge EM of Ueda, Nakano, Ghahramani and Hinton
+(2000), but the estimate only orders the pairs: a move is kept if the objective is lower after it.
+
+Everything here is a pure function of the sample and the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedcore.errors import PopulationError
+from fedcore.methods.federated_em.anderson import advanced, empty_trail
+from fedcore.methods.mixture_models.contract import Theta
+from fedcore.methods.mixture_models.gaussian import GaussianMixture
+from fedcore.methods.mixture_models.initialisation import (
+    cluster_sums,
+    lloyd_step,
+    parameters_from_clusters,
+    squared_distances,
+)
+from fedcore.randomness import stream
+
+ROWS_OF_PARAMETER, FEWEST_ROWS, MOST_ROWS = 10, 5_000, 10_000  # of level 1
+SECOND = 4  # times as many rows in level 2
+WHOLE = 0.6  # of the rows: level 1 has all of them rather than more, and level 2 no more
+MOST_NUMBERS = 2**24  # of the sample in RAM: 128 MiB
+SEEDING_ROWS, LLOYD_STEPS, CANDIDATES = 4_000, 5, 4  # of k-means++: rows, steps, seeds that are tried for each seed
+FIRST_STEPS, FIRST_GAIN = 10, 1e-3  # accelerated steps of a chain before and after its moves
+MOVES, GIVE_UP, FAILURES = 24, 4, 2  # tries of a chain, failures in a row, failures of one component
+MOVE_STEPS, MOVE_GAIN = 5, 2e-3
+SPLIT_ROWS, SPLIT_STEPS = 1_000, 4
+STALE = 0.05  # of a component's rows that moved: its split is looked for again
+SAME = 1e-4  # nats a row: chains this near to each other are in the same optimum
+RACE_STEPS = 2
+PENALTIES, PENALTY_STEPS, PENALTY_ROWS = (1e-3, 0.1, 1.0), 4, 10_000
+PENALTY_GAIN, PENALTY_ERRORS = 1e-3, 1.0  # nats a row, and standard errors, by which a larger penalty must win
+MANY_ROWS = 100  # of a parameter: then the smallest penalty is right
+FEW_ROWS, HELD_BACK, HELD_BACK_STEPS = 20, 0.2, 20  # rows of a parameter; share and steps where all rows are few
+LEVEL_STEPS, LEVEL_GAIN = 12, 3e-4
+SEARCH = "federated_em/search"
+OWN_COVARIANCES = ("full", "diag", "spherical")  # of each component
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """y: (n, d) standardised rows, NaN where missing, in a random order. weights: (n,) how much each counts; None: all
+    the same. first: rows of level 1. share: of the population's rows; 1: these are all."""
+
+    y: np.ndarray
+    weights: np.ndarray | None
+    first: int
+    share: float
+
+    def rows(self, part: slice) -> Sample:
+        return replace(self, y=self.y[part], weights=None if self.weights is None else self.weights[part])
+
+    @property
+    def whole(self) -> bool:
+        return self.share >= 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """theta: where the passes over all rows begin. pseudo_rows: those that were chosen. ends: (R,) objectives of the
+    chains in the race, nats a row. row_steps: rows times EM steps that were made on the sample."""
+
+    theta: Theta
+    pseudo_rows: float
+    ends: np.ndarray
+    row_steps: float
+
+
+@dataclass(slots=True)
+class _Counted:
+    """EM of a model on some rows. model_of: the model with a penalty of so many pseudo-rows among so many rows."""
+
+    model_of: Callable[[float, float], GaussianMixture]
+    row_steps: float = 0.0
+
+    def model(self, rows: Sample, pseudo_rows: float) -> GaussianMixture:
+        return self.model_of(pseudo_rows, float(len(rows.y)) if rows.weights is None else float(rows.weights.sum()))
+
+    def mapped(self, model: GaussianMixture, theta: Theta, rows: Sample) -> tuple[np.ndarray, float]:
+        """(M (q,), the objective at theta)."""
+        (totals,), (values,) = model.e_totals_and_log_likelihoods([theta], rows.y, rows.weights)
+        self.row_steps += len(rows.y)
+        mean = values.mean() if rows.weights is None else np.average(values, weights=rows.weights)
+        size = len(rows.y) if rows.weights is None else rows.weights.sum()
+        return totals / size, float(model.penalty(theta) - mean)
+
+    def steps(self, model: GaussianMixture, theta: Theta, rows: Sample, steps: int) -> tuple[Theta, float]:
+        """(theta after so many plain steps, its objective)."""
+        for _ in range(steps):
+            theta = model.maximise(self.mapped(model, theta, rows)[0])
+        return theta, self.mapped(model, theta, rows)[1]
+
+    def accelerated(
+        self, model: GaussianMixture, theta: Theta, rows: Sample, steps: int, gain: float
+    ) -> tuple[Theta, float]:
+        """(theta after at most so many accelerated steps, less where a step gains less; the best objective seen)."""
+        trail, s = empty_trail(model.q), model.statistic_of(theta)
+        for _ in range(steps):
+            mapped, objective = self.mapped(model, theta, rows)
+            s, trail = advanced(model, trail, theta, s, mapped, objective)
+            if trail.gain is not None and trail.gain < gain:
+                break
+            theta = model.maximise(s)
+        return model.maximise(trail.best), trail.objective
+
+
+def sample_share(parameters: int, features: int, rows: int) -> tuple[float, float]:
+    """(share of the rows in level 1, share in the sample) for a mixture of so many parameters; 1 where the rows are so
+    few that all of them are read, and level 1 is the whole sample."""
+    first = min(max(ROWS_OF_PARAMETER * parameters, FEWEST_ROWS), MOST_ROWS, max(MOST_NUMBERS // features, 1))
+    if first > WHOLE * rows:
+        return 1.0, 1.0
+    return first / rows, min(SECOND * first, MOST_NUMBERS // features, WHOLE * rows) / rows
+
+
+def searched(
+    model_of: Callable[[float, float], GaussianMixture],
+    sample: Sample,
+    seed: int,
+    restarts: int,
+    pseudo_rows: float | None,
+    by_distance: bool = True,
+) -> Found:
+    """The best mixture that is found. pseudo_rows: None to choose them. by_distance: k-means++, else rows at random."""
+    counted = _Counted(model_of)
+    parameters = model_of(1.0, 1.0).q
+    few = sample.whole and 1 < len(sample.y) < FEW_ROWS * parameters
+    many = len(sample.y) > MANY_ROWS * parameters * sample.share
+    level = int(len(sample.y) * (1 - HELD_BACK)) if few else sample.first
+    first, fresh = sample.rows(slice(level)), sample.rows(slice(level, level + PENALTY_ROWS))
+    nu = PENALTIES[0] if pseudo_rows is None else pseudo_rows
+    model = counted.model(first, nu)
+    starts = [_start(model, first, seed, chain, by_distance) for chain in range(restarts)]
+    if pseudo_rows is None and few:
+        nu = _best_penalty(counted, starts[0], first, fresh, HELD_BACK_STEPS)
+        model = counted.model(first, nu)
+    chains: list[tuple[Theta, float]] = []
+    for chain, start in enumerate(starts):
+        theta, objective = counted.accelerated(model, start, first, FIRST_STEPS, FIRST_GAIN)
+        if model.components > 1 and all(abs(objective - other) > SAME for _, other in chains):
+            theta, objective = _moved(counted, model, theta, objective, first, seed, chain)
+        chains.append((theta, objective))
+    if few:
+        chains = [
+            (theta, -float(np.average(model.log_likelihood(theta, fresh.y), weights=fresh.weights)))
+            for theta, _ in chains
+        ]
+    elif not sample.whole:
+        model = counted.model(sample, nu)
+        chains = [counted.steps(model, theta, sample, RACE_STEPS) for theta, _ in chains]
+    ends = np.array([objective for _, objective in chains])
+    theta = chains[int(np.argmin(ends))][0]
+    if pseudo_rows is None and not many and (few or len(sample.y) > len(first.y)):
+        nu = _best_penalty(counted, theta, first, fresh, HELD_BACK_STEPS if few else PENALTY_STEPS)
+    model = counted.model(sample, nu)
+    theta, _ = counted.accelerated(model, theta, sample, LEVEL_STEPS, LEVEL_GAIN)
+    return Found(theta, nu, ends, counted.row_steps)
+
+
+def _best_penalty(counted: _Counted, theta: Theta, train: Sample, fresh: Sample, steps: int) -> float:
+    """Of PENALTIES, after some steps on the training rows with each, by the loss of fresh rows. A larger one must win
+    by more than the error of that: else a few far rows would decide, and a penalty that suits them can cost all others
+    much."""
+    best, losses = PENALTIES[0], None
+    for nu in PENALTIES:
+        model = counted.model(train, nu)
+        fitted, _ = counted.steps(model, theta, train, steps)
+        own = -model.log_likelihood(fitted, fresh.y)
+        if losses is None:
+            losses = own
+            continue
+        gain = losses - own
+        mean = np.average(gain, weights=fresh.weights)
+        error = np.sqrt(np.average((gain - mean) ** 2, weights=fresh.weights) / len(gain))
+        if mean > max(PENALTY_GAIN, PENALTY_ERRORS * error):
+            best, losses = nu, own
+    return best
+
+
+# --- starts ---------------------------------------------------------------------------------------------------------
+
+
+def _start(model: GaussianMixture, rows: Sample, seed: int, chain: int, by_distance: bool) -> Theta:
+    """k-means++ with several candidates for each seed (Arthur and Vassilvitskii 2007), and k-means from there.
+
+    Raises PopulationError if there are fewer different rows than components.
+    """
+    centres = _seeds(model.components, rows.rows(slice(SEEDING_ROWS)), seed, chain, by_distance)
+    if len(centres) < model.components:  # a few different rows, some of them rare
+        centres = _seeds(model.components, rows, seed, chain, by_distance)
+    if len(centres) < model.components:
+        where = "the population" if rows.whole else f"a sample of {len(rows.y)} rows"
+        raise PopulationError(f"{where} has fewer than {model.components} different rows.", "Ask for fewer components.")
+    some = rows.rows(slice(SEEDING_ROWS))
+    gaps = bool(np.isnan(some.y).any())
+    for _ in range(LLOYD_STEPS):
+        centres = lloyd_step(centres, cluster_sums(some.y, centres, gaps, some.weights))
+    sums = cluster_sums(some.y, centres, gaps, some.weights)
+    return parameters_from_clusters(model, centres, sums, *_moments(some.y))
+
+
+def _seeds(count: int, rows: Sample, seed: int, chain: int, by_distance: bool) -> np.ndarray:
+    """(count, d) rows, gaps filled with the means; fewer if no others are different."""
+    generator, weights = stream(seed, SEARCH, chain), np.ones(len(rows.y)) if rows.weights is None else rows.weights
+    filled = np.where(np.isnan(rows.y), _moments(rows.y)[0], rows.y)
+    centres = filled[_drawn(generator, weights, 1)]
+    nearest = squared_distances(rows.y, centres)
+    while len(centres) < count:
+        odds = weights * (nearest if by_distance else nearest > 0)
+        if not odds.any():
+            break
+        picked = _drawn(generator, odds, CANDIDATES if by_distance else 1)
+        tried = [np.minimum(nearest, squared_distances(rows.y, filled[row][None])) for row in picked]
+        best = int(np.argmin([weights @ distances for distances in tried]))
+        centres, nearest = np.vstack([centres, filled[picked[best]]]), tried[best]
+    return centres
+
+
+def _moments(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(d,) means and variances of the entries of each column; 0 for a column without any."""
+    seen = np.isfinite(y)
+    counts, filled = np.maximum(seen.sum(axis=0), 1), np.where(seen, y, 0.0)
+    means = filled.sum(axis=0) / counts
+    return means, (np.where(seen, y - means, 0.0) ** 2).sum(axis=0) / counts
+
+
+def _drawn(generator: np.random.Generator, odds: np.ndarray, count: int) -> np.ndarray:
+    """(count,) row numbers, with probabilities in proportion to odds (n,)."""
+    cumulative = np.cumsum(odds)
+    at = np.searchsorted(cumulative, generator.random(count) * cumulative[-1], "right")
+    return np.minimum(at, len(odds) - 1)
+
+
+# --- moves ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """A component as two. halves: their theta, with weights that add up to 1. gain: of the objective, nats a row; -inf
+    for a component of too few rows."""
+
+    halves: Theta
+    gain: float
+
+
+def _moved(
+    counted: _Counted, model: GaussianMixture, theta: Theta, objective: float, rows: Sample, seed: int, chain: int
+) -> tuple[Theta, float]:
+    """theta after the moves that lower its objective, and that objective."""
+    r = model.personalise(theta, rows.y)["responsibilities"]
+    draws = stream(seed, SEARCH, chain, 1)
+    splits = [_split(model, theta, k, r[:, k], rows, draws) for k in range(model.components)]
+    failures, refused, tries, moved = np.zeros(model.components, np.int64), set[tuple[int, int]](), 0, False
+    while tries < MOVES and len(refused) < GIVE_UP:
+        losses = _losses_of_deletion(theta, r, rows.weights)
+        pair = _best_pair([split.gain for split in splits], losses, failures, refused)
+        if pair is None:
+            break
+        tries += 1
+        candidate, value = _tried(counted, model, _replaced(model, theta, *pair, splits[pair[0]]), rows, objective)
+        if value > objective - MOVE_GAIN:
+            failures[list(pair)] += 1
+            refused.add(pair)
+            continue
+        theta, objective, before, moved = candidate, value, r, True
+        r = model.personalise(theta, rows.y)["responsibilities"]
+        changed = np.abs(r - before).sum(axis=0) > STALE * before.sum(axis=0)
+        for k in np.flatnonzero(changed):
+            splits[k] = _split(model, theta, int(k), r[:, k], rows, draws)
+        failures[:] = 0
+        refused.clear()
+    if not moved:
+        return theta, objective
+    return counted.accelerated(model, theta, rows, FIRST_STEPS, FIRST_GAIN)
+
+
+def _tried(
+    counted: _Counted, model: GaussianMixture, theta: Theta, rows: Sample, objective: float
+) -> tuple[Theta, float]:
+    """(theta after MOVE_STEPS of EM, its objective); after fewer, if at the pace of the last step the rest would not
+    reach the objective that is to be beaten. The first step, much the largest, says nothing of the pace."""
+    before = np.inf
+    for step in range(MOVE_STEPS):
+        mapped, value = counted.mapped(model, theta, rows)
+        if step >= 2 and value - objective > (MOVE_STEPS - step) * (before - value):
+            return theta, value
+        theta, before = model.maximise(mapped), value
+    return theta, counted.mapped(model, theta, rows)[1]
+
+
+def _losses_of_deletion(theta: Theta, r: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+    """(G,) nats a row that the likelihood loses without component i, the others' weights scaled up; exact."""
+    others = np.maximum(1.0 - r, np.finfo(float).tiny)
+    return np.average(-np.log(others), axis=0, weights=weights) + np.log1p(-theta["weights"])
+
+
+def _best_pair(
+    gains: list[float], losses: np.ndarray, failures: np.ndarray, refused: set[tuple[int, int]]
+) -> tuple[int, int] | None:
+    """(the component to split, the one to delete) with the largest gain less loss; a tie goes to the lower numbers. The
+    difference is negative for most moves that pay: the loss does not know that neighbours take over."""
+    worth = np.asarray(gains)[:, None] - losses[None]
+    np.fill_diagonal(worth, -np.inf)
+    worth[failures >= FAILURES] = worth[:, failures >= FAILURES] = -np.inf
+    for pair in refused:
+        worth[pair] = -np.inf
+    split, deleted = np.unravel_index(int(np.argmax(worth)), worth.shape)
+    return (int(split), int(deleted)) if np.isfinite(worth[split, deleted]) else None
+
+
+def _replaced(model: GaussianMixture, theta: Theta, split: int, deleted: int, halves: _Split) -> Theta:
+    """theta with the halves in place of the two components."""
+    weights = np.delete(theta["weights"], deleted)
+    weights = theta["weights"] / weights.sum()
+    both = [split, deleted]
+    changed = {"weights": weights.copy(), "means": theta["means"].copy()}
+    changed["weights"][both] = weights[split] * halves.halves["weights"]
+    changed["means"][both] = halves.halves["means"]
+    if model.covariance in OWN_COVARIANCES:
+        changed["covariances"] = theta["covariances"].copy()
+        changed["covariances"][both] = halves.halves["covariances"]
+    return {**theta, **changed}
+
+
+def _split(
+    model: GaussianMixture, theta: Theta, k: int, r: np.ndarray, rows: Sample, draws: np.random.Generator
+) -> _Split:
+    """The better of two ways to cut component k in two: by the sign along its longest axis, and at the median of its
+    density, which finds heavy tails; each after SPLIT_STEPS of EM on rows that are drawn of the component."""
+    one, alone = _of_one(model, theta, k)
+    own = r if rows.weights is None else r * rows.weights
+    total = np.cumsum(own)
+    at = np.searchsorted(total, (np.arange(SPLIT_ROWS) + draws.random()) / SPLIT_ROWS * total[-1], "right")
+    at = np.minimum(at, len(r) - 1)
+    if len(np.unique(at)) < max(20, 2 * model.features):
+        return _Split(alone, -np.inf)
+    x = rows.y[at]
+    before = one.log_likelihood(alone, x)
+    centred = np.where(np.isnan(x), 0.0, x - alone["means"][0])
+    axis = np.linalg.eigh(centred.T @ centred)[1][:, -1]
+    pair = replace(one, components=2)
+    best = _Split(alone, -np.inf)
+    for half in (centred @ axis > 0, before > np.median(before)):
+        if not 0 < half.sum() < len(half):
+            continue
+        halves = _fitted(pair, one, alone, x, half)
+        gain = float(theta["weights"][k] * np.mean(pair.log_likelihood(halves, x) - before))
+        if gain > best.gain:
+            best = _Split(halves, gain)
+    return best
+
+
+def _of_one(model: GaussianMixture, theta: Theta, k: int) -> tuple[GaussianMixture, Theta]:
+    """The model of component k alone, its penalty as large beside the component as it was, and its parameters."""
+    alone = {"weights": np.ones(1), "means": theta["means"][[k]]}
+    if model.covariance == "known":
+        return replace(model, components=1), alone
+    if model.covariance not in OWN_COVARIANCES:
+        return replace(model, components=1), alone | {"covariances": theta["covariances"]}
+    share = max(float(theta["weights"][k]), np.finfo(float).tiny)
+    return replace(model, components=1, lam=model.lam / share), alone | {"covariances": theta["covariances"][[k]]}
+
+
+def _fitted(pair: GaussianMixture, one: GaussianMixture, alone: Theta, x: np.ndarray, half: np.ndarray) -> Theta:
+    """Two components after SPLIT_STEPS of EM on x (m, d), from the rows of the half (m,) bool and the others."""
+    of_halves = [one.layout.unpack(one.e_total(alone, x[rows]) / len(x)) for rows in (half, ~half)]
+    parts = [np.vstack(both) for both in zip(*of_halves, strict=True)]
+    if one.layout.shared:
+        parts[-1] = parts[-1].sum(axis=0)
+    theta = pair.maximise(pair.layout.join(*parts))
+    for _ in range(SPLIT_STEPS):
+        theta = pair.maximise(pair.e_total(theta, x) / len(x))
+    return theta
