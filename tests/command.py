@@ -7,11 +7,16 @@ import io
 import json
 import sys
 from dataclasses import dataclass
+from functools import cache
 from unittest import mock
+
+from typer import main as commands
 
 from fedcore.cli import main
 from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url
 from tests.conftest import write_counts
+
+TREE = cache(commands.get_command)  # of commands: the same in every call, and slow to make
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,8 @@ def fedcore(*arguments) -> Outcome:
     """`fedcore ARGUMENTS`. What `main` does not catch is raised here, as it would end a process with a traceback."""
     out, err = io.StringIO(), io.StringIO()
     argv = ["fedcore", *map(str, arguments)]
-    with mock.patch.object(sys, "argv", argv), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    same = mock.patch.object(commands, "get_command", TREE)
+    with same, mock.patch.object(sys, "argv", argv), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             main()
             code = 0

@@ -31,7 +31,7 @@ from fedcore.training.request import TrainRequest
 from fedcore.training.session import abandon, resume, start_run
 from tests.command import private_population
 from tests.conftest import seal_anew, small_counts
-from tests.faults.place import to_end
+from tests.sessions import to_end
 
 PRIVATE = {"clusters": 2, "rounds": 2, "epsilon": 2.0}
 REMEMBERING = {"components": 2, "covariance": "diag", "levels": 2, "participation": 0.75, "rounds": 2}

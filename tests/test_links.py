@@ -23,7 +23,7 @@ from fedcore.training.session import abandon, resume, start_run
 from fedcore.training.witness import remember_head
 from tests.command import fedcore, private_population
 from tests.conftest import small_counts
-from tests.faults.place import to_end
+from tests.sessions import to_end
 
 LEAVING = "leaving.txt"
 RUN_LINKS = (

@@ -10,8 +10,9 @@ from fedcore.population.ingest.ingest import ingest
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.budget import ledger_name, ledger_of
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import concluding, start_run
+from fedcore.training.session import start_run
 from tests.conftest import counts_method
+from tests.sessions import to_end
 
 FOLDER = os.environ.get("FEDCORE_DATA")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not FOLDER, reason="FEDCORE_DATA names no folder of data sets")]
@@ -22,9 +23,7 @@ def scores(tmp_path, population, **settings) -> dict[str, float]:
         method=counts_method(settings), population=str(population.path), settings=settings, runs=str(tmp_path / "runs")
     )
     session = start_run(request, InProcessBackend(), stamp="t")
-    with concluding(session):
-        while session.training.step() is not None:
-            pass
+    to_end(session)
     rows = evaluate_run(session.run.path, population)["rows"]
     suffix = {"": "", "validation clients": " chosen", "each client": " own"}
     return {row["method"] + suffix[row["chosen_by"]]: row["kl"] for row in rows}

@@ -15,7 +15,8 @@ from fedcore.runs.store import load_run
 from fedcore.training.session import concluding, resume
 from tests.command import private_population
 from tests.conftest import edit_record, small_counts
-from tests.training.test_session import SMALL, begin, interrupted, to_end
+from tests.sessions import to_end
+from tests.training.test_session import SMALL, begin, interrupted
 
 SETTINGS = {"epsilon": 1.0, **SMALL}
 

@@ -43,9 +43,9 @@ def budget_set(
     unit: Annotated[
         str,
         typer.Option(
-            help="What is protected: client, everything of one client; or record, one row "
-            "of somebody, which only private_gmm and private_mixture can plan for; or client_period, a client's data "
-            "of one calendar period, for populations made with --period."
+            help="Privacy unit: client (all data of one client); record (one row, only for private_gmm and "
+            "private_mixture); or client_period (a client's data of one calendar period, for populations made with "
+            "--period)."
         ),
     ] = "client",
     window: Annotated[
@@ -118,8 +118,9 @@ def asked_schema() -> str:
     if sys.stdin is None or not sys.stdin.isatty():
         raise ConfigError(
             f"a budget needs an answer: {question[0].lower()}{question[1:]} What was made from the data of these "
-            "people (a list of their words, the largest value in a column) tells about them, and no noise hides it.",
-            "Say it with --public-schema REASON, e.g. 'words of a public dictionary', or 'columns of the published "
+            "people (a list of their words, the largest value in a column) reveals information about them, and no "
+            "noise hides it.",
+            "Answer with --public-schema REASON, e.g. 'words of a public dictionary', or 'columns of the published "
             "form, bounds from its manual'. Statements repeat it.",
         )
     return str(typer.prompt(f"{question} They must not come from the data of these people. Statements repeat it"))
@@ -183,7 +184,7 @@ def budget_shared_ids(
 @budget_app.command("accept-loss")
 def budget_accept_loss(
     population: PopulationArgument,
-    because: Annotated[str, typer.Option("--because", metavar="REASON", help="What happened; shown for ever.")],
+    because: Annotated[str, typer.Option("--because", metavar="REASON", help="What happened; shown permanently.")],
     runs: Runs = "runs",
     ledger: Ledger = None,
     as_json: Json = False,
@@ -243,7 +244,7 @@ def budget_divide(
         typer.Option(
             "--share",
             metavar="NAME=PART",
-            help="A part of the budget, exactly as it is written: team-a=.5, team-b=1/3; 0 takes a share away. "
+            help="A part of the budget, exactly as it is written: team-a=0.5, team-b=1/3; 0 takes a share away. "
             "Repeatable; shares that are not named stay.",
         ),
     ],
@@ -310,7 +311,7 @@ def budget_plan(
         str | None,
         typer.Option(
             metavar="auto|RUNS",
-            help="Instead of --runs, where a budget is (or will be) kept by cohort: runs that each cohort pays for.",
+            help="Instead of --runs, for a budget by cohort: number of runs that each cohort's budget funds.",
         ),
     ] = None,
     arrivals: Annotated[
@@ -356,7 +357,7 @@ def budget_plan(
         raise ConfigError("a budget is planned for --runs, or for a --horizon.", "Name one of the two.")
     if runs is not None:
         if arrivals is not None or beside is not None:
-            raise ConfigError("--arrivals and --beside go with --horizon.")
+            raise ConfigError("`--arrivals` and `--beside` need `--horizon`.")
         planned = equal_runs(planner, store, balance, runs, epsilon)
         sketches = {name: planned[name] for name in ("cold", "warm", "last") if name in planned}
         shown = {name: value for name, value in planned.items() if name not in sketches}

@@ -27,8 +27,7 @@ def reproduce(
     dir: Annotated[
         Path | None,
         typer.Option(
-            "--dir",
-            help="Folder of the experiment; the same one goes on with what is missing. Default: reproduce-NAME.",
+            "--dir", help="Folder of the experiment; with the same folder it resumes. Default: reproduce-NAME."
         ),
     ] = None,
     workers: Workers = None,
@@ -104,7 +103,7 @@ def demo(
 @demo_app.command("series")
 def series(
     dir: Annotated[
-        Path, typer.Option("--dir", help="Folder for everything; the same one goes on with what is missing.")
+        Path, typer.Option("--dir", help="Folder for everything; with the same folder the series resumes.")
     ] = Path("fedcore-demo-series"),
     weeks: Annotated[int, typer.Option(min=2, max=520, help="Weeks, with a run in each.")] = 104,
     clients: Annotated[int, typer.Option(min=100, help="Clients of the first week.")] = 4000,

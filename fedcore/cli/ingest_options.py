@@ -118,7 +118,7 @@ def _named(name: str, pairs: Sequence[str], form: str, value_of: Callable[[str],
         if not equals or not column or not text:
             raise ConfigError(f"{_flag(name)} {pair!r} is not of the form {form}.")
         if column in found:
-            raise ConfigError(f"{_flag(name)} is said twice of the column {column!r}.", "Say it once.")
+            raise ConfigError(f"{_flag(name)} has two values for the column {column!r}.", "Give one.")
         found[column] = value_of(text)
     return found or None
 

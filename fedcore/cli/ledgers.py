@@ -47,7 +47,7 @@ def ledger_backup(
 @ledger_app.command("restore")
 def ledger_restore(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="File of a copy.")],
-    check: Annotated[bool, typer.Option("--check", help="Only say what the copy is worth; write nothing.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Only check what the copy allows; write nothing.")] = False,
     runs: Annotated[
         list[str] | None,
         typer.Option("--runs", metavar="RUNS", help="Folder or URL of runs that saw the ledger; repeatable."),

@@ -17,8 +17,8 @@ FreeSettings = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="A setting of what is made of a run, in place of the run's own; repeatable. `fedcore methods METHOD` "
-        "names them. It costs no privacy, if nobody looked at data of people to find its value.",
+        help="Override an output setting of the run; repeatable. `fedcore methods METHOD` lists them. Costs no privacy "
+        "budget, provided the value was not chosen by looking at the data.",
     ),
 ]
 SafeCells = Annotated[
@@ -41,7 +41,7 @@ RunArgument = Annotated[
 Share = Annotated[
     str | None,
     typer.Option(
-        "--share", metavar="NAME", help="The share of the population's budget that pays, where it is divided."
+        "--share", metavar="NAME", help="Share of the population's budget to charge, if the budget is divided."
     ),
 ]
 Workers = Annotated[

@@ -25,8 +25,8 @@ At = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="The time for which it is run, as 2026-03-01T03:00:00Z; now without it. With the time of a run that was "
-        "interrupted it is gone on with.",
+        help="Time for which it is run, as 2026-03-01T03:00:00Z [default: now]. With the time of an interrupted run, "
+        "that run resumes.",
     ),
 ]
 

@@ -38,7 +38,7 @@ def plan(
     deadline: Annotated[
         str | None, typer.Option(help="Time for all rounds, e.g. 90s, 30m or 2h: how many workers?")
     ] = None,
-    clients: Annotated[int | None, typer.Option(min=1, help="As if the population had so many clients.")] = None,
+    clients: Annotated[int | None, typer.Option(min=1, help="As if the population had this many clients.")] = None,
     rows_per_client: Annotated[
         int | None, typer.Option(min=1, help="As if each client had this many rows (of counts: different tokens).")
     ] = None,

@@ -340,7 +340,7 @@ def population_encode(
 def population_forget(
     population: PopulationArgument,
     clients: Annotated[Path | None, typer.Option(help="File with the ids of clients, one a line, UTF-8.")] = None,
-    cohorts: Annotated[str | None, typer.Option(metavar="..N", help="Everybody of the cohorts 1 to N.")] = None,
+    cohorts: Annotated[str | None, typer.Option(metavar="..N", help="All clients in the cohorts 1 to N.")] = None,
     without_trace: Annotated[
         bool,
         typer.Option("--without-trace", help="Keep no hash of them either: who comes back is new, with a new budget."),
@@ -381,7 +381,7 @@ def last_cohort(clients: Path | None, cohorts: str | None) -> int | None:
     from fedcore.errors import ConfigError
 
     if (clients is None) == (cohorts is None):
-        raise ConfigError("either clients or cohorts are forgotten.", "Say --clients FILE or --cohorts ..N.")
+        raise ConfigError("either clients or cohorts are forgotten.", "Give --clients FILE or --cohorts ..N.")
     if cohorts is None:
         return None
     number = cohorts.removeprefix("..")

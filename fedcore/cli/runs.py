@@ -200,8 +200,8 @@ def report(
         typer.Option(
             "--plan",
             metavar="FILE.json",
-            help="What `fedcore plan --save` wrote: "
-            "shown beside what was measured, here and in the report from now on.",
+            help="File of `fedcore plan --save`: its forecast is shown next to the measurements, here and from now on "
+            "in the report.",
         ),
     ] = None,
     as_json: Json = False,
@@ -311,8 +311,8 @@ def evaluate(
             "--min-tokens",
             "--min-rows",
             min=0,
-            help="Score only clients with so many tokens (rows, of a population of rows) in the training and in the "
-            "held-out part; 0: all that have anything held out.",
+            help="Score only clients with at least this many tokens (or rows) in the training and in the held-out "
+            "part; 0: all clients with held-out data.",
         ),
     ] = 0,
     workers: Workers = None,

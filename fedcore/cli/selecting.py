@@ -33,7 +33,7 @@ def select(
             "--validation",
             min=0.01,
             max=0.5,
-            help="Share of each client's rows that is held back (default .2); of tables, of their cells (.1).",
+            help="Fraction of each client's rows to hold back (default 0.2); of tables, of their cells (0.1).",
         ),
     ] = None,
     name: Annotated[str, typer.Option("--name", help="Names of the runs begin with it.")] = "select",

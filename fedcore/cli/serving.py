@@ -39,8 +39,8 @@ def serve(
         str | None,
         typer.Option(
             "--keep-blocks",
-            help="Keep so much of clients' data, decoded, on the disk of this machine for the runs that follow, e.g. "
-            "4GiB; default: nothing.",
+            help="Most bytes of decoded client data to keep on this machine's disk for later runs, e.g. 4GiB "
+            "[default: none].",
         ),
     ] = None,
 ) -> None:

@@ -47,7 +47,7 @@ def train(
     runs: Runs = "runs",
     run_id: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
     version: Annotated[int | None, typer.Option(min=1, help="Version of the population; default: the newest.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Names the simulation's random streams; protects nobody.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed for simulation randomness; not used by privacy noise.")] = 0,
     workers: Workers = None,
     dask: Dask = None,
     local: Local = False,

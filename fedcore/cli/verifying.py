@@ -47,7 +47,7 @@ def verify_statement(
         str, typer.Argument(metavar="FILE", help="A run's statement.json or report.html, or a copy of one; or a URL.")
     ],
     run: Annotated[
-        str | None, typer.Option("--run", metavar="RUN", help="Its run, if the file does not lie in the run's folder.")
+        str | None, typer.Option("--run", metavar="RUN", help="Its run, if the file is not in the run's folder.")
     ] = None,
     ledger: Ledger = None,
     as_json: Json = False,

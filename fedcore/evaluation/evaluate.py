@@ -42,7 +42,7 @@ def check_public(population: Population) -> None:
         raise PrivacyError(
             f"population {population.path.name!r} is not declared public for evaluation, so its scores may not be "
             "shown.",
-            "Declare it at ingest with --public-for-evaluation REASON, or keep the scores in a file of your own with "
+            "Declare it at ingest with --public-for-evaluation REASON, or write the scores to a local file with "
             "--not-private FILE.",
         )
 

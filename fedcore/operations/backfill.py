@@ -44,8 +44,8 @@ def check_backfill(item: Deployment, versions: Sequence[int]) -> None:
     """
     if item.start_from == PREVIOUS:
         raise ConfigError(
-            f"the runs of deployment {item.name!r} go on from one another, and a run on an older version would become "
-            "the one that the next run goes on from.",
+            f"the runs of deployment {item.name!r} start from one another, and a run on an older version would "
+            "become the start of the next run.",
             "Leave it: the newest version has what came meanwhile, and its next run reads that.",
         )
     if not versions or not make_method(item.method, item.config).private:
@@ -53,7 +53,7 @@ def check_backfill(item: Deployment, versions: Sequence[int]) -> None:
     if Population.open(item.population).manifest.cohorts:
         raise ConfigError(
             f"the budget of population {item.population!r} is kept by cohort: on an older version other clients would "
-            "pay than the schedule has planned for.",
+            "be charged than the schedule has planned for.",
             "Leave it: clients who could not take part then have the more left for later runs.",
         )
     inputs = open_inputs(item.request)

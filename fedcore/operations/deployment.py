@@ -56,7 +56,7 @@ class Deployment(Scheduled, Series):
     seed: int = Field(0, ge=0, le=LARGEST_SEED)
     start_from: str | None = Field(None, min_length=1, description='run or .npz file to start from, or "previous"')
     public_start_because: str | None = Field(None, min_length=1, description="why that start is public")
-    share: str | None = Field(None, pattern=SHARE_NAME, description="share of the budget that pays for its runs")
+    share: str | None = Field(None, pattern=SHARE_NAME, description="share of the budget that its runs are charged to")
     config: dict = Field(default_factory=dict)
     compute: Compute = Compute()
     monitoring: Monitoring | None = Field(None, description="that of the file, unless the deployment has its own")
@@ -107,7 +107,7 @@ class DeploymentFile(BaseModel):
         if not self.deployment and not self.pipeline:
             raise ValueError("there is no [[deployment]] and no [[pipeline]]")
         if self.notify is not None and APPENDED in self.notify.events and not self.pipeline:
-            raise ValueError(f"{APPENDED} is of pipelines, and the file has none: make an automation of its own")
+            raise ValueError(f"{APPENDED} is an event of pipelines, and the file has none: make a separate automation")
         return self
 
 

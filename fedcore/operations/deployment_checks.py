@@ -63,7 +63,7 @@ def check_ready(name: str, found: Sequence[Problem]) -> None:
     lines = "".join(f"\n  - {where}: {type(error).__name__}: {error}" for where, error in found)
     raise NotReady(
         f"{len(found)} problem{'s' * (len(found) != 1)} in {name}:{lines}",
-        "Nothing was registered. Mend them; or give --unchecked, if what they need is out of reach from here only.",
+        "Nothing was registered. Fix them; or give --unchecked, if what they need is only out of reach from here.",
     )
 
 
@@ -137,7 +137,7 @@ def _check_schema(step: Ingest, population: Population | None) -> None:
         return
     said = read_schema(Path(step.schema_file))
     if both := sorted(said.keys() & step.options.keys()):
-        raise ConfigError(f"{', '.join(both)}: said in {step.schema_file} and in options.", "Say it in the schema.")
+        raise ConfigError(f"{', '.join(both)}: given in {step.schema_file} and in options.", "Give it in the schema.")
     if population is None or not population.manifest.columns:
         return
     theirs = {column.of or column.name for column in population.manifest.columns}
@@ -151,7 +151,7 @@ def _check_schema(step: Ingest, population: Population | None) -> None:
 def _not_written(population: str) -> ConfigError:
     return ConfigError(
         f"the population {population} is behind a URL, where nothing is appended or forgotten.",
-        "Let a pipeline of its own ingest and forget in a folder, and copy that: fedcore population copy FOLDER URL.",
+        "Let a separate pipeline ingest and forget in a folder, and copy that: fedcore population copy FOLDER URL.",
     )
 
 
@@ -163,7 +163,7 @@ def _check_cohorts(whole: Ready) -> None:
         raise PopulationNotFound(f"There is no population at {whole.pipeline.population}.", "Ingest it.")
     if population is not None and not population.manifest.cohorts:
         raise ConfigError(
-            f"The population {population.path} has no cohorts, so that nobody knows who came when.",
+            f"The population {population.path} has no cohorts, so the age of its clients is unknown.",
             "Begin them with `fedcore budget cohorts POPULATION`.",
         )
 

@@ -15,7 +15,7 @@ class RunMonitoring(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     runs_left: int = Field(
-        RUNS_LEFT, ge=0, le=1_000_000, description="with so many runs left, or fewer, the budget is low"
+        RUNS_LEFT, ge=0, le=1_000_000, description="with this many runs left, or fewer, the budget is low"
     )
     metrics_file: str | None = Field(
         None, min_length=1, description="text file of Prometheus with numbers about the run"
@@ -28,7 +28,7 @@ class Monitoring(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     runs_left: int = Field(
-        RUNS_LEFT, ge=0, le=1_000_000, description="with so many runs left, or fewer, the budget is low"
+        RUNS_LEFT, ge=0, le=1_000_000, description="with this many runs left, or fewer, the budget is low"
     )
 
     late: float = Field(

@@ -66,7 +66,7 @@ class Scheduled(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     schedule: Schedules | None = Field(None, description="one or several; without it started by hand")
-    paused: bool = Field(False, description="its schedules start nothing until somebody resumes them in the UI")
+    paused: bool = Field(False, description="its schedules start nothing until you resume them in the UI")
     description: str = Field("", description="for people: what it is for, whom to ask")
     tags: list[str] = Field(default_factory=list)
     readers: int | None = Field(

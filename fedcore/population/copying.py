@@ -132,7 +132,7 @@ def _refuse_others(store: Population, target: layout.Place) -> bool:
     if marker is not None and marker.decode("ascii", "replace") != made.population_id:
         raise PopulationError(
             f"Another population is being copied to {target}, or was and was left unfinished.",
-            f"Name another place; or, if nobody copies there, delete {target} first.",
+            f"Name another place; or delete {target} first, if no other process is copying there.",
         )
     if known or marker is not None:
         return False

@@ -132,7 +132,7 @@ def compact(
     `forget` raises, and PopulationError if nobody is left.
     """
     if not population.participants():
-        raise PopulationError(f"Nobody is left in {population.path}.", "Delete its folder.")
+        raise PopulationError(f"No client is left in {population.path}.", "Delete its folder.")
     path = layout.writable(population.path)
     if not population.holes:
         with versions.writing(population):  # finishes what a kill has left
@@ -185,7 +185,7 @@ def _check_cohorts(population: Population, cohorts_to: int) -> None:
     if not FOUNDERS <= cohorts_to < known:
         raise PopulationError(
             f"{population.path} has the cohorts 1-{known}; ..{cohorts_to} is no part of them that leaves the newest.",
-            "Name a smaller number; to remove everybody delete the folder.",
+            "Name a smaller number; to remove all clients, delete the folder.",
         )
 
 

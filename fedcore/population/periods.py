@@ -137,7 +137,7 @@ def _first_days(unit: PeriodUnit, first: str, through: str) -> list[date]:
     except ValueError:
         raise ValueError(f"no {unit} follows {through}") from None
     if len(days) == 1:
-        raise ValueError(f"{through} lies before {first}")
+        raise ValueError(f"{through} is before {first}")
     if days[-1] <= bounds[1]:
         raise ValueError(f"there are more than {MOST} of them")
     return days
@@ -246,5 +246,5 @@ def calendar_of(periods: Periods, labels: Sequence[str | None], through: str | N
     first, last = str(labels[0]), str(labels[-1])
     made = Calendar.between(periods.unit, periods.zone, first, through or last)
     if len(made.labels) < len(labels):
-        raise ValueError(f"{through} lies before {last}, which was declared, and a calendar only grows")
+        raise ValueError(f"{through} is before {last}, which was declared, and a calendar only grows")
     return made

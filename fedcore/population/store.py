@@ -448,7 +448,7 @@ class Population:
         if self.version not in (known := self._versions()) and known:
             return ChunkError(
                 f"Version {self.version} of {self.path} was removed after it was opened, as clients were forgotten.",
-                f"Go on with version {known[-1]}: a run is started again on it.",
+                f"Start the run again on version {known[-1]}.",
             )
         return ChunkError(
             f"Block {index} (slot {slot}) of {self.path}, version {self.version}: {what}.",

@@ -47,7 +47,7 @@ class SyntheticSettings(BaseModel):
     clusters: int = Field(default=10, ge=1, le=10**4, description="number of clusters K")
     tokens: int = Field(default=500, ge=0, le=10**9, description="training tokens of each client")
     test_tokens: int = Field(default=2000, ge=0, le=10**9, description="held-out tokens of each client that has any")
-    heldout_clients: int = Field(default=3000, ge=0, description="the first so many clients have held-out tokens")
+    heldout_clients: int = Field(default=3000, ge=0, description="number of first clients that have held-out tokens")
     gamma: float = Field(
         default=2600.0, gt=0, allow_inf_nan=False, description="concentration of the centres around Zipf"
     )
@@ -230,8 +230,8 @@ class StreamSettings(BaseModel):
     features: int = Field(default=300, ge=2, le=10**5, description="vocabulary size d")
     clusters: int = Field(default=6, ge=1, le=100, description="number of clusters K")
     tokens: int = Field(default=100, ge=1, le=10**6, description="tokens of each client")
-    drift: float = Field(default=5e-4, ge=0, le=1, description="nats that the law of a cluster moves in a week")
-    gamma: float = Field(default=300.0, gt=0, allow_inf_nan=False, description="concentration of the first laws")
+    drift: float = Field(default=5e-4, ge=0, le=1, description="nats that a cluster's distribution moves in a week")
+    gamma: float = Field(default=300.0, gt=0, allow_inf_nan=False, description="concentration of initial distributions")
     alpha: float = Field(default=200.0, gt=0, allow_inf_nan=False, description="concentration of clients around them")
 
 

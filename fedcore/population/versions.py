@@ -146,8 +146,8 @@ def opening(old: Manifest, declared: int | None, newcomers: Order = (), day: str
         nominal = declared - before
         if nominal < 0:
             raise PopulationError(
-                f"{declared} nominal clients are fewer than the {before} declared before, and those of this append's "
-                "cohort are the difference.",
+                f"The declared number of clients is {declared}, fewer than the {before} of the previous version. The "
+                "cohort of this append has the difference.",
                 "Declare the new total; those who left stay in it, unless whole cohorts were removed.",
             )
     return {

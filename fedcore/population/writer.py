@@ -479,7 +479,7 @@ class PopulationWriter:
             return checked_counts(data, clients, self.features)
         ptr, x = checked_rows(data, clients, self.features, self.dtype)
         if self.bounds is not None and ((x < self.bounds.low) | (x > self.bounds.high)).any():
-            raise PopulationError("A row lies outside of the bounds of its columns.", "Clip it, or correct the bounds.")
+            raise PopulationError("A row is outside the bounds of its columns.", "Clip it, or correct the bounds.")
         return ptr, x
 
     def _store_vocabulary(self) -> Vocabulary | None:

@@ -56,7 +56,7 @@ def writing(what: str) -> Iterator[None]:
     except OSError as error:
         raise RunError(
             f"cannot write {what} of the run: {error.strerror or error}.",
-            "Free some space or mend the disk, then resume: committed rounds are kept.",
+            "Free some space or repair the disk, then resume: committed rounds are kept.",
         ) from error
 
 

@@ -174,8 +174,8 @@ class RemoteLock:
                 raise ValueError(seconds)
         except (KeyError, TypeError, ValueError):
             raise RunBusy(
-                f"{self.path} does not say who works on {self.what}.",
-                "If nobody does, remove this object, or resume with --take-over.",
+                f"{self.path} does not name the process that works on {self.what}.",
+                "If no process does, remove this object, or resume with --take-over.",
             ) from None
         if holder == self._holder:  # a lock that it could not give back
             alive = token in _own_tokens

@@ -39,12 +39,13 @@ from fedcore.rounds.statistics import merge
 from fedcore.training import budget
 from fedcore.training.budget import remember_head
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import concluding, start_run
+from fedcore.training.session import start_run
 from fedcore.training.shared_ids import register
 from fedcore.training.spec import RunSpec
 from tests.audit.attack import CANARY, CLIENTS, INSTEAD, evidence
 from tests.audit.bounds import mu_lower_bound
 from tests.audit.em_releases import rows_of_client
+from tests.sessions import to_end
 
 MU = 1.5  # claimed, of every run
 RUNS_OF_A_LEDGER = 40  # a reservation replays the chain
@@ -235,9 +236,7 @@ def run_once(kept: Kept, population: Population, ledger: Ledger, folder: Path, n
     )
     with mock.patch.object(fedcore.training.session, "_noise", lambda test_noise: noise):
         session = start_run(request, InProcessBackend(), stamp="then")
-        with concluding(session):
-            while session.training.step() is not None:
-                pass
+        to_end(session)
     account = ledger.account(population.id).runs[name]
     values = {planned.name: ledger.published(name, planned.name) for planned in session.spec.releases}
     held = {planned: value for planned, value in values.items() if value is not None}

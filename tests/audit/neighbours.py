@@ -48,11 +48,12 @@ from fedcore.rounds.caches import BLOCKS
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.budget import remember_head
 from fedcore.training.request import Series, TrainRequest
-from fedcore.training.session import concluding, start_run
+from fedcore.training.session import start_run
 from fedcore.training.shared_ids import register
 from tests.audit.em_releases import STARTS, rows_of_client
 from tests.conftest import small_counts, write_counts
 from tests.private_gmm.worlds import CENTRES, D
+from tests.sessions import to_end
 
 DELTA, NOMINAL = 1e-6, 1000
 PIPELINE = """
@@ -339,9 +340,7 @@ class World:
                 session.training.step()
             session.close()
             return
-        with concluding(session):
-            while session.training.step() is not None:
-                pass
+        to_end(session)
 
 
 def _replayed_words(published: dict):

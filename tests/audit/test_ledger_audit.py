@@ -18,33 +18,18 @@ from fedcore.population.store import Population
 from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run
-from fedcore.training.request import TrainRequest
-from fedcore.training.session import abandon, concluding, resume, start_run
+from fedcore.training.session import abandon, concluding, resume
+from tests import sessions
 from tests.command import private_population
 from tests.conftest import small_counts
+from tests.sessions import to_end
 
 SMALL = {"clusters": 2, "rounds": 2, "nominal_clients": 1000}
 EPSILON, DELTA = 6.0, 1e-6
 
 
-def request_for(population, tmp_path, run_id, **settings) -> TrainRequest:
-    return TrainRequest(
-        method="histograms",
-        population=str(population.path),
-        runs=str(tmp_path / "runs"),
-        run_id=run_id,
-        settings={**SMALL, **settings},
-    )
-
-
 def begin(population, tmp_path, run_id, **settings):
-    return start_run(request_for(population, tmp_path, run_id, **settings), InProcessBackend(), stamp="then")
-
-
-def to_end(session):
-    with concluding(session):
-        while session.training.step() is not None:
-            pass
+    return sessions.begin(population, tmp_path, "histograms", {**SMALL, **settings}, run_id=run_id)
 
 
 def records_of(population) -> list[dict]:

@@ -27,10 +27,11 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run
 from fedcore.storage.arrays import read_values
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import concluding, start_run
+from fedcore.training.session import start_run
 from tests.audit.em_releases import STARTS, rows_of_client
 from tests.command import private_population
 from tests.conftest import small_counts
+from tests.sessions import to_end
 
 SETTINGS = {"clusters": 2, "rounds": 4, "overseed": 4, "merge_after": 2, "epsilon": 4.0}
 IDENTIFIER = re.compile(rb"[0-9a-f]{32,64}|\"(at|started|expires|pid)\": ?[\d.]+")
@@ -101,9 +102,7 @@ def traces(folder, counts, monkeypatch, world=of_counts, earlier=()) -> dict[str
     for run_id in (*earlier, "run"):
         request = TrainRequest(population=str(population.path), runs=str(folder / "runs"), run_id=run_id, **asked)
         session = start_run(request, InProcessBackend(), stamp="then")
-        with concluding(session):
-            while session.training.step() is not None:
-                pass
+        to_end(session)
     write_report(Run.open(folder / "runs" / "run"), None)
     left = {}
     for path in sorted((folder / "runs" / "run").rglob("*")):

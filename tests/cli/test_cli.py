@@ -330,7 +330,7 @@ def test_a_schema_is_sketched_filled_in_and_used(place):
     again = works("population", "ingest", "a.csv", "p", "--schema", "a.toml", "--append", "--json").json
     assert (again["version"], again["clients"], again["rows"]) == (2, 2, 4)
     beside = fedcore("population", "ingest", "a.csv", "q", "--schema", "a.toml", "--columns", "age")
-    assert beside.code == 2 and "said in a.toml and beside it" in beside.err
+    assert beside.code == 2 and "given in a.toml and as an option too" in beside.err
 
 
 def test_a_budget_for_clients_of_a_table_without_clients_is_refused(place):

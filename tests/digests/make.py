@@ -56,9 +56,10 @@ from fedcore.runs.store import Run, load_run
 from fedcore.storage.arrays import read_values
 from fedcore.training.personalise import trained
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import concluding, start_run
+from fedcore.training.session import start_run
 from tests.digests.cases import CASES, EPSILON, Case
 from tests.digests.populations import POPULATIONS, STARTS, People
+from tests.sessions import to_end
 
 FILE = Path(__file__).with_name("digests.json")
 DIGITS = 12
@@ -122,11 +123,7 @@ def _run(case: Case, population: Population, folder: Path, run_id: str) -> Run:
     with ExitStack() as stack:
         for name, value in case.constants.items():
             stack.enter_context(mock.patch.object(settings, name, value))
-        session = start_run(request, InProcessBackend(), stamp="then")
-        stack.enter_context(concluding(session))
-        while session.training.step() is not None:
-            pass
-    return session.run
+        return to_end(start_run(request, InProcessBackend(), stamp="then"))
 
 
 def _start(case: Case, population: Population, folder: Path) -> Path:

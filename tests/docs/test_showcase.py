@@ -10,6 +10,7 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, start_run
 from tests.conftest import small_counts, write_counts
+from tests.sessions import to_end
 
 
 class Clock:
@@ -128,9 +129,7 @@ def test_what_cannot_be_shown_is_told_and_no_error(session, sent, monkeypatch):
     monkeypatch.setattr("fedcore.evaluation.report.run_figures", fails)
     (progress,) = show.progress()
     assert "progress" not in kinds(told) and "metrics" in kinds(told) and "No space left" in progress
-    with concluding(session):
-        while session.training.step() is not None:
-            pass
+    to_end(session)
     progress, figures, report = show.report(session.run)
     assert "Prefect UI" in figures and f"`fedcore report {session.run.path}`" in report and "No space left" in report
     assert not (session.run.path / "report.html").exists()

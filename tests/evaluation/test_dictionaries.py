@@ -13,11 +13,9 @@ from fedcore.methods.perma import Perma, PermaConfig, PermaState
 from fedcore.population.blocks import RowsBlock
 from fedcore.population.ingest.ingest import ingest
 from fedcore.population.writer import PopulationWriter
-from fedcore.rounds.engine import InProcessBackend
 from fedcore.rounds.scores import KnownMemories
 from fedcore.rounds.statistics import values
-from fedcore.training.request import TrainRequest
-from fedcore.training.session import concluding, start_run
+from tests.sessions import train
 
 METHOD = Perma(PermaConfig(atoms=3, global_atoms=1, code="top_k", sparsity=1))
 
@@ -107,17 +105,7 @@ def made(writer, drawn, clients):
 
 
 def trained(population, tmp_path):
-    request = TrainRequest(
-        method="perma",
-        population=str(population.path),
-        runs=str(tmp_path / "runs"),
-        run_id="r",
-        settings={"rounds": 3, "starts": 1},
-    )
-    with concluding(session := start_run(request, InProcessBackend(), stamp="then")):
-        while session.training.step() is not None:
-            pass
-    return session.run
+    return train(population, tmp_path, "perma", {"rounds": 3, "starts": 1})
 
 
 SIZES = {"dtype": "float64", "public_for_evaluation": "drawn", "clients_per_leaf": 2, "clients_per_block": 4}

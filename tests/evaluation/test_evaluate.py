@@ -12,11 +12,9 @@ from fedcore.errors import ConfigError, PopulationError, PrivacyError, WrongKind
 from fedcore.evaluation.evaluate import check_public, evaluate_run, write_not_private
 from fedcore.methods.histograms.scores import validation_clients
 from fedcore.population.writer import PopulationWriter
-from fedcore.rounds.engine import InProcessBackend
-from fedcore.training.request import TrainRequest
-from fedcore.training.session import concluding, start_run
+from tests import sessions
 from tests.command import works
-from tests.conftest import counts_method, small_counts, write_counts
+from tests.conftest import small_counts, write_counts
 
 SETTINGS = {"algorithm": "fedavg", "prior_tokens": 6.0}
 BY_HAND = [[3, 1], [1, 1], [0, 4], [2, 2]]
@@ -24,17 +22,7 @@ HELDOUT = [[1, 1], [1, 3], [0, 2], [0, 0]]
 
 
 def train(population, tmp_path, **settings):
-    request = TrainRequest(
-        method=counts_method(settings or SETTINGS),
-        population=str(population.path),
-        runs=str(tmp_path / "runs"),
-        run_id="r",
-        settings=settings or SETTINGS,
-    )
-    with concluding(session := start_run(request, InProcessBackend(), stamp="then")):
-        while session.training.step() is not None:
-            pass
-    return session.run
+    return sessions.train(population, tmp_path, settings=settings or SETTINGS)
 
 
 def kl(t, p, e=1e-10) -> float:
@@ -193,23 +181,14 @@ def test_held_out_rows_that_are_absurd_end_no_command_and_are_never_shown_as_sco
     with PopulationWriter(tmp_path / "p", "rows", 2, dtype="float64", public_for_evaluation="made up") as writer:
         writer.write([f"c{client}" for client in range(40)], (ptr, rows), (ptr, absurd))
         population = writer.commit()
-    request = TrainRequest(
-        method="federated-em",
-        population=str(population.path),
-        runs=str(tmp_path / "runs"),
-        run_id="r",
-        settings={"algorithm": "em", "components": 2, "rounds": 2},
-    )
-    with concluding(session := start_run(request, InProcessBackend(), stamp="then")):
-        while session.training.step() is not None:
-            pass
+    run = sessions.train(population, tmp_path, "federated-em", {"algorithm": "em", "components": 2, "rounds": 2})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        write_not_private(evaluate_run(session.run.path, population), tmp_path / "scores.json")
+        write_not_private(evaluate_run(run.path, population), tmp_path / "scores.json")
         with pytest.raises(PopulationError, match="are not finite"):
-            evaluate_run(session.run.path, population, keep=True)
+            evaluate_run(run.path, population, keep=True)
     assert {row["nll"] for row in json.loads((tmp_path / "scores.json").read_text())["rows"]} == {None}
-    assert not (session.run.path / "evaluation.json").exists()
+    assert not (run.path / "evaluation.json").exists()
 
 
 @pytest.mark.slow

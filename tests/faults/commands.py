@@ -42,6 +42,7 @@ from tests.faults import pipelines
 from tests.faults.machine import RANDOM, Machine
 from tests.faults.place import bits, told
 from tests.population.contents import everything_in, ids_below
+from tests.sessions import to_end
 
 CLIENTS, NEW_CLIENTS, LEAF = 8, 5, 4
 ROUNDS = 2
@@ -355,12 +356,8 @@ def two_runs(here: Workplace) -> None:
 
 def run_to_end(request: TrainRequest, stamp: str) -> None:
     from fedcore.rounds.engine import InProcessBackend
-    from fedcore.training.session import concluding
 
-    session = start_run(request, InProcessBackend(), stamp=stamp)
-    with concluding(session):
-        while session.training.step() is not None:
-            pass
+    to_end(start_run(request, InProcessBackend(), stamp=stamp))
 
 
 def grown(here: Workplace) -> None:

@@ -3,7 +3,8 @@
 import pytest
 
 from fedcore.runs.store import LoadedRun, load_run
-from tests.faults.place import Place, template, to_end
+from tests.faults.place import Place, template
+from tests.sessions import to_end
 
 
 @pytest.fixture(scope="session")

@@ -39,7 +39,8 @@ from fedcore.runs.store import Run, load_run
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import start_run
 from tests.faults.driver import Kill
-from tests.faults.place import KILLED, same_result, to_end
+from tests.faults.place import KILLED, same_result
+from tests.sessions import to_end
 
 SIZES = {"clients": 1024, "features": 40, "clusters": 3, "tokens": 60, "test_tokens": 0, "heldout_clients": 0}
 SETTINGS = {"clusters": 3, "epsilon": 1.5, "spare_releases": 1}

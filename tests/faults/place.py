@@ -20,7 +20,7 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import LoadedRun, Run, load_run
 from fedcore.training.budget import public_facts
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import Session, concluding, resume, start_run
+from fedcore.training.session import Session, resume, start_run
 from tests.conftest import counts_method
 from tests.faults.driver import PATIENCE, PROCESSES, Kill, train
 
@@ -223,10 +223,4 @@ def same_result(run: LoadedRun, reference: LoadedRun) -> bool:
     )
 
 
-def to_end(session: Session) -> None:
-    with concluding(session):
-        while session.training.step() is not None:
-            pass
-
-
-__all__ = ["PRIVATE_ROUNDS", "Place", "bits", "replace", "same_result", "template", "to_end", "told"]
+__all__ = ["PRIVATE_ROUNDS", "Place", "bits", "replace", "same_result", "template", "told"]

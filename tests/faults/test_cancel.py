@@ -20,8 +20,8 @@ from fedcore.training.session import resume
 from tests.command import private_population
 from tests.conftest import small_counts
 from tests.faults.month import Server
-from tests.faults.place import to_end
 from tests.faults.test_cluster import separate_cluster
+from tests.sessions import to_end
 from tests.tls import tls_environment
 
 ROUNDS = 300

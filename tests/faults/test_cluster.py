@@ -24,8 +24,9 @@ from fedcore.tasks.dask_backend import DaskBackend, dask_client, workerless_seco
 from fedcore.errors import ConfigError, WorkerFailed
 from fedcore.runs.store import load_run
 from tests.faults.driver import Kill
-from tests.faults.place import same_result, to_end
+from tests.faults.place import same_result
 from tests.faults.test_two_processes import soon
+from tests.sessions import to_end
 from tests.tls import certificate, tls_environment, tls_settings
 
 BLOCKS = 25

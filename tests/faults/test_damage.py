@@ -26,8 +26,9 @@ from fedcore.runs.store import Run, load_run
 from fedcore.storage.arrays import read_values, write_values
 from fedcore.training.session import abandon
 from tests.faults.driver import Kill
-from tests.faults.place import same_result, to_end
+from tests.faults.place import same_result
 from tests.faults.test_two_processes import soon
+from tests.sessions import to_end
 
 ROUNDS = 3  # committed before the damage
 

@@ -16,7 +16,8 @@ from fedcore.privacy.ledger import ledger
 from fedcore.privacy.ledger.chain_writer import ChainWriter
 from fedcore.runs.store import Run, load_run
 from fedcore.training.session import abandon
-from tests.faults.place import bits, same_result, to_end
+from tests.faults.place import bits, same_result
+from tests.sessions import to_end
 
 
 class FullFile:

@@ -24,10 +24,11 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import LoadedRun, Run, load_run
 from fedcore.storage.arrays import read_values, write_values
 from tests.faults.driver import Kill, of_memory
-from tests.faults.place import Place, bits, same_result, to_end
+from tests.faults.place import Place, bits, same_result
 from tests.faults.test_damage import cut, empty, flip, garble, remove
 from tests.faults.test_two_processes import soon
 from tests.federated_em.test_run import rows_population
+from tests.sessions import to_end
 
 COMMON = {"components": 2, "covariance": "diag", "cluster_rounds": 1, "levels": 2, "monitor_every": 3}
 ALGORITHMS = {

@@ -14,11 +14,12 @@ from fedcore.rounds.clients import memory_file
 from fedcore.runs.store import Run, load_run
 from fedcore.storage.arrays import read_values
 from tests.faults.driver import Kill, of_memory
-from tests.faults.place import Place, bits, same_result, to_end
+from tests.faults.place import Place, bits, same_result
 from tests.gradient_em import test_run as gradient_em
 from tests.perma import test_run as perma
 from tests.perma.test_rounds import task
 from tests.private_gmm import test_run as private_gmm
+from tests.sessions import to_end
 
 SETTINGS = {
     "gradient_em": gradient_em.FAST | {"rounds": 4},

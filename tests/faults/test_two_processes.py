@@ -8,7 +8,8 @@ from fedcore.errors import ConfigError, LeaseLost, PopulationNotFound, RunBusy, 
 from fedcore.runs.store import Run, load_run
 from fedcore.training.session import abandon, concluding
 from tests.faults.driver import PATIENCE, Kill
-from tests.faults.place import PRIVATE_ROUNDS, same_result, to_end
+from tests.faults.place import PRIVATE_ROUNDS, same_result
+from tests.sessions import to_end
 
 
 def resume_it(here):

@@ -43,10 +43,11 @@ from fedcore.training.request import TrainRequest
 from fedcore.training.session import resume, start_run
 from tests.faults.driver import PROCESSES
 from tests.faults.machine import Fault, Killed, Machine, Point
-from tests.faults.place import KILLED, bits, same_result, to_end
+from tests.faults.place import KILLED, bits, same_result
 from tests.faults.walk import MEMORY, world
 from tests.faults.year_plan import NOMINAL, TOKENS, Books, Person, Week, plan
 from tests.population.contents import counts_of, ids_below, ids_of, write_csv
+from tests.sessions import to_end
 
 EPSILON, DELTA = 6.0, 1e-6
 HORIZON, SPARES, AT_LEAST = 4, 2, 3 * NOMINAL

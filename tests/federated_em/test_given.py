@@ -29,8 +29,9 @@ from tests.federated_em.run_in_memory import run as run_em
 from tests.federated_em.series import start_from
 from tests.federated_em.starts import config_of, em, first_run, people, without_series
 from tests.federated_em.varied import Varied
-from tests.private_gmm.test_run import begin, population, to_end
+from tests.private_gmm.test_run import begin, population
 from tests.private_mixture.worlds import DELTA, mixture, records, run
+from tests.sessions import to_end
 
 UNITS = np.array([1e-6, 1.0, 1e6])
 FULL = Varied(algorithm="private", components=2)

@@ -79,9 +79,9 @@ def test_a_stored_form_says_what_it_said():
 
 def test_what_is_said_twice_is_refused(table):
     file = IngestRequest(schema_file=str(table / "t.toml"))
-    with pytest.raises(ConfigError, match="client: said in .*t.toml and beside it"):
+    with pytest.raises(ConfigError, match="client: given in .*t.toml and as an option too"):
         ingest(table / "t.csv", table / "p", file, client="person")
-    with pytest.raises(ConfigError, match="units: said in"):
+    with pytest.raises(ConfigError, match="units: given in"):
         with_schema(file.model_copy(update={"units": {"city": "x"}}), append=False)
     assert with_schema(file, append=False).nominal_clients == 10
     assert with_schema(file, append=True).nominal_clients is None

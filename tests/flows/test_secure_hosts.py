@@ -25,8 +25,8 @@ from fedcore.training.session import start_run
 from tests.command import private_population
 from tests.conftest import small_counts
 from tests.faults.month import Server
-from tests.faults.place import to_end
 from tests.faults.test_cluster import free_port
+from tests.sessions import to_end
 from tests.tls import certificate, tls_environment
 
 SECRET = "operator:correct horse"

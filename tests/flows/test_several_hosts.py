@@ -28,9 +28,10 @@ from fedcore.training.session import start_run
 from tests.command import private_population, works
 from tests.conftest import small_counts
 from tests.faults.month import Server
-from tests.faults.place import same_result, to_end
+from tests.faults.place import same_result
 from tests.faults.test_cluster import free_port
 from tests.flows.test_secure_hosts import postgres  # noqa: F401  a fixture
+from tests.sessions import to_end
 from tests.tls import certificate, tls_environment
 
 ROOT = Path(__file__).parents[2]

@@ -1,5 +1,7 @@
 """Whole runs through session, engine and run store: outputs, diagnosis, settings."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import zarr
@@ -11,14 +13,13 @@ from fedcore.methods.gradient_em import GradientEM, GradientEMConfig
 from fedcore.methods.registry import make_method
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
-from fedcore.rounds.engine import InProcessBackend
 from fedcore.rounds.results import Features
 from fedcore.runs.store import load_run
 from fedcore.training.personalise import personalise
-from fedcore.training.request import TrainRequest
-from fedcore.training.session import concluding, start_run
+from tests import sessions
 from tests.gradient_em.run_in_memory import block_of, facts, run
 from tests.papers.fedgrem.run_in_memory import run as run_paper
+from tests.sessions import to_end
 
 FAST = {"starts": 2, "rounds": 8}
 
@@ -35,21 +36,7 @@ def tasks_of(model="gaussian"):
     return simulated_clients(0, model=model, clients=14, outliers=2, rows=sizes, h=0.5)
 
 
-def begin(population, tmp_path, settings, **changes):
-    request = TrainRequest(
-        population=str(population.path),
-        settings=settings,
-        runs=str(tmp_path / "runs"),
-        **{"method": "gradient_em", "run_id": "r", **changes},
-    )
-    return start_run(request, InProcessBackend(), stamp="then")
-
-
-def to_end(session):
-    with concluding(session):
-        while session.training.step() is not None:
-            pass
-    return session.run
+begin = partial(sessions.begin, method="gradient_em")
 
 
 @pytest.mark.slow
@@ -61,7 +48,7 @@ def check_outputs(tmp_path, method, settings, apart):
     """A run to its end, and what it gives every client. apart: whether clients are left apart."""
     tasks = tasks_of()
     population = population_of(tmp_path / "p", tasks)
-    ran = to_end(begin(population, tmp_path, settings, method=method))
+    ran = to_end(begin(population, tmp_path, settings=settings, method=method))
     assert ran.round == make_method(method, settings).total_rounds(None)
     personalise(ran.path, population.path, tmp_path / "out")
     out = zarr.open_group(tmp_path / "out", mode="r")
@@ -78,7 +65,7 @@ def check_outputs(tmp_path, method, settings, apart):
 def test_suspected_outliers_are_listed(tmp_path):
     tasks = simulated_clients(3, clients=12, outliers=2, h=1.0)
     population = population_of(tmp_path / "p", tasks)
-    ran = to_end(begin(population, tmp_path, {**FAST, "rounds": 30}))
+    ran = to_end(begin(population, tmp_path, settings={**FAST, "rounds": 30}))
     found = diagnose(ran.path, population.path)
     assert [task.client for task in found if task.suspected] == [task.client for task in found][:2]
     assert {task.client for task in found[:2]} == {"c10", "c11"}
@@ -96,11 +83,12 @@ def test_nobody_is_suspected_among_equals():
 
 def test_a_run_starts_from_another(tmp_path):
     population = population_of(tmp_path / "p", tasks_of())
-    first = to_end(begin(population, tmp_path, FAST))
-    second = to_end(begin(population, tmp_path, {**FAST, "start": "given"}, run_id="s", start_from=str(first.path)))
-    assert load_run(second.path).head["status"] == "finished"
+    first = to_end(begin(population, tmp_path, settings=FAST))
+    second = partial(begin, population, tmp_path, start_from=str(first.path))
+    later = to_end(second(settings={**FAST, "start": "given"}, run_id="s"))
+    assert load_run(later.path).head["status"] == "finished"
     with pytest.raises(ConfigError, match="has shape"):
-        begin(population, tmp_path, {**FAST, "start": "given", "components": 4}, run_id="t", start_from=str(first.path))
+        second(settings={**FAST, "start": "given", "components": 4}, run_id="t")
 
 
 def test_a_run_without_a_round_gives_nothing():

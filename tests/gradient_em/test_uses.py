@@ -11,7 +11,8 @@ from fedcore.evaluation.evaluate import evaluate_run
 from fedcore.methods.gradient_em import personal
 from fedcore.population.writer import PopulationWriter
 from tests.gradient_em.run_in_memory import block_of
-from tests.gradient_em.test_run import FAST, begin, to_end
+from tests.gradient_em.test_run import FAST, begin
+from tests.sessions import to_end
 
 
 def population_with_heldout(path, scale=1.0):
@@ -26,7 +27,7 @@ def population_with_heldout(path, scale=1.0):
 @pytest.mark.parametrize(("method", "settings"), [("gradient_em", {}), ("paper_gradient_em", {"preset": "paper"})])
 def test_scores_of_held_out_rows(tmp_path, method, settings):
     population = population_with_heldout(tmp_path / "p")
-    ran = to_end(begin(population, tmp_path, {**FAST, **settings}, method=method))
+    ran = to_end(begin(population, tmp_path, settings={**FAST, **settings}, method=method))
     result = evaluate_run(ran.path, population, keep=True)
     nll = {row["method"]: row["nll"] for row in result["rows"]}
     assert set(nll) == {"this run", "common centres", personal.TRAINED} and result["held_out_rows"] == 240
@@ -43,7 +44,7 @@ def test_scores_are_in_the_units_of_the_data(tmp_path, standardise):
     nll = []
     for name, scale in (("one", 1.0), ("seven", 7.0)):
         population = population_with_heldout(tmp_path / name, scale)
-        ran = to_end(begin(population, tmp_path, {**FAST, "standardise": standardise}, run_id=name))
+        ran = to_end(begin(population, tmp_path, settings={**FAST, "standardise": standardise}, run_id=name))
         nll.append(evaluate_run(ran.path, population)["rows"][0]["nll"])
     assert nll[1] - nll[0] == pytest.approx(10 * np.log(7.0), abs=1e-3)
 
@@ -58,7 +59,7 @@ def test_outliers_from_the_command_line(tmp_path, capsys):
     from fedcore.cli.runs import runs_outliers
 
     population = population_with_heldout(tmp_path / "p")
-    ran = to_end(begin(population, tmp_path, {**FAST, "rounds": 20}))
+    ran = to_end(begin(population, tmp_path, settings={**FAST, "rounds": 20}))
     runs_outliers(str(ran.path), str(population.path), as_json=True)
     found = json.loads(capsys.readouterr().out)["tasks"]
     assert [task["client"] for task in found if task["suspected"]] == ["c7"]

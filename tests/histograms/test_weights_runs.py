@@ -17,11 +17,9 @@ from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 from fedcore.rounds.caches import BLOCKS
-from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run
 from fedcore.training.personalise import personalise, trained
-from fedcore.training.request import TrainRequest
-from fedcore.training.session import concluding, start_run
+from tests import sessions
 from tests.command import private_population, works
 from tests.histograms.test_weights import bursty
 
@@ -42,19 +40,9 @@ def made(path, **options):
     return private_population(path, matrix, heldout=other, epsilon=20.0, **options)
 
 
-def train(population, folder, name="r", rounds=None, **settings) -> Run:
-    request = TrainRequest(
-        method="histograms",
-        population=str(population.path),
-        runs=str(folder / "runs"),
-        run_id=name,
-        settings={"epsilon": 5.0, **SETTINGS, **settings},
-    )
+def train(population, folder, **settings) -> Run:
     BLOCKS.clear()
-    with concluding(session := start_run(request, InProcessBackend(), stamp="then")):
-        while session.training.step() is not None:
-            pass
-    return session.run
+    return sessions.train(population, folder, "histograms", {"epsilon": 5.0, **SETTINGS, **settings})
 
 
 @pytest.mark.slow

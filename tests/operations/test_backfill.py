@@ -91,7 +91,7 @@ def test_what_is_not_made_up_for(tmp_path):
     trained(population, tmp_path / "runs", 0, epsilon=config["epsilon"])
     with pytest.raises(BudgetExceeded, match="room for 2"):
         check_backfill(item, [1, 2, 3])
-    with pytest.raises(ConfigError, match="go on from one another"):
+    with pytest.raises(ConfigError, match="start from one another"):
         check_backfill(item.model_copy(update={"start_from": "previous"}), [1])
     begin_cohorts(population, ledger)
     with pytest.raises(ConfigError, match="kept by cohort"):

@@ -19,10 +19,11 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run
 from fedcore.training.budget import begin_cohorts
 from fedcore.training.request import Series, TrainRequest
-from fedcore.training.session import concluding, start_run
+from fedcore.training.session import start_run
 from tests.command import private_population
 from tests.conftest import counts_method, small_counts, write_counts
 from tests.operations.test_deployment import ENTRY
+from tests.sessions import to_end
 
 
 def trained(population, folder, number, deployment="weekly", finish=True, share=None, **settings):
@@ -38,9 +39,7 @@ def trained(population, folder, number, deployment="weekly", finish=True, share=
         share=share,
     )
     session = start_run(request, InProcessBackend(), stamp=f"202601{number + 1:02d}T030000")
-    with concluding(session):
-        while session.training.step() is not None:
-            pass
+    to_end(session)
     return session, budget_left(session)
 
 
@@ -169,7 +168,10 @@ def test_an_event_that_cannot_be_sent_is_nobodys_failure(monkeypatch):
     "text, words",
     [
         ("[notify]\nwebhook = 'http://a'\nevents = ['fedcore.budget.lo']\n" + ENTRY, "there is no event"),
-        ("[notify]\nwebhook = 'http://a'\nevents = ['fedcore.population.appended']\n" + ENTRY, "is of pipelines"),
+        (
+            "[notify]\nwebhook = 'http://a'\nevents = ['fedcore.population.appended']\n" + ENTRY,
+            "is an event of pipelines",
+        ),
         ("[monitoring]\nruns_left = -1\n" + ENTRY, "monitoring.runs_left"),
         ("[monitoring]\ncolour = 1\n" + ENTRY, "'monitoring.colour' is not a setting"),
         (ENTRY + "[deployment.monitoring]\nruns_left = 'x'\n", "deployment.0.monitoring.runs_left"),

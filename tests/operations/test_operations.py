@@ -22,6 +22,7 @@ from fedcore.training.request import Series, TrainRequest
 from fedcore.training.session import concluding, resume, start_run
 from tests.command import fedcore, private_population, works
 from tests.conftest import counts_method, edit_record, small_counts, write_counts
+from tests.sessions import to_end
 
 OPEN = {"algorithm": "algorithm2", "clusters": 2, "rounds": 2}
 PRIVATE = {"epsilon": 1.0, "clusters": 2, "rounds": 2}
@@ -43,10 +44,7 @@ def begin(population, tmp_path, run_id, settings=OPEN, deployment="nightly", sta
 
 
 def train(*arguments, **named) -> Run:
-    with concluding(session := begin(*arguments, **named)):
-        while session.training.step() is not None:
-            pass
-    return session.run
+    return to_end(begin(*arguments, **named))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +21,12 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import load_run
 from fedcore.storage.arrays import read_values
 from fedcore.training.personalise import personalise
-from fedcore.training.request import TrainRequest
-from fedcore.training.session import concluding, resume, start_run
+from fedcore.training.session import resume
+from tests import sessions
 from tests.conftest import edit_record
 from tests.perma.run_in_memory import block_of
 from tests.perma.test_rounds import task
+from tests.sessions import to_end
 
 FAST = {"profile": "recommended", "atoms": 6, "global_atoms": 3, "rounds": 4, "starts": 2, "start_steps": 60}
 SIZES = np.array([120, 0, 80, 45, 3, 90, 200, 160, 75, 50, 60, 60])
@@ -37,21 +39,7 @@ def population_of(path, rows, *, leaf=3, block=6):
         return writer.commit(Provenance(sources=("test",)))
 
 
-def begin(population, tmp_path, settings, **changes):
-    request = TrainRequest(
-        population=str(population.path),
-        settings=settings,
-        runs=str(tmp_path / "runs"),
-        **{"run_id": "r", "method": "perma", **changes},
-    )
-    return start_run(request, InProcessBackend(), stamp="then")
-
-
-def to_end(session):
-    with concluding(session):
-        while session.training.step() is not None:
-            pass
-    return session.run
+begin = partial(sessions.begin, method="perma")
 
 
 def digest(path) -> str:
@@ -70,8 +58,8 @@ def test_rows_read_from_the_store_while_they_are_used_give_the_same_bits(tmp_pat
     monkeypatch.setattr(distances, "STACK_NUMBERS", 6 * 64)
     rows, _, _ = task(1, clients=12, sizes=SIZES)
     population = population_of(tmp_path / "p", rows)
-    held = to_end(begin(population, tmp_path, FAST, run_id="held"))
-    session = begin(population, tmp_path, FAST, run_id="streamed")
+    held = to_end(begin(population, tmp_path, settings=FAST, run_id="held"))
+    session = begin(population, tmp_path, settings=FAST, run_id="streamed")
     session.training.source = replace(session.training.source, stream_above=0)
     assert digest(held.path) == digest(to_end(session).path)
 
@@ -79,7 +67,7 @@ def test_rows_read_from_the_store_while_they_are_used_give_the_same_bits(tmp_pat
 def test_outputs_are_written(tmp_path):
     rows, _, common = task(2, clients=12, sizes=SIZES)
     population = population_of(tmp_path / "p", rows)
-    stored = to_end(begin(population, tmp_path, FAST))
+    stored = to_end(begin(population, tmp_path, settings=FAST))
     assert stored.round == FAST["rounds"] + 1 and run_summary(stored)["algorithm"] == "PerMA"
     personalise(stored.path, population.path, tmp_path / "out")
     group = zarr.open_group(tmp_path / "out", mode="r")
@@ -92,11 +80,11 @@ def test_outputs_are_written(tmp_path):
 def test_the_next_run_starts_from_the_one_before(tmp_path):
     rows, _, common = task(3, clients=6)
     population = population_of(tmp_path / "p", rows)
-    first = to_end(begin(population, tmp_path, FAST, run_id="first"))
-    second = to_end(begin(population, tmp_path, FAST, run_id="second", start_from=str(first.path)))
+    first = to_end(begin(population, tmp_path, settings=FAST, run_id="first"))
+    second = to_end(begin(population, tmp_path, settings=FAST, run_id="second", start_from=str(first.path)))
     assert d12(load_run(second.path).state["common"], common) < 1e-2
     with pytest.raises(RunError, match="kernel"):
-        monkey = begin(population, tmp_path, FAST, run_id="third")
+        monkey = begin(population, tmp_path, settings=FAST, run_id="third")
         monkey.close()
         edit_record(monkey.run.path, lambda info: info.update(kernel="perma-0"))
         resume(monkey.run.path, InProcessBackend())
@@ -109,12 +97,12 @@ def test_runs_of_dictionaries_that_belong_elsewhere_are_no_start(tmp_path, earli
     """Runs of before the split: their settings name the method."""
     population = population_of(tmp_path / "p", task(4, clients=6)[0])
     settings = {"rounds": 2, "atoms": 3, "global_atoms": 3}
-    first = to_end(begin(population, tmp_path, settings, run_id="first", method="dictionaries"))
+    first = to_end(begin(population, tmp_path, settings=settings, run_id="first", method="dictionaries"))
     second = {"run_id": "second", "method": "dictionaries", "start_from": str(first.path)}
-    to_end(begin(population, tmp_path, settings, **second))
+    to_end(begin(population, tmp_path, settings=settings, **second))
     edit_record(first.path, lambda info: info["config"].update(earlier))
     with pytest.raises(ConfigError, match=f"the method {method} now"):
-        begin(population, tmp_path, settings, **{**second, "run_id": "third"})
+        begin(population, tmp_path, settings=settings, **{**second, "run_id": "third"})
 
 
 def test_the_example_deployment_can_be_read():

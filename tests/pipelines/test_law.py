@@ -94,8 +94,8 @@ def test_a_pipeline_has_one_population(tmp_path):
             + step("export", deployment="closed", to="a", when="if_new_files"),
             "follow from whether files",
         ),
-        (REFUSE + step("train", deployment="closed"), "a bad row of one client would set its file aside"),
-        (INGEST + 'changed = "append"\n' + step("train", deployment="closed"), "whether those of everybody else in it"),
+        (REFUSE + step("train", deployment="closed"), "an invalid row of one client would quarantine its file"),
+        (INGEST + 'changed = "append"\n' + step("train", deployment="closed"), "those of all other clients in it"),
     ],
 )
 def test_what_would_follow_from_one_client_is_refused_until_somebody_says_why_it_tells_nothing(tmp_path, steps, words):
@@ -119,7 +119,7 @@ def test_one_row_decides_over_no_others_in_a_population_that_somebody_else_train
 def test_no_reason_lets_a_run_that_is_not_private_decide_over_a_private_one(tmp_path):
     steps = step("train", deployment="open") + step("train", deployment="closed", when="if_promoted", of="open")
     for declared in ("", PUBLIC):
-        with pytest.raises(PrivacyError, match="may tell anything about anybody"):
+        with pytest.raises(PrivacyError, match="may reveal anything about any client"):
             read(tmp_path, BOTH + HEAD + declared + steps)
     other = step("train", deployment="closed") + step("train", deployment="open", when="if_promoted", of="closed")
     assert read(tmp_path, BOTH + HEAD + other).private

@@ -345,8 +345,8 @@ def test_columns_that_do_not_go_together(tmp_path):
         refused("that of the document and as another", file, tmp_path / "p", **{**POSTS, "documents": name})
     calendar = {"period": "month", "time": "when", "first": "2026-01", "through": "2026-03"}
     refused("that of the document and", file, tmp_path / "p", **calendar, **{**POSTS, "documents": "when"})
-    refused("dealt from the documents here", file, tmp_path / "p", heldout=file, **POSTS)
-    refused("dealt from the documents here", file, tmp_path / "p", halves="entry", **POSTS)
+    refused("split into halves here", file, tmp_path / "p", heldout=file, **POSTS)
+    refused("split into halves here", file, tmp_path / "p", halves="entry", **POSTS)
     refused("brings no held-out part", file, tmp_path / "p", features=5, halves="document")
     assert not (tmp_path / "p").exists()
 
@@ -367,10 +367,10 @@ def test_what_is_appended_is_dealt_likewise(tmp_path):
     rows = some_rows(30)
     file = write_csv(tmp_path / "b.csv", HEADER, rows)
     by_document = made(tmp_path / "documents", rows).path
-    refused("nothing says to which documents", file, by_document, append=True)
-    refused("nothing says to which documents", file, by_document, append=True, heldout=file, halves="entry")
+    refused("of the appended data are unknown", file, by_document, append=True)
+    refused("of the appended data are unknown", file, by_document, append=True, heldout=file, halves="entry")
     plain = ingest(file, tmp_path / "plain", features=5).path
-    refused("Nothing says how the clients' halves of .* were dealt", file, plain, append=True, documents="post")
+    refused("It is unknown how the clients' halves of .* were split", file, plain, append=True, documents="post")
     entries = ingest(file, tmp_path / "entries", features=5, heldout=file, halves="entry").path
     refused("are dealt by entry, and what is appended is not", file, entries, append=True)
     refused("are dealt by entry", file, entries, append=True, documents="post")

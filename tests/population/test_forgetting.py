@@ -333,7 +333,7 @@ def test_compaction_takes_the_holes_out(tmp_path, rows, begun):
 def test_nobody_left_is_not_compacted(tmp_path):
     population = forget(made(tmp_path / "p", 5), clients=names(0, 5)).population
     assert population.participants() == () and population.verify().ok
-    with pytest.raises(PopulationError, match="Nobody is left"):
+    with pytest.raises(PopulationError, match="No client is left"):
         compact(population)
     assert cohort_of_each(appended(population, tmp_path, ["new", "user 3"])) == {"user 3": 1, "new": 2}
 

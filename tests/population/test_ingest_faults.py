@@ -390,7 +390,7 @@ def test_unusable_text(tmp_path):
     (folder / "x").write_text("a b")
     refused("public vocabulary", folder, tmp_path / "p")
     refused("a file or a folder", folder, tmp_path / "p", vocabulary=["a"], client="author")
-    refused("beside the clients' folders", folder, tmp_path / "p", vocabulary=["a"], client="folder")
+    refused("next to the clients' folders", folder, tmp_path / "p", vocabulary=["a"], client="folder")
     (folder / "y").write_bytes(b"a\xff")
     refused("y is not UTF-8", folder, tmp_path / "p", vocabulary=["a"])
 

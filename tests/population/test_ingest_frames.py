@@ -121,7 +121,7 @@ def stray(path):
         (other_size, "5 x 8, the first one of f of 6 x 8"),
         (other_colours, "6 x 8 in colour, the first one"),
         (saved("a.npy", np.zeros((2, 6, 8, 4), np.uint8)), "not frames"),
-        (saved("a.npy", np.zeros((2, 6, 8), np.int64)), "nobody knows what is white"),
+        (saved("a.npy", np.zeros((2, 6, 8), np.int64)), "whose value of white is unknown"),
         (saved("a.npy", np.full((2, 6, 8), 1.5)), r"outside of \[0, 1\]"),
         (saved("a.npy", np.full((2, 6, 8), np.nan)), "no numbers"),
         (image("RGBA"), "transparent"),

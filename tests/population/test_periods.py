@@ -103,7 +103,7 @@ def test_labels(unit, day, label):
         ("week", "2025-W53", "2026-W10", "is no week"),
         ("day", "2026-02-30", "2026-03-01", "is no day"),
         ("year", "26", "2026", "is no year"),
-        ("month", "2026-03", "2026-02", "2026-02 lies before 2026-03"),
+        ("month", "2026-03", "2026-02", "2026-02 is before 2026-03"),
         ("day", "1900-01-01", "2026-01-01", f"more than {MOST}"),
         ("year", "9999", "9999", "no year follows 9999"),
     ],
@@ -439,7 +439,7 @@ def test_numbers_of_a_calendar_as_dates(unit, first, words):
         ({"time": None}, "is declared, and not taken from the data"),
         ({"first": None}, "is declared, and not taken from the data"),
         ({"through": None}, "is declared, and not taken from the data"),
-        ({"through": "2025-12"}, "no such calendar: 2025-12 lies before 2026-01"),
+        ({"through": "2025-12"}, "no such calendar: 2025-12 is before 2026-01"),
         ({"zone": "Mars"}, "knows no time zone 'Mars'"),
         ({"time": "then"}, "has no column 'then'"),
         ({"time": "token"}, "as that of the time and as another"),
@@ -469,7 +469,7 @@ def test_only_tables_have_time_stamps(tmp_path):
         ({"time": "then"}, "with time 'when'"),
         ({"zone": "Europe/Zurich"}, "with zone 'UTC'"),
         ({"first": "2025-01"}, "with first '2026-01'"),
-        ({"through": "2026-05"}, "2026-05 lies before 2026-06, which was declared, and a calendar only grows"),
+        ({"through": "2026-05"}, "2026-05 is before 2026-06, which was declared, and a calendar only grows"),
         ({"nominal_clients": 4}, "this one declares none"),
     ],
 )
@@ -484,7 +484,7 @@ def test_appends_that_do_not_fit(tmp_path, options, why):
 def test_a_population_of_clients_stays_one(tmp_path):
     file = write_csv(tmp_path / "a.csv", ["client", "token"], [("a", 1)])
     ingest(file, tmp_path / "p", features=5)
-    with pytest.raises(IngestError, match="has clients, not entries of calendar periods, and 'through' was said"):
+    with pytest.raises(IngestError, match="has clients, not entries of periods: 'through' cannot be set"):
         ingest(file, tmp_path / "p", append=True, through="2026-03")
 
 

@@ -18,7 +18,7 @@ from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, resume, start_run
 from tests.command import private_population
 from tests.conftest import small_counts
-from tests.faults.place import to_end
+from tests.sessions import to_end
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, resume, start_run
 from tests.command import private_population
 from tests.conftest import small_counts, write_counts
+from tests.sessions import to_end
 
 from .remote_places import copied, require_credentials
 
@@ -28,11 +29,7 @@ def trained(location, tmp_path, run_id, backend=None, **changes):
     request = TrainRequest(
         **{"method": "toy", "population": str(location), "runs": str(tmp_path / "runs"), "run_id": run_id, **changes}
     )
-    session = start_run(request, backend or InProcessBackend(), stamp="then")
-    with concluding(session):
-        while session.training.step() is not None:
-            pass
-    return session.run
+    return to_end(start_run(request, backend or InProcessBackend(), stamp="then"))
 
 
 def bits(run) -> dict:
@@ -150,9 +147,7 @@ def test_a_run_that_loses_its_storage_can_be_resumed(tmp_path, toy, s3, server):
     finally:
         require_credentials(server, float("inf"))
     session = resume(session.run.path, InProcessBackend())
-    with concluding(session):
-        while session.training.step() is not None:
-            pass
+    to_end(session)
     assert bits(session.run) == bits(reference)
 
 

@@ -25,7 +25,7 @@ from fedcore.training.request import TrainRequest
 from fedcore.training.session import start_run
 from fedcore.training.witness import check_runs
 from tests.command import private_population
-from tests.faults.place import to_end
+from tests.sessions import to_end
 
 ANCHOR, WITNESS = "FEDCORE_ANCHOR", "ledger-head.json"
 NEW, OLD, ABSENT, EMPTY = "new", "old", "absent", "empty"

@@ -21,7 +21,7 @@ from fedcore.training.request import TrainRequest
 from fedcore.training.session import resume, start_run
 from fedcore.training.witness import accept_loss, check_runs, missing_witness, remember_head
 from tests.command import private_population
-from tests.faults.place import to_end
+from tests.sessions import to_end
 
 WITNESS = "ledger-head.json"
 

@@ -15,12 +15,11 @@ from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url
 from fedcore.privacy.mechanisms import TestNoise
-from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import load_run
 from fedcore.training.personalise import personalise
-from fedcore.training.request import TrainRequest
-from fedcore.training.session import concluding, start_run
+from tests import sessions
 from tests.command import works
+from tests.sessions import to_end
 
 TRUTH = simulation.mixture(4, 2, 12.0, 0)
 PRIOR = simulation.prior(TRUTH)
@@ -65,21 +64,7 @@ def population(path, *, unit="client", epsilon=12.0, test=False, block=1024, lea
 
 
 def begin(made, tmp_path, method="private_gmm", settings=SETTINGS, **changes):
-    request = TrainRequest(
-        method=method,
-        population=str(made.path),
-        settings=settings,
-        runs=str(tmp_path / "runs"),
-        **{"run_id": "r", **changes},
-    )
-    return start_run(request, InProcessBackend(), stamp="then")
-
-
-def to_end(session):
-    with concluding(session):
-        while session.training.step() is not None:
-            pass
-    return session.run
+    return sessions.begin(made, tmp_path, method, settings, **changes)
 
 
 def test_a_run_finds_what_the_function_finds(tmp_path):

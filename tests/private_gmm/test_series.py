@@ -18,8 +18,9 @@ from fedcore.methods.registry import make_method
 from fedcore.runs.store import load_run
 from tests.private_gmm.series import ALONE, POOLED, SEARCHING, chosen, config_of, run
 from tests.private_gmm.series import series as runs_of
-from tests.private_gmm.test_run import SETTINGS, begin, population, to_end
+from tests.private_gmm.test_run import SETTINGS, begin, population
 from tests.private_gmm.worlds import facts
+from tests.sessions import to_end
 
 FORMS = ("spherical", "diag", "full")
 D, FLOOR = 3, 1e-3

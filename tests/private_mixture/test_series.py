@@ -13,8 +13,9 @@ from fedcore.methods.private_mixture import PrivateMixture, PrivateMixtureConfig
 from fedcore.methods.private_mixture.plan import plan
 from fedcore.methods.private_mixture.state import MIXTURE, NORMAL
 from fedcore.runs.store import load_run
-from tests.private_gmm.test_run import begin, population, to_end
+from tests.private_gmm.test_run import begin, population
 from tests.private_mixture.worlds import facts, mixture, records, run
+from tests.sessions import to_end
 
 K, D = 3, 5
 CONFIG = PrivateMixtureConfig(components=K)

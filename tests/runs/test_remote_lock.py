@@ -25,7 +25,8 @@ from tests.faults.driver import PATIENCE, PROCESSES, Kill
 from tests.faults.driver import train as in_a_process
 from tests.faults.place import same_result
 from tests.faults.test_two_processes import soon
-from tests.runs.test_remote_runs import AWS, begin, request_of, to_end, train
+from tests.runs.test_remote_runs import AWS, begin, request_of, train
+from tests.sessions import to_end
 
 pytest.importorskip("upath", reason="universal-pathlib is not installed")
 
@@ -134,7 +135,7 @@ def test_wrong_clocks_change_nothing(memory, elsewhere, monkeypatch, year):
 def test_an_object_that_says_nothing_is_not_waited_for(memory, content):
     path = place(f"{memory}/h.json")
     object_storage.write_bytes(path, content)
-    with pytest.raises(RunBusy, match="does not say who"):
+    with pytest.raises(RunBusy, match="does not name the process"):
         RemoteLock(path, "it").take()
     other = RemoteLock(path, "it")
     assert other.take(take_over=True) is True

@@ -38,6 +38,7 @@ from tests.faults.driver import train as in_a_process
 from tests.faults.place import bits, same_result
 from tests.federated_em.test_run import rows_population
 from tests.population.remote_places import require_credentials
+from tests.sessions import to_end
 
 pytest.importorskip("upath", reason="universal-pathlib is not installed")
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
@@ -68,13 +69,6 @@ def request_of(population, runs, run_id="r", **more) -> TrainRequest:
 
 def begin(population, runs, run_id="r", stamp="then", **more):
     return start_run(request_of(population, runs, run_id, **more), InProcessBackend(), stamp=stamp)
-
-
-def to_end(session) -> Run:
-    with concluding(session):
-        while session.training.step() is not None:
-            pass
-    return session.run
 
 
 def train(*arguments, **named) -> Run:

@@ -22,9 +22,10 @@ from fedcore.storage import files
 from fedcore.storage.arrays import read_values, write_values
 from fedcore.training.personalise import personalise
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import abandon, concluding, resume, start_run
+from fedcore.training.session import abandon, resume, start_run
 from tests.command import fedcore, private_population, works
 from tests.conftest import edit_record, small_counts, write_counts
+from tests.sessions import to_end
 
 pytestmark = pytest.mark.usefixtures("toy")
 
@@ -267,9 +268,7 @@ def private_run(tmp_path, rounds=None):
     path = begun(population, tmp_path, 2, **asked)
     if rounds is None:
         session = resume(path, InProcessBackend())
-        with concluding(session):
-            while session.training.step() is not None:
-                pass
+        to_end(session)
     return population, ledger, path
 
 

@@ -14,10 +14,11 @@ from fedcore.planning.budget_plan import SETTLED, equal_runs, planned_method, ro
 from fedcore.privacy.ledger.ledger import create_ledger
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import concluding, start_run
+from fedcore.training.session import start_run
 from tests.command import fedcore, private_population, works
 from tests.conftest import small_counts
 from tests.federated_em.test_run import rows_population
+from tests.sessions import to_end
 
 
 @pytest.fixture
@@ -53,9 +54,7 @@ def test_equal_runs_fit_and_one_more_would_not(place, tmp_path):
             break
         session = start_run(request, InProcessBackend(), stamp="then")
         assert sum(item["rho"] for item in session.run.info["plan"]) == pytest.approx(said["rho_if_no_spare"])
-        with concluding(session):
-            while session.training.step() is not None:
-                pass
+        to_end(session)
     left = ledger.balance(population.id)
     assert 0 <= left.rho_left < said["rho_per_run"]
 

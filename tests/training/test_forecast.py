@@ -28,9 +28,9 @@ from fedcore.training.request import Series
 from fedcore.training.session import start_run
 from tests.command import private_population
 from tests.conftest import small_counts, write_counts
-from tests.faults.place import to_end
 from tests.growing import Growing
 from tests.operations.test_operations import OPEN, PRIVATE, PUBLIC, train
+from tests.sessions import to_end
 
 DAY, NOW = timedelta(days=1), datetime(2026, 3, 10, 12, tzinfo=UTC)
 PRICE = Fraction(1, 4)

@@ -14,7 +14,8 @@ from fedcore.training.session import start_run
 from fedcore.training.spec import open_inputs, resolve
 from tests.command import fedcore, private_population
 from tests.conftest import small_counts
-from tests.training.test_session import SMALL, begin, request_for, to_end
+from tests.sessions import to_end
+from tests.training.test_session import SMALL, begin, request_for
 
 
 @pytest.fixture

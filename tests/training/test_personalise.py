@@ -12,29 +12,17 @@ from fedcore.papers.histograms import PaperHistograms
 
 from fedcore.errors import ConfigError, PopulationError, RunError, WorkerFailed, WrongKind
 from fedcore.interface.data import rows_stored
-from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run
 from fedcore.storage.arrays import write_values
 from fedcore.training.personalise import NOTE, personalise
-from fedcore.training.request import TrainRequest
-from fedcore.training.session import concluding, start_run
+from tests import sessions
 from tests.command import fedcore, works
-from tests.conftest import counts_method, seal_anew, small_counts, write_counts
+from tests.conftest import seal_anew, small_counts, write_counts
 from tests.toy import Toy
 
 
 def train(population, tmp_path, method=None, **settings):
-    request = TrainRequest(
-        method=method or counts_method(settings),
-        population=str(population.path),
-        runs=str(tmp_path / "runs"),
-        run_id="r",
-        settings=settings,
-    )
-    with concluding(session := start_run(request, InProcessBackend(), stamp="then")):
-        while session.training.step() is not None:
-            pass
-    return session.run
+    return sessions.train(population, tmp_path, method, settings)
 
 
 def test_fedavg_by_hand(tmp_path):

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,36 +36,18 @@ from fedcore.runs.store import Run, load_run
 from fedcore.storage import files
 from fedcore.training import session as sessions
 from fedcore.training.budget import ledger_name, ledger_of, plan_within_budget
-from fedcore.training.request import TrainRequest
-from fedcore.training.session import abandon, concluding, resume, start_run
+from fedcore.training.session import abandon, concluding, resume
+from tests import sessions as sessions_here
 from tests.command import private_population
-from tests.conftest import counts_method, edit_record, small_counts, spec_of, write_counts
+from tests.conftest import edit_record, small_counts, spec_of, write_counts
 from tests.planning.test_run_plan import rows_with_a_budget
+from tests.sessions import to_end
 
 SMALL = {"clusters": 2, "rounds": 2}
 RELEASES = 4  # of a run with SMALL
 
 
-def request_for(population, tmp_path, **changes) -> TrainRequest:
-    given = {
-        "method": counts_method(changes.get("settings") or SMALL),
-        "population": str(population.path),
-        "runs": str(tmp_path / "runs"),
-        "run_id": "r",
-        "settings": SMALL,
-    }
-    return TrainRequest(**{**given, **changes})
-
-
-def begin(population, tmp_path, **changes):
-    return start_run(request_for(population, tmp_path, **changes), InProcessBackend(), stamp="then")
-
-
-def to_end(session):
-    with concluding(session):
-        while session.training.step() is not None:
-            pass
-    return session.run
+request_for, begin = partial(sessions_here.request_for, settings=SMALL), partial(sessions_here.begin, settings=SMALL)
 
 
 def interrupted(session, rounds: int):

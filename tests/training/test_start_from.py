@@ -3,6 +3,7 @@
 import json
 import pickle
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,12 +18,14 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run, list_runs, load_run
 from fedcore.storage.arrays import read_values, write_values
 from fedcore.training.request import TrainRequest
-from fedcore.training.session import abandon, concluding, resume, start_run
+from fedcore.training.session import abandon, concluding, resume
 from fedcore.training.shared_ids import register
 from fedcore.training.spec import START_FILE, resolve
 from fedcore.training.warm_start import in_words, previous_runs
+from tests import sessions
 from tests.command import fedcore, private_population, works
-from tests.conftest import counts_method, edit_record, small_counts, spec_of, write_counts
+from tests.conftest import edit_record, small_counts, spec_of, write_counts
+from tests.sessions import to_end
 from tests.toy import WarmToy
 
 SMALL = {"epsilon": 1.0, "clusters": 2, "rounds": 2}
@@ -31,30 +34,8 @@ BECAUSE = "counted from a published dictionary"
 FEATURES = 7
 
 
-def request_for(population, tmp_path, **changes) -> TrainRequest:
-    given = {
-        "method": counts_method(changes.get("settings") or SMALL),
-        "population": str(population.path),
-        "runs": str(tmp_path / "runs"),
-        "run_id": "r",
-        "settings": SMALL,
-    }
-    return TrainRequest(**{**given, **changes})
-
-
-def begin(population, tmp_path, stamp="then", **changes):
-    return start_run(request_for(population, tmp_path, **changes), InProcessBackend(), stamp=stamp)
-
-
-def to_end(session):
-    with concluding(session):
-        while session.training.step() is not None:
-            pass
-    return session.run
-
-
-def train(population, tmp_path, stamp="then", **changes):
-    return to_end(begin(population, tmp_path, stamp, **changes))
+request_for = partial(sessions.request_for, settings=SMALL)
+begin, train = partial(sessions.begin, settings=SMALL), partial(sessions.train, settings=SMALL)
 
 
 def statement(run) -> dict:
@@ -480,7 +461,9 @@ def test_the_first_run_of_a_series_is_cold_and_the_next_ones_are_warm(tmp_path):
     population, _ = private_population(tmp_path / "p", small_counts())
     names = []
     for number in range(3):
-        run = train(population, tmp_path, f"2030010{number + 1}T000000", run_id=f"r{2 - number}", start_from="previous")
+        run = train(
+            population, tmp_path, stamp=f"2030010{number + 1}T000000", run_id=f"r{2 - number}", start_from="previous"
+        )
         names.append(None if run.info["start"] is None else run.info["start"]["name"])
     assert names == [None, "r2", "r1"]  # by time, not by name
 
@@ -500,7 +483,7 @@ def test_previous_runs_that_left_nothing_are_passed_over(tmp_path, monkeypatch):
     starts = []
     for number, rounds in enumerate([1, 2, 1, 2]):
         asked = {"method": "toy", "settings": {"rounds": rounds}, "start_from": "previous", "run_id": f"r{number}"}
-        run = train(population, tmp_path, f"2030010{number + 1}T000000", **asked)
+        run = train(population, tmp_path, stamp=f"2030010{number + 1}T000000", **asked)
         starts.append(run.info["start"] and run.info["start"]["name"])
     assert starts == [None, None, "r1", "r1"]
     with pytest.raises(NothingLeft, match="run 'r0' has not found anything"):
@@ -511,7 +494,7 @@ def test_previous_runs_that_left_nothing_are_passed_over(tmp_path, monkeypatch):
 def test_which_run_is_the_previous_one(private, tmp_path):
     population, _, first = private
     runs = tmp_path / "runs"
-    train(population, tmp_path, "zzz", run_id="open", settings=OPEN)
+    train(population, tmp_path, stamp="zzz", run_id="open", settings=OPEN)
     assert previous_runs(runs, "histograms", True, population)[0].id == "first"
     assert previous_runs(runs, "paper_histograms", False, population)[0].id == "open"
     assert previous_runs(runs, "toy", False, population) == []
@@ -519,9 +502,9 @@ def test_which_run_is_the_previous_one(private, tmp_path):
     assert previous_runs(tmp_path / "nowhere", "histograms", True, population) == []
     other = write_counts(tmp_path / "other", small_counts())
     assert previous_runs(runs, "paper_histograms", False, other) == []
-    train(population, tmp_path, "aaa", run_id="nightly", deployment="nightly")
+    train(population, tmp_path, stamp="aaa", run_id="nightly", deployment="nightly")
     assert previous_runs(runs, "histograms", True, population, deployment="nightly")[0].id == "nightly"
-    session = begin(population, tmp_path, "zzzz", run_id="going")
+    session = begin(population, tmp_path, stamp="zzzz", run_id="going")
     assert previous_runs(runs, "histograms", True, population)[0].id == "first"
     session.close()
 

@@ -159,7 +159,7 @@ def _forget(ready: Ready, step: Forget, at: datetime, hands: Hands) -> StepRecor
     population = Population.open(ready.pipeline.population)
     if not population.manifest.cohorts:
         raise ConfigError(
-            f"The population {population.path} has no cohorts, so that nobody knows who came when.",
+            f"The population {population.path} has no cohorts, so the age of its clients is unknown.",
             "Begin them with `fedcore budget cohorts POPULATION`; or forget clients by name, by hand.",
         )
     number, before = aged(population, at, step.after_days), population.version

@@ -74,7 +74,7 @@ def ready(pipeline: Pipeline, deployments: Sequence[Deployment]) -> Ready:
 def _no_deployment(pipeline: Pipeline, name: str) -> bool:
     raise ConfigError(
         f"pipeline {pipeline.name!r} names the deployment {name!r}, which the file does not have.",
-        "Write a [[deployment]] of that name; without a schedule of its own it is made by the pipeline alone.",
+        "Write a [[deployment]] of that name; without a schedule only the pipeline starts it.",
     )
 
 
@@ -115,17 +115,17 @@ def _check_ingest(given: Ready) -> None:
     pipeline, ingest, undeclared = given.pipeline, given.ingest, given.pipeline.files_are_public_because is None
     if ingest is not None and ingest.bad_rows == "refuse" and given.private and undeclared:
         raise PrivacyError(
-            f"pipeline {pipeline.name!r} trains privately, and a bad row of one client would set its file aside, so "
-            "that everybody else in that file comes with another append.",
-            'Say bad_rows = "leave_out", which leaves out that row alone; or say why files and whether they can be '
-            "read tell nothing about the clients: files_are_public_because = REASON, which every statement will show.",
+            f"pipeline {pipeline.name!r} trains privately, and an invalid row of one client would quarantine its "
+            "file, so that all other clients in that file come with another append.",
+            'Set bad_rows = "leave_out", which leaves out that row alone; or declare why files, and whether they can '
+            "be read, reveal nothing about the clients: files_are_public_because = REASON. Statements will show it.",
         )
     if ingest is not None and ingest.changed == "append" and given.private and undeclared:
         raise PrivacyError(
             f"pipeline {pipeline.name!r} trains privately, and would append a file once more if its content changed: "
-            "one client's rows would decide whether those of everybody else in it count again.",
-            "Leave `changed` out, and let files with new rows have new names; or say why files tell nothing about the "
-            "clients: files_are_public_because = REASON, which every statement will show.",
+            "one client's rows would decide whether those of all other clients in it count again.",
+            "Leave `changed` out, and let files with new rows have new names; or declare why files reveal nothing "
+            "about the clients: files_are_public_because = REASON, which every statement will show.",
         )
 
 
@@ -141,9 +141,9 @@ def _check_beside(given: Ready, deployments: Sequence[Deployment]) -> None:
     if private := [item.name for item in others if is_private(item)]:
         raise PrivacyError(
             f"pipeline {pipeline.name!r} ingests into the population of the private deployment {private[0]!r}, which "
-            "it does not train, and one client's row would decide with which append everybody else in its file comes.",
-            'Say bad_rows = "leave_out", and leave `changed` out; or train that deployment in this pipeline, which can '
-            "then say why its files tell nothing about the clients.",
+            "it does not train, and one client's row would decide with which append all others in its file come.",
+            'Set bad_rows = "leave_out", and leave `changed` out; or train that deployment in this pipeline, which can '
+            "then declare why its files reveal nothing about the clients.",
         )
 
 
@@ -152,12 +152,12 @@ def _check_private(given: Ready, step: OfDeployment, where: str) -> None:
         raise PrivacyError(
             f"{where} is about the private deployment {step.deployment!r}, and would follow from whether files "
             "arrived: one client's arrival would decide whether something is released.",
-            "Leave `when` out: the schedule decides. Or say why the arrival of files tells nothing about the clients: "
-            "files_are_public_because = REASON, which every statement will show.",
+            "Leave `when` out: the schedule decides. Or declare why the arrival of files reveals nothing about the "
+            "clients: files_are_public_because = REASON, which every statement will show.",
         )
     if step.when == "if_promoted" and not is_private(given.deployment(step.decider)):
         raise PrivacyError(
             f"{where} is about the private deployment {step.deployment!r}, and would follow from the runs of "
-            f"{step.decider!r}, which are not private and may tell anything about anybody.",
+            f"{step.decider!r}, which are not private and may reveal anything about any client.",
             "Leave `when` out, or let a private deployment decide.",
         )

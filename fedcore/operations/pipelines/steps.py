@@ -39,7 +39,7 @@ When = Literal["always", "if_new_files", "if_promoted"]
 class _Step(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str | None = Field(None, pattern=NAME, description="tells steps apart that do the same")
+    name: str | None = Field(None, pattern=NAME, description="distinguishes steps that do the same")
 
 
 class Ingest(_Step):
@@ -160,7 +160,7 @@ class Pipeline(Scheduled):
     files_are_public_because: str | None = Field(
         None,
         pattern=r"\S",
-        description="why it tells nothing about the clients which files arrive when, and whether they can be read",
+        description="why the arrival of files, and whether they can be read, reveals nothing about the clients",
     )
     step: list[Step] = Field(min_length=1)
 

@@ -34,7 +34,7 @@ def declared(parent: Population | None, request: IngestRequest) -> Dealt:
         raise IngestError(
             "A calendar is declared, and not taken from the data: by the column of the time, the first and the last "
             "period.",
-            "Say --time COLUMN --from LABEL --through LABEL, such as --from 2025-01 --through 2026-03.",
+            "Give --time COLUMN --from LABEL --through LABEL, such as --from 2025-01 --through 2026-03.",
         )
     period = Periods(column=request.time, unit=request.period, zone=request.zone or "UTC")
     try:
@@ -49,7 +49,7 @@ def _going_on(parent: Population, request: IngestRequest) -> Dealt:
     if old.period is None:
         if said := _first_said(request):
             raise IngestError(
-                f"The population {parent.path} has clients, not entries of calendar periods, and {said!r} was said.",
+                f"The population {parent.path} has clients, not entries of periods: {said!r} cannot be set.",
                 "Its rows have no time stamps any more: make another population.",
             )
         return Dealt()
@@ -68,8 +68,8 @@ def _going_on(parent: Population, request: IngestRequest) -> Dealt:
     new = made.labels[len(labels) :]
     if request.nominal_clients is not None and not new:
         raise IngestError(
-            "Nominal clients are those of the periods that a version declares, and this one declares none.",
-            "Leave them out, or go on with the calendar (through).",
+            "The declared number of clients is that of the new periods, and this version declares no period.",
+            "Leave it out, or extend the calendar (through).",
         )
     return Dealt(old.period, made, new)
 

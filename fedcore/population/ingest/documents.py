@@ -59,14 +59,14 @@ def halves_of(documents: str | None, said: Halves | None, heldout: bool) -> Halv
     if documents is not None:
         if heldout or said not in (None, "document"):
             raise IngestError(
-                "The held-out part is dealt from the documents here, and the source brings one of its own, or was said "
-                "to be dealt otherwise.",
-                "Leave out either the documents, or what is said of held-out data.",
+                "The documents are split into halves here, but the source has a held-out part already, or `halves` "
+                "names another split.",
+                "Leave out either the documents, or the options for held-out data.",
             )
         return "document"
     if said is not None and not heldout:
         raise IngestError(
-            f"The halves are said to be dealt by {said}, and the source brings no held-out part.",
+            f"The halves are declared to be split by {said}, but the source has no held-out part.",
             "Name the column of the documents (--documents), or the held-out data (--option heldout=FILE).",
         )
     return said
@@ -79,9 +79,9 @@ def refuse_other_halves(parent: Population, halves: Halves | None) -> None:
         return
     if before == "document":
         raise IngestError(
-            f"The clients' halves of {parent.path} are dealt by document, and nothing says to which documents the data "
-            "that are appended belong.",
-            "Name them (--documents COLUMN); or say of held-out data of whole documents: --option halves=document.",
+            f"The clients' halves of {parent.path} are split by document, but the documents of the appended data are "
+            "unknown.",
+            "Name them (--documents COLUMN); or declare held-out data of whole documents: --option halves=document.",
         )
     if before is not None:
         raise IngestError(
@@ -89,7 +89,7 @@ def refuse_other_halves(parent: Population, halves: Halves | None) -> None:
             f"Append training and held-out data that are (--option halves={before}), or make another population.",
         )
     raise IngestError(
-        f"Nothing says how the clients' halves of {parent.path} were dealt, and what is appended is dealt by {halves}: "
-        "documents that are there could lie in both halves.",
+        f"It is unknown how the clients' halves of {parent.path} were split, and the appended data are split by "
+        f"{halves}: stored documents could be in both halves.",
         "Leave it out, or make another population.",
     )

@@ -181,8 +181,8 @@ class Said:
         for name in named:
             if named.count(name) > 1:
                 raise IngestError(
-                    f"The column {name!r} is said to be two of a date, a category and a boolean, or one twice.",
-                    "Say one.",
+                    f"The column {name!r} is declared more than once as a date, a category or a boolean.",
+                    "Declare it once.",
                 )
         return named
 
@@ -192,9 +192,9 @@ def readings_of(columns: Sequence[str], said: Said) -> tuple[Reading, ...]:
     for name in said.names:
         if name not in columns:
             raise IngestError(
-                f"Something is said of the column {name!r}, which is not among those that are read.",
-                f"The columns are {', '.join(columns[:20])}; add it (--columns), or say nothing of it.",
-                remedy_without_values="Look at the first line of the files; or say nothing of that column.",
+                f"The column {name!r} has a declaration, but is not among the columns that are read.",
+                f"The columns are {', '.join(columns[:20])}; add it (--columns), or remove its declaration.",
+                remedy_without_values="Look at the first line of the files; or remove the declaration of that column.",
             )
     return tuple(_reading(name, said) for name in columns)
 
@@ -213,11 +213,11 @@ def _reading(name: str, said: Said) -> Reading:
             )
         made = replace(made, kind="date", unit=unit, format=form)
     if made.kind != "number" and name in (said.units or {}):
-        raise IngestError(f"The column {name!r} is a {made.kind}, which has no unit of its own.", "Leave the unit out.")
+        raise IngestError(f"The column {name!r} is a {made.kind}, which has no unit.", "Leave the unit out.")
     if name not in (said.bounds or {}):
         return made
     if made.kind not in ("number", "date"):
-        raise IngestError(f"The column {name!r} is a {made.kind}: it lies between 0 and 1.", "Leave its bounds out.")
+        raise IngestError(f"The column {name!r} is a {made.kind}: its bounds are 0 and 1.", "Leave its bounds out.")
     low, high = (_bound(made, one) for one in (said.bounds or {})[name])
     if not low < high:
         raise IngestError(f"The bounds of {name!r} are {low:g} and {high:g}.", "The first one must be the smaller one.")

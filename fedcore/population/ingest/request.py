@@ -202,7 +202,7 @@ def client_of(request: IngestRequest) -> str | None:
         return request.client or "client"
     if request.client is not None:
         raise IngestError(
-            f"Every row is said to be a record of its own, and {request.client!r} the column of its client.",
+            f"Every row is declared to be a separate record, but {request.client!r} is declared as the client column.",
             "Give one of them: --client COLUMN, where a client may have several rows, or --unit record.",
         )
     return None

@@ -84,7 +84,7 @@ def read_schema(file: Path) -> dict[str, Any]:
     client = table.get("client")
     if client and table.get("unit") == "record":
         raise IngestError(
-            f"The schema {file} says in [table] that every row is a record of its own, and client = {client!r}.",
+            f"The schema {file} declares in [table] that every row is a separate record, and also client = {client!r}.",
             "Take one of the two out.",
         )
     columns = {name: one for name, one in made.columns.items() if name != client}
@@ -108,7 +108,7 @@ def with_schema(request: IngestRequest, append: bool) -> IngestRequest:
         schema.pop("nominal_clients", None)
     given = {name for name, value in request if value != IngestRequest.model_fields[name].default} - {"schema_file"}
     if both := sorted(given & {*schema, *TableColumns.model_fields}):
-        raise ConfigError(f"{', '.join(both)}: said in {file} and beside it.", "Say it in the schema.")
+        raise ConfigError(f"{', '.join(both)}: given in {file} and as an option too.", "Give it in the schema.")
     return IngestRequest.of({**dict(request), "schema_file": None}, schema)
 
 
@@ -130,7 +130,7 @@ def _check_column(file: Path, name: str, column: ColumnSection) -> None:
     """Raises IngestError if what is said of a column does not fit together."""
     where = f"The schema {file}, [columns.{_key(name)}]:"
     if column.format is not None and column.date is None:
-        raise IngestError(f"{where} a format, and no date.", 'Say date = "days" beside it, or leave the format out.')
+        raise IngestError(f"{where} a format, and no date.", 'Add date = "days", or leave the format out.')
     try:
         readings_of([name], Said(**_said_of({name: column})))
     except IngestError as error:

@@ -143,7 +143,7 @@ def source_of(
                 f"The vocabulary has {len(vocabulary)} tokens, the source {source.features} columns.", "Use its own."
             )
         if source.vocabulary not in (None, vocabulary):
-            raise IngestError("The source brings a vocabulary of its own, another than the one given.", "Use its own.")
+            raise IngestError("The source has another vocabulary than the one given.", "Use the source's.")
         if isinstance(source, (DenseSource, MatrixSource)):
             source.vocabulary = vocabulary
     return source

@@ -193,7 +193,7 @@ def array_frames(file: Path, name: str | None = None) -> Iterator[np.ndarray]:
         )
     if stored.dtype.name not in WHOLE and stored.dtype.kind != "f":
         raise IngestError(
-            f"{stored.where} holds {stored.dtype.name}, of which nobody knows what is white.",
+            f"{stored.where} holds {stored.dtype.name}, whose value of white is unknown.",
             "Save uint8, uint16, or floats of [0, 1].",
         )
     for number in range(len(stored)):

@@ -116,7 +116,7 @@ class TableSource:
     def _set_columns(self) -> None:
         if not self.columns:
             raise IngestError(
-                f"{self.files[0].name} has no feature column.", "Give at least one column beside the client."
+                f"{self.files[0].name} has no feature column.", "Give at least one column besides the client."
             )
         if not self.readings or self.request.columns is not None or self.said.names:
             self.readings = readings_of(self.columns, self.said)

@@ -242,7 +242,7 @@ class TextSource:
     def _client_of(self, relative: Path) -> str:
         if self.client == "folder" and len(relative.parts) < 2:
             raise IngestError(
-                f"{relative} lies beside the clients' folders in {self.folder}.",
+                f"{relative} is next to the clients' folders in {self.folder}, not in one of them.",
                 "Move it into a folder, or use client='file'.",
             )
         name = relative.as_posix() if self.client == "file" else relative.parts[0]

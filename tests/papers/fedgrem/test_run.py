@@ -9,9 +9,10 @@ from fedcore.evaluation.evaluate import evaluate_run
 from fedcore.evaluation.outliers import diagnose
 from fedcore.methods.gradient_em import personal
 from fedcore.methods.registry import make_method
-from tests.gradient_em.test_run import FAST, begin, check_outputs, population_of, tables_of, tasks_of, to_end
+from tests.gradient_em.test_run import FAST, begin, check_outputs, population_of, tables_of, tasks_of
 from tests.gradient_em.test_uses import population_with_heldout
 from tests.papers.fedgrem.run_in_memory import block_of, run
+from tests.sessions import to_end
 
 METHOD = "paper_gradient_em"
 
@@ -29,7 +30,7 @@ def test_a_run_shows_its_algorithm_and_baselines_leave_no_client_apart(tmp_path)
     from fedcore.evaluation.run_summary import run_summary
 
     population = population_of(tmp_path / "p", simulated_clients(3, clients=12, outliers=2, h=1.0))
-    fedem = to_end(begin(population, tmp_path, {**FAST, "algorithm": "fedem"}, method=METHOD))
+    fedem = to_end(begin(population, tmp_path, settings={**FAST, "algorithm": "fedem"}, method=METHOD))
     assert run_summary(fedem)["algorithm"] == "fedem"
     with pytest.raises(ConfigError, match="no penalty"):
         diagnose(fedem.path, population.path)
@@ -45,7 +46,7 @@ def test_results():
 
 def test_scores(tmp_path):
     population = population_with_heldout(tmp_path / "p")
-    ran = to_end(begin(population, tmp_path, {**FAST, "algorithm": "tgmm"}, method=METHOD))
+    ran = to_end(begin(population, tmp_path, settings={**FAST, "algorithm": "tgmm"}, method=METHOD))
     assert evaluate_run(ran.path, population)["held_out_rows"] == 240
     with pytest.raises(ConfigError, match="from the training alone"):
         evaluate_run(ran.path, population_with_heldout(tmp_path / "q"))
@@ -54,7 +55,7 @@ def test_scores(tmp_path):
 @pytest.mark.slow
 def test_scores_of_common_centres(tmp_path):
     population = population_with_heldout(tmp_path / "p")
-    ran = to_end(begin(population, tmp_path, {**FAST, "algorithm": "fedem"}, method=METHOD))
+    ran = to_end(begin(population, tmp_path, settings={**FAST, "algorithm": "fedem"}, method=METHOD))
     nll = {row["method"]: row["nll"] for row in evaluate_run(ran.path, population)["rows"]}
     assert set(nll) == {"this run", "common centres", personal.TRAINED}
     assert nll["this run"] == nll["common centres"] and abs(nll[personal.TRAINED] - nll["this run"]) < 0.15
