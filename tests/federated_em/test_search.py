@@ -243,6 +243,42 @@ def test_fewer_different_rows_than_components(rare):
     assert len(searched(model_of(3), Sample(y, None, len(y), 1.0), 0, 1, 1e-3).theta["weights"]) == 3
 
 
+AWAY = {
+    "a constant column": lambda y: np.column_stack([y, np.full(len(y), 7.0)]),
+    "a column twice": lambda y: np.column_stack([y, y[:, 0]]),
+    "a sum of columns": lambda y: np.column_stack([y, y.sum(axis=1)]),
+}
+
+
+@pytest.mark.parametrize("covariance", ["full", "tied", "diag"])
+@pytest.mark.parametrize("more", AWAY)
+def test_columns_that_say_nothing_new_do_not_hide_the_groups(more, covariance):
+    """Along an axis without variance a mixture of one large component has the larger density."""
+    y = np.random.default_rng(0).permutation(groups(6000, at=(-2.5, 0.0, 2.5)))
+    block = block_of(np.array_split(AWAY[more](y), 20))
+    config = FederatedEMConfig(algorithm="em", components=3, covariance=covariance)
+    ran = run(config, block, known_of(block))
+    theta = FederatedEM(config).parameters(ran.state)
+    assert np.sort(theta["weights"]) == pytest.approx([1 / 3] * 3, abs=0.05)
+    assert np.sort(theta["means"][:, 1]) == pytest.approx([-2.5, 0.0, 2.5], abs=0.3)
+
+
+@pytest.mark.parametrize("covariance", COVARIANCES)
+@pytest.mark.parametrize("odd", ["a rare entry", "a far row", "as many rows as components", "one row many times"])
+def test_odd_rows_do_not_end_a_run(odd, covariance):
+    y = np.random.default_rng(0).normal(size=(900, 3))
+    rows = {
+        "a rare entry": np.column_stack([y[:, :2], np.arange(900.0) == 5]),
+        "a far row": np.vstack([y, np.full(3, 1e6)]),
+        "as many rows as components": y[:3],
+        "one row many times": np.vstack([np.zeros((800, 3)), y[:100]]),
+    }[odd]
+    block = block_of(np.array_split(rows, 3))
+    config = FederatedEMConfig(algorithm="em", components=3, covariance=covariance)
+    ran = run(config, block, known_of(block))
+    assert ran.state.phase == "done" and np.isfinite(ran.state.theta).all()
+
+
 def test_few_rows_choose_their_penalty_and_many_do_not():
     """Heavy tails over few rows: the smallest penalty fits single rows."""
     generator = np.random.default_rng(0)

@@ -32,6 +32,7 @@ from fedcore.methods.mixture_models.initialisation import (
     parameters_from_clusters,
     squared_distances,
 )
+from fedcore.methods.mixture_models.packing import SMALLEST_MOMENT
 from fedcore.randomness import stream
 
 ROWS_OF_PARAMETER, FEWEST_ROWS, MOST_ROWS = 10, 5_000, 10_000  # of level 1
@@ -51,6 +52,7 @@ PENALTY_GAIN, PENALTY_ERRORS = 1e-3, 1.0  # nats a row, and standard errors, by 
 MANY_ROWS = 100  # of a parameter: then the smallest penalty is right
 FEW_ROWS, FEW_STEPS = 20, 20  # rows of a parameter: below, AUTO_SHARE of them is held back; steps with each penalty
 LEVEL_STEPS, LEVEL_GAIN = 12, 3e-4
+NO_VARIANCE = 1e-6  # of a standardised column, or along an axis
 SEARCH = "federated_em/search"
 OWN_COVARIANCES = ("full", "diag", "spherical")  # of each component
 
@@ -139,12 +141,66 @@ def searched(
     pseudo_rows: float | None,
     by_distance: bool = True,
 ) -> Found:
-    """The best mixture that is found. pseudo_rows: None to choose them. by_distance: k-means++, else rows at random."""
+    """The best mixture that is found. pseudo_rows: None to choose them. by_distance: k-means++, else rows at random.
+
+    Axes along which no row varies are left out. There only the penalty keeps variances above 0, and they are larger in
+    smaller components: each such axis makes a mixture of one large component look better, whatever the groups are.
+    """
+    axes = _axes(model_of(1.0, 1.0), sample.y)
+    if axes.shape[0] == axes.shape[1]:
+        return _searched(model_of, sample, seed, restarts, pseudo_rows, by_distance)
+    along = replace(sample, y=sample.y[:, axes.argmax(axis=0)] if np.isnan(sample.y).any() else sample.y @ axes)
+
+    def narrower(nu: float, rows: float) -> GaussianMixture:
+        model = model_of(nu, rows)
+        size = axes.shape[1]
+        return replace(model, features=size, lam=axes.T @ model.lam @ axes, centre=np.zeros(size), known=None)
+
+    found = _searched(narrower, along, seed, restarts, pseudo_rows, by_distance)
+    return replace(found, theta=_in_all_columns(model_of(found.pseudo_rows, len(sample.y)), found.theta, axes))
+
+
+def _axes(model: GaussianMixture, y: np.ndarray) -> np.ndarray:
+    """(d, p) orthonormal axes along which the rows vary: columns, or combinations of them where covariances have such
+    and no entry is missing. All columns where the rows are not standardised."""
+    every = np.eye(model.features)
+    if model.covariance == "known":
+        return every
+    varies = _moments(y)[1] > NO_VARIANCE
+    if model.covariance not in ("full", "tied") or np.isnan(y).any():
+        return every[:, varies] if varies.any() else every
+    sizes, axes = np.linalg.eigh(np.cov(y, rowvar=False, bias=True).reshape(every.shape))
+    kept = sizes > NO_VARIANCE
+    return every if kept.all() or not kept.any() else axes[:, kept]
+
+
+def _in_all_columns(model: GaussianMixture, theta: Theta, axes: np.ndarray) -> Theta:
+    """The parameters of rows (n, d) from those along the axes (d, p); across them the means are 0, and variances
+    are what the penalty makes of none."""
+    means, covariances = theta["means"] @ axes.T, theta["covariances"]
+    across = np.eye(len(axes)) - axes @ axes.T
+    floor = np.maximum(np.trace(across @ model.lam) / np.trace(across), SMALLEST_MOMENT) * across
+    if model.covariance == "diag":
+        covariances = covariances @ axes.T + np.diagonal(floor)
+    elif model.covariance != "spherical":
+        covariances = axes @ covariances @ axes.T + floor
+    return {**theta, "means": means, "covariances": covariances}
+
+
+def _searched(
+    model_of: Callable[[float, float], GaussianMixture],
+    sample: Sample,
+    seed: int,
+    restarts: int,
+    pseudo_rows: float | None,
+    by_distance: bool,
+) -> Found:
     counted = _Counted(model_of)
-    parameters = model_of(1.0, 1.0).q
-    few = sample.whole and 1 < len(sample.y) < FEW_ROWS * parameters
+    parameters, components = model_of(1.0, 1.0).q, model_of(1.0, 1.0).components
     many = len(sample.y) > MANY_ROWS * parameters * sample.share
-    level = int(len(sample.y) * (1 - AUTO_SHARE)) if few else sample.first
+    level = int(len(sample.y) * (1 - AUTO_SHARE))
+    few = sample.whole and 1 < len(sample.y) < FEW_ROWS * parameters and _different(sample.y[:level]) >= components
+    level = level if few else sample.first
     first, fresh = sample.rows(slice(level)), sample.rows(slice(level, level + PENALTY_ROWS))
     nu = PSEUDO_ROWS if pseudo_rows is None else pseudo_rows
     model = counted.model(first, nu)
@@ -232,6 +288,11 @@ def _seeds(count: int, rows: Sample, seed: int, chain: int, by_distance: bool) -
         best = int(np.argmin([weights @ distances for distances in tried]))
         centres, nearest = np.vstack([centres, filled[picked[best]]]), tried[best]
     return centres
+
+
+def _different(y: np.ndarray) -> int:
+    """The number of different rows."""
+    return len(np.unique(y, axis=0))
 
 
 def _moments(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
