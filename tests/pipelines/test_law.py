@@ -131,6 +131,6 @@ def test_the_law_is_asked_again_when_a_pipeline_is_run(tmp_path):
     place = Place(tmp_path, BOTH + HEAD + PUBLIC + REFUSE + step("train", deployment="closed"))
     undeclared = place.ready.pipeline.model_copy(update={"files_are_public_because": None})
     changed = place.ready.model_copy(update={"pipeline": undeclared})
-    with pytest.raises(PrivacyError, match="set its file aside"):
+    with pytest.raises(PrivacyError, match="quarantine its file"):
         run_pipeline(changed, day(1))
     assert not (tmp_path / "runs").exists()

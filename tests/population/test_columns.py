@@ -47,7 +47,7 @@ def test_columns_that_contradict_the_population_or_themselves(tmp_path):
     for fields in ({"low": 1.0}, {"low": 2.0, "high": 2.0}, {"value": "x"}, {"kind": "category"}, {"format": "%d"}):
         with pytest.raises(ValueError):
             ColumnEntry(name="x", of="x", **fields)
-    with pytest.raises(PopulationError, match="outside of the bounds"):
+    with pytest.raises(PopulationError, match="outside the bounds"):
         made(tmp_path / "p", (AGE.model_copy(update={"high": 100.0}), COLUMNS[1]))
     assert not (tmp_path / "p").exists()
 

@@ -347,7 +347,7 @@ def test_columns_that_do_not_go_together(tmp_path):
     refused("that of the document and", file, tmp_path / "p", **calendar, **{**POSTS, "documents": "when"})
     refused("split into halves here", file, tmp_path / "p", heldout=file, **POSTS)
     refused("split into halves here", file, tmp_path / "p", halves="entry", **POSTS)
-    refused("brings no held-out part", file, tmp_path / "p", features=5, halves="document")
+    refused("source has no held-out part", file, tmp_path / "p", features=5, halves="document")
     assert not (tmp_path / "p").exists()
 
 
@@ -386,7 +386,7 @@ def test_what_is_said_of_two_matrices(tmp_path):
     np.savez(tmp_path / "a.npz", **parts)
     population = ingest(tmp_path / "a.npz", tmp_path / "p", halves="document")
     assert population.manifest.halves == "document" and population.has_heldout
-    refused("brings no held-out part", tmp_path / "a.npz", tmp_path / "q", prefix="train", halves="document")
+    refused("source has no held-out part", tmp_path / "a.npz", tmp_path / "q", prefix="train", halves="document")
 
 
 # --- manifests --------------------------------------------------------------------------------------------------------

@@ -470,7 +470,7 @@ def test_only_tables_have_time_stamps(tmp_path):
         ({"zone": "Europe/Zurich"}, "with zone 'UTC'"),
         ({"first": "2025-01"}, "with first '2026-01'"),
         ({"through": "2026-05"}, "2026-05 is before 2026-06, which was declared, and a calendar only grows"),
-        ({"nominal_clients": 4}, "this one declares none"),
+        ({"nominal_clients": 4}, "this version declares no period"),
     ],
 )
 def test_appends_that_do_not_fit(tmp_path, options, why):

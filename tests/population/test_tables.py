@@ -417,7 +417,11 @@ WRONG = [  # in the file of a schema, what the error names, and what to write
         "Declare it once",
     ),
     ("[columns.a]\nformat = '%d'\n", "[columns.a]: a format, and no date", "date ="),
-    ("[table]\nclient = 'p'\nunit = 'record'\n[columns.a]\n", "[table] that every row is a record", "one of the two"),
+    (
+        "[table]\nclient = 'p'\nunit = 'record'\n[columns.a]\n",
+        "[table] that every row is a separate record",
+        "one of the two",
+    ),
 ]
 
 
