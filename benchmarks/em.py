@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks import floors, machine
 from benchmarks.measured import Measured, in_turns
-from benchmarks.populations import COLUMNS, COMPONENTS, ROWS, mixture_means, mixture_rows
+from benchmarks.populations import COLUMNS, COMPONENTS, ROWS, mixture_means, mixture_rows, with_rounds
 from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
 from fedcore.methods.federated_em.leaf_rows import rows_of
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
@@ -153,7 +153,7 @@ def _run_store(population, per_row: dict) -> list[dict]:
     x = (x - given["centre"]) / given["scale"]
     floor = floors.mixture_in_tiles(x, given["weights"], given["means"], given["covariances"])
     for name, settings in (
-        ("em, run store", {"algorithm": "em", "tolerance": 0.0}),
+        ("em, run store", {"algorithm": "em", "tol": 0.0}),
         ("fedem, run store", {"algorithm": "fedem", **SELDOM}),
     ):
         with tempfile.TemporaryDirectory() as folder:
@@ -162,7 +162,7 @@ def _run_store(population, per_row: dict) -> list[dict]:
                 population=str(population.path),
                 runs=folder,
                 run_id="r",
-                settings={**SETTINGS, **settings, "rounds": 8},
+                settings=with_rounds(SETTINGS | settings, 8),
                 cache_bytes=8 * 2**30,
             )
             session, spent, least = start_run(request, InProcessBackend(), stamp=""), [], []
@@ -202,7 +202,7 @@ def _whole_flow(population, workers: int, rounds: int) -> dict:
     """cpu: seconds of this process and all its children; wall, clients: medians of a round's."""
     from fedcore.flows.train import Compute, train_federated_em
 
-    config, before = FederatedEMConfig(algorithm="em", rounds=rounds, tolerance=0.0, **SETTINGS), _cpu()
+    config, before = FederatedEMConfig(algorithm="em", max_passes=rounds + 2, tol=0.0, **SETTINGS), _cpu()
     with tempfile.TemporaryDirectory() as folder:
         path = train_federated_em(
             population=str(population.path),

@@ -20,7 +20,7 @@ from time import process_time
 from threadpoolctl import threadpool_limits
 
 from benchmarks.measured import Measured
-from benchmarks.populations import mixture_rows, reddit_like
+from benchmarks.populations import mixture_rows, reddit_like, with_rounds
 from benchmarks.processes import Server, own_server, taken
 from fedcore.methods.registry import make_method
 from fedcore.population.blocks import leaves
@@ -49,7 +49,7 @@ class Case:
         return (mixture_rows if self.method == "federated_em" else reddit_like)(folder, self.clients)
 
     def words(self, population: Population, rounds: int) -> list[str]:
-        given = {**self.settings, "rounds": rounds}
+        given = with_rounds(self.settings, rounds)
         return [
             "train",
             self.method,
@@ -138,7 +138,7 @@ def _compared(short: dict, long: dict, few: int, many: int) -> dict:
 
 def work(case: Case, population: Population, rounds: int) -> float:
     """CPU-seconds of the method alone: its rounds in this process, with everything in memory and nothing stored."""
-    method = make_method(case.method, {**case.settings, "rounds": rounds})
+    method = make_method(case.method, with_rounds(case.settings, rounds))
     parts = [
         leaf
         for index in range(len(population.blocks))

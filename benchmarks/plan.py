@@ -73,7 +73,7 @@ CASES = (
         population=reddit_like_documents,
         settings={"clusters": 10, "epsilon": 15.0, "rounds": 20, "weights": "local"},
     ),
-    MIXTURE("federated_em, em", settings={"algorithm": "em", **DIAGONAL, "rounds": 40}),
+    MIXTURE("federated_em, em", settings={"algorithm": "em", **DIAGONAL, "max_passes": 42}),
     MIXTURE("federated_em, fedem", settings={"algorithm": "fedem", **DIAGONAL, "rounds": 15}),
     MIXTURE("federated_em, vr-fedem", settings={"algorithm": "vr-fedem", **DIAGONAL, "rounds": 15}, part=2),
     MIXTURE(
@@ -101,7 +101,7 @@ CASES = (
     ),
     Case("private_mixture", "private_mixture", mixture_rows, 1, {"components": COMPONENTS, "epsilon": 8.0}),
     COUNTS("histograms, private, 2 workers", settings={"clusters": 10, "epsilon": 15.0, "rounds": 60}, workers=2),
-    MIXTURE("federated_em, em, 2 workers", settings={"algorithm": "em", **DIAGONAL, "rounds": 80}, workers=2),
+    MIXTURE("federated_em, em, 2 workers", settings={"algorithm": "em", **DIAGONAL, "max_passes": 82}, workers=2),
     MIXTURE("federated_em, fedem, 2 workers", settings={"algorithm": "fedem", **DIAGONAL, "rounds": 30}, workers=2),
 )
 

@@ -120,6 +120,11 @@ def still_cameras(folder: Path, clients: int) -> Population:
     return clients_of(folder, f"still-cameras-{clients}", draw)
 
 
+def with_rounds(settings: dict, rounds: int) -> dict:
+    """The settings of a run of so many rounds; em counts reads of the rows, of which two make no step."""
+    return settings | ({"max_passes": rounds + 2} if settings.get("algorithm") == "em" else {"rounds": rounds})
+
+
 def mixture_means() -> np.ndarray:
     """(5, 10) the means of the components of `mixture_rows`, which have variances of 1."""
     return stream(1, "benchmark/means").normal(0.0, 2.0, (COMPONENTS, COLUMNS))

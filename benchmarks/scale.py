@@ -30,7 +30,7 @@ from threadpoolctl import threadpool_limits
 from benchmarks import floors
 from benchmarks.command import train
 from benchmarks.measured import Measured, seconds
-from benchmarks.populations import COMPONENTS, mixture_means, mixture_rows, reddit_like
+from benchmarks.populations import COMPONENTS, mixture_means, mixture_rows, reddit_like, with_rounds
 from fedcore.population.store import Population
 from fedcore.population.synthetic import settings_of, true_centres
 from fedcore.privacy.mechanisms import SecureNoise
@@ -44,7 +44,7 @@ FEWEST_ROUNDS = 7
 UNIT = 100_000  # clients that per-client costs of larger populations are compared with
 HISTOGRAMS = {"overseed": 10}
 MIXTURES = {
-    **{"components": COMPONENTS, "covariance": "diag", "tolerance": 0.0},
+    **{"components": COMPONENTS, "covariance": "diag", "tol": 0.0},
     **{"start": "random", "restarts": 1, "pseudo_rows": 1.0},  # the start is not what is measured
 }
 
@@ -213,7 +213,7 @@ def _row(case: Case, population: Population, workers: int, cache: int, floor: Fl
     dropped = drop_pages(population)
     rounds = next((ROUNDS[size] for size in sorted(ROUNDS) if size >= population.n_clients), FEWEST_ROUNDS)
     run = train(
-        case.method, population.path, {**case.settings, "rounds": rounds}, workers=workers, cache=cache, watched=True
+        case.method, population.path, with_rounds(case.settings, rounds), workers=workers, cache=cache, watched=True
     )
     # Float sums of few clients soon stop moving, and the run ends: its first rounds do not count either.
     timed = run.metrics[min(max(WARM_UP, len(run.metrics) - rounds + WARM_UP), len(run.metrics) - 1) :]

@@ -19,7 +19,7 @@ from benchmarks.populations import mixture_rows, reddit_like
 from benchmarks.processes import Server, own_server, taken
 
 CLIENTS = 1000
-MIXTURE = ("--set", "algorithm=em", "--set", "components=3", "--set", "rounds=10")
+MIXTURE = ("--set", "algorithm=em", "--set", "components=3", "--set", "max_passes=12")
 PRIVATE = ("--set", "clusters=5", "--set", "rounds=3", "--set", "epsilon=8")
 TARGETS = {"fedcore --help": 0.5, "train --local": 3.0, "train --local, private": 3.0, "train, Prefect server": 10.0}
 IMPORTED = re.compile(r"import time:\s*(\d+) \|\s*(\d+) \|\s*(\S+)")

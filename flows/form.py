@@ -20,13 +20,20 @@ def arrange(form: ParameterSchema, main: Sequence[str]) -> None:
     """
     for name in OF_TESTS:
         form.properties.pop(name, None)
-    settings = form.properties.get("config", {}).get("$ref", "").rpartition("/")[2]
+    settings = {_last(form.properties.get("config", {}).get("$ref", ""))}
+    for item in [item for name in settings for item in form.definitions.get(name, {}).get("properties", {}).values()]:
+        settings |= {_last(place) for place in item.get("discriminator", {}).get("mapping", {}).values()}
     for name, definition in form.definitions.items():
-        _order(definition.get("properties", {}), main if name == settings else ())
+        _order(definition.get("properties", {}), main if name in settings else ())
+
+
+def _last(place: str) -> str:
+    return place.rpartition("/")[2]
 
 
 def _order(fields: dict[str, Any], main: Sequence[str]) -> None:
     """main: names of fields that come first; empty: all fields are alike."""
-    rest = [name for name in fields if name not in main]
-    for place, name in enumerate([*main, *rest]):
-        fields[name] |= {"position": place, "title": f"Advanced · {name}" if main and name in rest else name}
+    first = [name for name in ("name", *main) if main and name in fields]
+    rest = [name for name in fields if name not in first]
+    for place, name in enumerate([*first, *rest]):
+        fields[name] |= {"position": place, "title": f"Advanced · {name}" if first and name in rest else name}

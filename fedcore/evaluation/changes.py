@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedcore.errors import FedcoreError
-from fedcore.evaluation.run_summary import flat, privacy_of, public_score
+from fedcore.evaluation.run_summary import privacy_of, public_score
 from fedcore.evaluation.written import iso_date, show
 from fedcore.population.store import Population
+from fedcore.rounds.choices import flat
 from fedcore.runs.store import Run, list_runs
 from fedcore.storage.ranges import in_words
 

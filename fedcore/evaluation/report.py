@@ -31,7 +31,6 @@ from fedcore.evaluation.privacy_page import privacy_page
 from fedcore.evaluation.run_summary import (
     declared_metrics,
     evaluation_of,
-    flat,
     privacy_of,
     read_object,
     result_of,
@@ -41,6 +40,7 @@ from fedcore.evaluation.run_summary import (
 from fedcore.evaluation.templates import markup, rendered
 from fedcore.evaluation.written import Shown, in_markdown, iso_date, show, show_bytes, shown_tables
 from fedcore.methods.registry import method_class
+from fedcore.rounds.choices import choices, flat, known_settings
 from fedcore.rounds.results import Figure, Pictures, Positions, Result
 from fedcore.rounds.scores import differences_in_words
 from fedcore.runs.plan_check import PLAN
@@ -223,7 +223,9 @@ def _settings(run: Run) -> list[dict]:
     config = flat(run.info.get("config") or {})
     try:
         of_method = method_class(str(run.info.get("method"))).Config
-        fields, defaults = of_method.model_fields, flat(of_method().model_dump(mode="json"))
+        chosen = {name: config[name] for name in choices(of_method) if name in config}
+        fields, defaults = known_settings(of_method), flat(of_method(**chosen).model_dump(mode="json"))
+        defaults |= {name: of_method.model_fields[name].default.name for name in chosen}
     except FedcoreError:  # a method of another installation: defaults unknown
         fields, defaults = {}, {}
     rows = []

@@ -15,6 +15,7 @@ from fedcore.errors import FedcoreError, RunError
 from fedcore.evaluation.figures import PARTS, WHOLE
 from fedcore.methods.registry import METHODS, make_method, method_class
 from fedcore.population.store import Population
+from fedcore.rounds.choices import flat
 from fedcore.rounds.method import AnyMethod
 from fedcore.rounds.results import Features, Metric, Result
 from fedcore.runs.plan_check import PLAN, compare
@@ -68,7 +69,7 @@ def run_summary(run: Run) -> dict[str, Any]:
 
 def _algorithm_of(info: Mapping[str, Any]) -> str:
     """That of its settings, or of its method if that is installed; empty if neither says anything."""
-    if chosen := (info.get("config") or {}).get("algorithm"):
+    if chosen := flat(info.get("config") or {}).get("algorithm"):
         return str(chosen)
     name = info.get("method")
     return method_class(name).algorithm if isinstance(name, str) and name in METHODS else ""
@@ -153,17 +154,6 @@ def method_of(run: Run) -> AnyMethod | None:
         return make_method(str(run.info["method"]), {name: config[name] for name in known if name in config})
     except FedcoreError:
         return None
-
-
-def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with those of an algorithm by their own names: {"algorithm": {"name": "a", "rounds": 3}} is
-    {"algorithm": "a", "rounds": 3}.
-    """
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        own = dict(value) if isinstance(value, Mapping) and "name" in value else {"name": value}
-        found |= {name: own.pop("name"), **own}
-    return found
 
 
 def declared_metrics(run: Run) -> tuple[Metric, ...]:

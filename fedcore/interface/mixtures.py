@@ -29,7 +29,7 @@ class FederatedMixture(DensityMixin, FederatedEstimator):
     sums, and the result is that of pooled EM; "fedem" and "vr-fedem" compress what they send. It is not private.
 
     n_components: G; covariance_type: as of scikit-learn's GaussianMixture
-    max_iter: rounds; None: by the method
+    max_iter: rounds, of em steps over all rows; None: by the method
     settings: others of the method, by name (`fedcore methods federated_em`)
     folder: keeps population and run; backend: as of `fedcore.train`
 
@@ -76,9 +76,11 @@ class FederatedMixture(DensityMixin, FederatedEstimator):
         return self._fit(X, groups)
 
     def _method_settings(self) -> dict[str, Any]:
-        rounds = {} if self.max_iter is None else {"rounds": self.max_iter}
+        steps = {}
+        if self.max_iter is not None:  # em makes no step in two of its reads
+            steps = {"max_passes": self.max_iter + 2} if self.algorithm == "em" else {"rounds": self.max_iter}
         chosen = {"algorithm": self.algorithm, "components": self.n_components, "covariance": self.covariance_type}
-        return {**chosen, **rounds}
+        return {**chosen, **steps}
 
     def _take(self, model: Model, stored: Stored) -> None:
         method, state = model.fitted

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from fedcore.errors import ConfigError, MethodError
 from fedcore.population.columns import bounds_of
+from fedcore.rounds.choices import known_settings
 from fedcore.rounds.method import AnyMethod, check_definition
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def with_free_settings(method: AnyMethod, settings: Mapping[str, Any]) -> AnyMet
     for name in settings:
         if name in cls.free_settings:
             continue
-        known = name in cls.Config.model_fields
+        known = name in known_settings(cls.Config)
         raise ConfigError(
             f"setting {name!r} of method {cls.name!r} acts on training: a run keeps what it was made with."
             if known
@@ -146,13 +147,14 @@ def explain(error: ValidationError, moved: Mapping[str, str] = MappingProxyType(
     parts = []
     for item in error.errors(include_url=False):
         where = ".".join(str(part) for part in item["loc"]) or "settings"
-        name = where.partition(".")[0]  # of a setting that may be of several types, of which each says no
-        if told := moved.get(f"{name}={item['input']}"):
-            parts.append(f"{name} = {item['input']!r} {told}")
+        given = item["ctx"]["tag"] if item["type"] == "union_tag_invalid" else item["input"]
+        name = next((part for part in item["loc"] if f"{part}={given}" in moved), "")
+        if told := moved.get(f"{name}={given}"):
+            parts.append(f"{name} = {given!r} {told}")
         elif told := moved.get(where):
             parts.append(f"{where!r} {told}")
         elif item["type"] == "extra_forbidden":
             parts.append(f"{where!r} is not a setting")
         else:
-            parts.append(f"{where!r}: {item['msg']} (given {item['input']!r})")
+            parts.append(f"{where!r}: {item['msg']} (given {given!r})")
     return "; ".join(dict.fromkeys(parts)) + "."

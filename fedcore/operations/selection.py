@@ -22,6 +22,7 @@ from fedcore.errors import ConfigError, RunError, RunNotFound
 from fedcore.evaluation.run_summary import run_summary
 from fedcore.methods.registry import make_method, method_class
 from fedcore.population.store import Population
+from fedcore.rounds.choices import flat, known_settings
 from fedcore.runs.store import Run
 from fedcore.storage.files import place
 from fedcore.training.request import TrainRequest
@@ -78,9 +79,9 @@ def requests(
     Raises ConfigError for a method that holds no rows back, a private one, settings that a method refuses, the share
     of rows among them, and a name that runs cannot have.
     """
-    if VALIDATION not in method_class(request.method).Config.model_fields:
+    if VALIDATION not in known_settings(method_class(request.method).Config):
         raise ConfigError(f"{request.method} holds no rows back, so its settings cannot be compared on them.")
-    if VALIDATION in request.settings or VALIDATION in tries:
+    if VALIDATION in flat(request.settings) or VALIDATION in tries:
         raise ConfigError(
             f"{VALIDATION} is no setting to compare or to keep: which rows are held back is the same for all, and the "
             "best is trained on all rows.",

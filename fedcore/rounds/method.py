@@ -28,6 +28,7 @@ from fedcore.population.blocks import ClientBlock, Kind
 from fedcore.population.columns import Bounds, ColumnEntry
 from fedcore.population.manifest import Halves
 from fedcore.privacy.plan import PlannedRelease, Relation, Unit
+from fedcore.rounds.choices import known_settings
 from fedcore.rounds.fitted import Fitted
 from fedcore.rounds.messages import check_numbers
 from fedcore.rounds.results import Features, Metric, Result
@@ -483,7 +484,7 @@ MOST_MAIN = 8  # settings of a method that are shown first
 
 def settings_by_place(cls: type[AnyMethod]) -> tuple[list[str], list[str]]:
     """The names of a method's settings: those that are shown first, and those under "Advanced"."""
-    every = list(cls.Config.model_fields)
+    every = list(known_settings(cls.Config))
     main = list(cls.main_settings) or every[:MOST_MAIN]
     return main, [name for name in every if name not in main]
 
@@ -506,17 +507,18 @@ def check_definition(cls: Any) -> type[AnyMethod]:
         raise MethodError(f"Config of {where} is not frozen.", "Give it model_config = ConfigDict(frozen=True, ...).")
     if config.model_config.get("extra") != "forbid":
         raise MethodError(f"Config of {where} takes unknown settings.", 'Give it ConfigDict(extra="forbid", ...).')
+    known = known_settings(config)
     required = sorted(name for name, info in config.model_fields.items() if info.is_required())
     if required:
         raise MethodError(f"settings {', '.join(required)} of {where} have no default.")
     if not (dataclasses.is_dataclass(cls.State) and cls.State.__dataclass_params__.frozen):  # type: ignore[attr-defined]
         raise MethodError(f"State of {where} is not a frozen dataclass.")
     if issubclass(cls, PrivateMethod):
-        lacking = [name for name in PRIVATE_SETTINGS if name not in config.model_fields and not hasattr(config, name)]
+        lacking = [name for name in PRIVATE_SETTINGS if name not in known and not hasattr(config, name)]
         if lacking:
             raise MethodError(f"Config of {where} lacks the setting {lacking[0]!r} of a private method.")
     for names, what in ((cls.free_settings, "a free setting"), (cls.main_settings, "a main setting")):
-        if unknown := [name for name in names if name not in config.model_fields]:
+        if unknown := [name for name in names if name not in known]:
             raise MethodError(f"{where} calls {unknown[0]!r} {what}, and its Config has no such setting.")
     if len(cls.main_settings) > MOST_MAIN or len(cls.main_settings) != len({*cls.main_settings}):
         raise MethodError(f"{where} has {len(cls.main_settings)} main settings.", f"Name up to {MOST_MAIN}, each once.")

@@ -20,6 +20,7 @@ import numpy as np
 from fedcore.errors import ConfigError, RunError
 from fedcore.population.blocks import ClientBlock, leaves
 from fedcore.privacy.accounting import exact_sum
+from fedcore.rounds.choices import known_settings
 from fedcore.rounds.clients import one_blas_thread
 from fedcore.rounds.engine import Backend
 from fedcore.rounds.method import MOST_MAIN, ROWS, ClientOutputs, Memory, Method, check_definition
@@ -64,9 +65,9 @@ def definition(case: Case) -> None:
         bool((cls.__doc__ or "").strip()), f"{cls.__name__} has no docstring: `fedcore methods` shows its first line."
     )
     require(isinstance(cls.arithmetic_version, str), f"arithmetic_version of {cls.__name__} is not a text.")
-    bare = [name for name, field in cls.Config.model_fields.items() if not field.description]
+    bare = [name for name, field in known_settings(cls.Config).items() if not field.description]
     require(not bare, f"settings {', '.join(bare)} of {cls.__name__} have no description.")
-    few = len(cls.Config.model_fields) <= MOST_MAIN
+    few = len(known_settings(cls.Config)) <= MOST_MAIN
     require(
         few or bool(cls.main_settings),
         f"{cls.__name__} has more than {MOST_MAIN} settings: name in main_settings those that are shown first.",

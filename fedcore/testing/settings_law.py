@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from fedcore.errors import FedcoreError
+from fedcore.rounds.choices import flat, known_settings
 from fedcore.rounds.clients import one_blas_thread
 from fedcore.rounds.method import AnyMethod
 from fedcore.rounds.private_settings import PrivateRunSettings
@@ -45,7 +46,7 @@ class Hint:
 
 def own_settings(cls: type[AnyMethod]) -> list[str]:
     """All but those of `PrivateRunSettings`, which the platform reads."""
-    return [name for name in cls.Config.model_fields if name not in PrivateRunSettings.model_fields]
+    return [name for name in known_settings(cls.Config) if name not in PrivateRunSettings.model_fields]
 
 
 def each_setting_matters(cases: Sequence[Case], hints: Mapping[str, Hint] | None = None) -> None:
@@ -84,7 +85,8 @@ def _pairs(name: str, cases: Sequence[Case], hint: Hint | None) -> Iterator[tupl
         yield before, _with(before, **{name: hint.value})
         return
     for case in cases:
-        for value in _values(type(case.method).Config.model_fields[name], getattr(case.method.config, name)):
+        config = case.method.config
+        for value in _values(known_settings(type(config))[name], flat(config.model_dump()).get(name)):
             try:
                 after = _with(case, **{name: value})
             except ValidationError:  # this value does not fit the others

@@ -141,7 +141,7 @@ def measure(trial: Trial) -> dict:
     every = EVERY if trial.quick else 1
     population = rows_population(trial.place, f"mnist-{IMAGES // every}", partial(clients_of, every))
     ran = runs.traced(trial.place, trial.key, trial["settings"], population, trial.seed)
-    return ran.results() | {"gamma": ran.method.config.gamma}
+    return ran.results() | {"gamma": ran.method.config.algorithm.gamma}
 
 
 def figure(found: Found) -> bytes:

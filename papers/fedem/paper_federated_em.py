@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
+from fedcore.methods.federated_em.config import Compressed, Exact, FedEM, PrivateEM, VRFedEM
 from fedcore.methods.federated_em.variant import Variant
+
+
+class PlainEM(Exact):
+    """EM whose starts are tried, and whose steps are made, on all rows."""
+
+    rounds: int | None = Compressed.model_fields["rounds"]  # type: ignore[assignment]
+    gamma: float | None = Compressed.model_fields["gamma"]  # type: ignore[assignment]
+    monitor_every: int = Compressed.model_fields["monitor_every"]  # type: ignore[assignment]
+    accelerated: ClassVar[bool] = False
 
 
 class PaperFederatedEMConfig(FederatedEMConfig):
     """Settings of federated EM, and the parts of a `Variant` that the tables set."""
 
+    algorithm: Annotated[FedEM | VRFedEM | PlainEM | PrivateEM, Field(discriminator="name")] = Field(  # type: ignore[assignment]
+        FedEM(),
+        description="fedem: Algorithm 1; vr-fedem: Algorithm 2; em: exact, without search or acceleration; private",
+    )
     memories: bool = Field(True, description="clients remember what they sent; false: the naive variant, a baseline")
     norms_by_part: bool = Field(True, description="dithering: a norm for each part of the statistic, not one for all")
     standardise: bool = Field(True, description="rows less their mean, over their standard deviations")
@@ -36,7 +50,7 @@ class PaperFederatedEMConfig(FederatedEMConfig):
     @property
     def variant(self) -> Variant:
         names = {field.name for field in fields(Variant)} & type(self).model_fields.keys()
-        return Variant(plain=True, **{name: getattr(self, name) for name in names})
+        return Variant(**{name: getattr(self, name) for name in names})
 
 
 class PaperFederatedEM(FederatedEM):
@@ -49,4 +63,14 @@ class PaperFederatedEM(FederatedEM):
     name: ClassVar[str] = "paper_federated_em"
     arithmetic_version: ClassVar[str] = "paper-federated-em-2"
     Config = PaperFederatedEMConfig
-    moved_settings: ClassVar[Mapping[str, str]] = {}
+    main_settings: ClassVar[tuple[str, ...]] = (
+        "algorithm",
+        "model",
+        "components",
+        "covariance",
+        "rounds",
+        "gamma",
+        "memories",
+        "regularisation",
+    )
+    moved_settings: ClassVar[Mapping[str, str]] = {"tolerance": "is called tol"}

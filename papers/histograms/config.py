@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedcore.methods.histograms.config import DEFAULT_CLUSTERS, OutputSettings, check_cells, scaled
+from fedcore.rounds.choices import ChoiceSettings
 
 DEFAULT_ROUNDS = 50
 ASSIGNMENT_SMOOTHING = 1e-6  # added to every entry of a centre before the logarithm of the assignment
@@ -137,7 +137,7 @@ class PublishedIFCA(Noisy):
 Algorithm = Annotated[FedAvg | Algorithm2 | IFCA | Published | PublishedIFCA, Field(discriminator="name")]
 
 
-class PaperHistogramsConfig(Model):
+class PaperHistogramsConfig(ChoiceSettings):
     """The algorithms of Setlur, Feldman, Talwar 2023 and what they compare them with; none is private.
 
     A name in place of `algorithm` stands for its model: `{"algorithm": "ifca", "rounds": 5}` is
@@ -164,21 +164,6 @@ class PaperHistogramsConfig(Model):
         description="a and c are the same for all clients, or each client chooses its own a between 1/8 and 8 times "
         "prior_tokens (None: 1500), with c = 0",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _nested(cls, given: Any) -> Any:
-        """Settings that are not shared are those of the algorithm."""
-        if not isinstance(given, Mapping):
-            return given
-        shared = {name: value for name, value in given.items() if name in cls.model_fields and name != "algorithm"}
-        own = {name: value for name, value in given.items() if name not in cls.model_fields}
-        algorithm = given.get("algorithm", "algorithm2")
-        if isinstance(algorithm, BaseModel):
-            algorithm = algorithm.model_dump()
-        if not isinstance(algorithm, Mapping):
-            algorithm = {"name": algorithm}
-        return {**shared, "algorithm": {**algorithm, **own}}
 
     def outputs(self, features: int) -> OutputSettings:
         """What clients are given by, with smoothing for a vocabulary of so many tokens."""

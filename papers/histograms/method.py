@@ -67,6 +67,7 @@ class PaperHistograms(NonPrivateMethod[PaperHistogramsConfig, HistogramsState]):
     warm_starts_for: ClassVar[tuple[str, ...]] = ("histograms",)
     feature_outputs: ClassVar[tuple[str, ...]] = ("estimate",)
     free_settings: ClassVar[tuple[str, ...]] = ("prior_tokens", "floor", "weights")
+    main_settings: ClassVar[tuple[str, ...]] = ("algorithm", "clusters", "rounds", "start", *free_settings)
 
     @property
     def not_private_because(self) -> str:

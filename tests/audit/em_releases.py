@@ -68,8 +68,8 @@ class Rows:
 
     def public(self, features: int, rho: float = 0.5, seed: int = 0) -> PublicFacts:
         given = dict(STARTS[self.start])
-        if self.start == "gaussian" and self.config.covariance != "known":
-            given["covariances"] = COVARIANCES[self.config.covariance]
+        if self.start == "gaussian" and self.config.model.covariance != "known":
+            given["covariances"] = COVARIANCES[self.config.model.covariance]
         if self.config.standardise:
             given |= {"centre": np.array([0.5, -1.0]), "scale": np.array([2.0, 0.25])}
         given["part_scales"] = np.linspace(0.5, 2.0, model_of(self.config, plain_scaling(COLUMNS)).q)
@@ -89,7 +89,9 @@ class Rows:
 
 
 def _em(**settings) -> Varied:
-    return Varied(**{"algorithm": "private", "components": 2, "rounds": 2, "standardise": False, **settings})
+    if settings.get("model") != "gaussian_imputer":
+        settings = {"components": 2, **settings}
+    return Varied(**{"algorithm": "private", "rounds": 2, "standardise": False, **settings})
 
 
 ONE = {"components": 1, "covariance": "known", "gamma": 0.1}
@@ -124,7 +126,9 @@ MODELS = [
 
 def large_world(model: str, covariance: str, d: int, components: int, generator: np.random.Generator):
     """(method, message of its first round, float32 rows of 40 clients: none, one, many, some with equal numbers)."""
-    g, config = components, _em(model=model, covariance=covariance, components=components, record_bound=50.0)
+    g, own = components, {"covariance": covariance} if model == "gaussian" else {}
+    own |= {} if model == "gaussian_imputer" else {"components": components}
+    config = _em(model=model, record_bound=50.0, **own)
     matrix = generator.normal(size=(d, d))
     means, weights, shares = generator.normal(size=(g, d)), np.full(g, 1 / g), generator.random((g, d)) + 0.1
     regular = matrix @ matrix.T + np.eye(d)

@@ -108,11 +108,12 @@ def federated_em(
     method: str = "federated_em",
     **settings,
 ):
-    settings = {"algorithm": "fedem", "rounds": 4, **settings}
-    if settings["algorithm"] == "private":
-        settings = {"nominal_clients": 22, **settings}
-    elif settings["algorithm"] != "em" or "imputer" in name or "tables" in name:  # em of mixtures looks in every pass
-        settings = {"monitor_every": 2, **settings}
+    algorithm = settings.setdefault("algorithm", "fedem")
+    own = {"private": {"nominal_clients": 22, "rounds": 4}, "em": {"max_passes": 6}}
+    if method != "federated_em" or algorithm not in own:
+        settings = {"rounds": 4, "monitor_every": 2, **settings}
+    else:
+        settings = {**own[algorithm], **settings}
     CASES[f"{method}/{name}"] = Case(method, population, settings, given, relation=relation or "add_or_remove_one")
 
 
@@ -133,7 +134,7 @@ federated_em("fedem-clients", weights="clients")
 federated_em("fedem-dithering-clients", codec="dithering", weights="clients")
 federated_em("fedem-dithering-sampled", codec="dithering", participation=0.5, rounds=6)
 federated_em("fedem-half-steps", gamma=0.5)
-federated_em("fedem-to-tolerance", codec="identity", tolerance=0.5, rounds=12)
+federated_em("fedem-to-tolerance", codec="identity", tol=0.5, rounds=12)
 federated_em("fedem-random-restarts", start="random", restarts=2)
 federated_em("fedem-given", given="gaussian full scaled", start="given")
 federated_em("fedem-after-fedem", given="federated_em/fedem-full", start="given")
@@ -202,6 +203,7 @@ paper_federated_em("naive-bernoulli-counts", "counts_binary", memories=False, mo
 paper_federated_em("fedem-one-norm", codec="dithering", norms_by_part=False)
 paper_federated_em("fedem-plain-units", standardise=False, regularisation=0.01, cluster_rounds=1)
 paper_federated_em("fedem-decreasing", gamma=0.8, gamma_decay=2.0, safeguards=False)
+paper_federated_em("em", algorithm="em")
 paper_federated_em("vr-inner-rounds", algorithm="vr-fedem", codec="dithering", inner_rounds=3, rounds=6)
 
 

@@ -15,6 +15,7 @@ import pytest
 from pydantic import BaseModel
 
 from fedcore.methods.registry import make_method, method_class
+from fedcore.rounds.choices import known_settings
 from fedcore.rounds.private_settings import PrivateRunSettings
 from tests.digests.cases import CASES
 from tests.digests.make import differences, machine, made, stored
@@ -76,7 +77,8 @@ def test_every_choice_of_a_setting_is_taken(method):
     given = [pair for config in configs for pair in values(config)]
     own = method_class(method).Config
     others = {method_class(case.method).Config for case in CASES.values()} - {own}
-    inherited = {setting for base in own.__mro__ if base in others for setting in base.model_fields}
+    inherited = {setting for base in own.__mro__ if base in others for setting in known_settings(base)}
+    inherited |= {"name"} if inherited else set()  # of the choices of that method
     inherited |= {*PrivateRunSettings.model_fields}  # read by the platform alone
     for setting, annotation in settings(own):
         if setting in inherited:  # the cases of that method take its choices

@@ -24,7 +24,7 @@ def place(tmp_path_factory):
     rows = np.random.default_rng(0).normal(size=(200, 2))
     rows_population(folder / "p", rows)
     for model in ("gaussian", "regression"):
-        settings = (f"model={model}", "components=2", "algorithm=em", "restarts=1", "rounds=2")
+        settings = (f"model={model}", "components=2", "algorithm=em", "restarts=1", "max_passes=4")
         pairs = [part for setting in settings for part in ("--set", setting)]
         works("train", "federated_em", folder / "p", "--local", "--runs", folder, "--run-id", model, *pairs)
     gaps = rows.copy()

@@ -181,7 +181,7 @@ def test_held_out_rows_that_are_absurd_end_no_command_and_are_never_shown_as_sco
     with PopulationWriter(tmp_path / "p", "rows", 2, dtype="float64", public_for_evaluation="made up") as writer:
         writer.write([f"c{client}" for client in range(40)], (ptr, rows), (ptr, absurd))
         population = writer.commit()
-    run = sessions.train(population, tmp_path, "federated-em", {"algorithm": "em", "components": 2, "rounds": 2})
+    run = sessions.train(population, tmp_path, "federated-em", {"algorithm": "em", "components": 2, "max_passes": 4})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         write_not_private(evaluate_run(run.path, population), tmp_path / "scores.json")

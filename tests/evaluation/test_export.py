@@ -33,7 +33,7 @@ from tests.private_mixture import worlds as mixture_worlds
 
 RANDOM = np.random.default_rng(1)
 X = RANDOM.normal(size=(200, 2)) + np.where(np.arange(200) % 2, 4.0, -4.0)[:, None]
-EM = {"algorithm": "em", "components": 2, "rounds": 5}
+EM = {"algorithm": "em", "components": 2, "max_passes": 7}
 ODD = Table(
     "odd",
     "All kinds of cells",
@@ -106,7 +106,7 @@ def test_a_fitted_estimator_is_the_model(model, tmp_path):
 def test_estimators_know_the_names_of_columns(tmp_path):
     (tmp_path / "t.csv").write_text("client,age,size\n" + "".join(f"c{i % 9},{a},{b}\n" for i, (a, b) in enumerate(X)))
     population = ingest(tmp_path / "t.csv", tmp_path / "named")
-    settings = {"components": 2, "algorithm": "em", "rounds": 2}
+    settings = {"components": 2, "algorithm": "em", "max_passes": 4}
     made = fedcore.train("federated_em", population, settings, runs=tmp_path / "runs", run_id="one").to_sklearn()
     assert made.feature_names_in_.tolist() == ["age", "size"]
     fedcore.load_run(tmp_path / "runs" / "one").export(tmp_path / "m.joblib")

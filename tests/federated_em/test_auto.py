@@ -9,7 +9,8 @@ from fedcore.methods.mixture_models.validation import Split, training_part, vali
 from tests.federated_em.run_in_memory import block_of, facts, run
 from tests.federated_em.varied import Varied
 
-AUTO = dict(algorithm="em", components=2, cluster_rounds=1, rounds=2, pseudo_rows="auto", trial_rounds=3, restarts=1)
+OF_ONE = dict(algorithm="em", cluster_rounds=1, rounds=2, pseudo_rows="auto", trial_rounds=3, restarts=1)
+AUTO = OF_ONE | dict(components=2)
 
 
 def population(rows=200, d=6, seed=0):
@@ -81,7 +82,11 @@ def test_clients_of_one_row_hold_nothing_back_and_the_default_is_taken():
 @pytest.mark.parametrize("algorithm", ["em", "fedem"])
 def test_other_models_and_algorithms_may_ask_for_it(model, algorithm):
     block = population()
-    settings = AUTO | {"model": model, "algorithm": algorithm, "restarts": 2}
+    settings = (OF_ONE if model == "gaussian_imputer" else AUTO) | {
+        "model": model,
+        "algorithm": algorithm,
+        "restarts": 2,
+    }
     ran = run(Varied(**settings), block, facts(block), clients_per_leaf=3)
     assert ran.column("pseudo_rows")[0] in (0.001, 0.1, 1.0) and ran.state.phase == "done"
 

@@ -58,7 +58,7 @@ def test_a_population_of_small_clients_has_nothing_to_hold_back():
 
 @pytest.mark.parametrize(
     "settings, words",
-    [({"algorithm": "private"}, "not private"), ({"model": "poisson", "kind": "counts"}, "not counts")],
+    [({"algorithm": "private"}, "not private"), ({"model": "poisson", "kind": "counts"}, "not for counts")],
 )
 def test_where_there_are_no_such_rows(settings, words):
     with pytest.raises(ValidationError, match=words):

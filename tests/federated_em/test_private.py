@@ -87,7 +87,7 @@ def test_what_a_private_run_needs(changes, match):
         dict(codec="dithering"),
         dict(batch=5),
         dict(monitor_every=5),
-        dict(tolerance=1e-3),
+        dict(tol=1e-3),
         dict(restarts=2),
         dict(start="random"),
         dict(weights="rows"),

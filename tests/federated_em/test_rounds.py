@@ -314,7 +314,7 @@ def test_the_practical_step():
 
 
 def test_the_run_ends_when_the_objective_stops_falling(known):
-    ran = known_run(known, algorithm="em", rounds=500, monitor_every=10, tolerance=1e-7)
+    ran = known_run(known, algorithm="em", rounds=500, monitor_every=10, tol=1e-7)
     assert 20 < ran.state.round < 100 and ran.state.phase == "done"
     assert ran.state.round % 10 == 1 and abs(ran.state.objective - known[2]) < 1e-5
     last = ran.column("objective")

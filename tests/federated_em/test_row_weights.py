@@ -36,8 +36,8 @@ from tests.operations.test_select import go_on, train
 
 AT = 1  # the column of the weights
 SIZES = (3, 40, 0, 25, 1, 12, 70)
-EM = {"algorithm": "em", "rounds": 5, "pseudo_rows": 0.01}
-SHORT = {"rounds": 6, "monitor_every": 2, "pseudo_rows": 0.01}
+EM = {"algorithm": "em", "components": 2, "rounds": 5, "pseudo_rows": 0.01}
+SHORT = {"components": 2, "rounds": 6, "monitor_every": 2, "pseudo_rows": 0.01}
 RUNS = {
     "em": EM,
     "em, votes": EM | {"weights": "clients"},
@@ -51,9 +51,9 @@ RUNS = {
     "known": SHORT | {"covariance": "known", "pseudo_rows": None},
     "regression": SHORT | {"model": "regression"},
     "imputer": {"model": "gaussian_imputer", "rounds": 4, "rank": 2},
-    "poisson": {"model": "poisson", "rounds": 4},
-    "multinomial, dithering": {"model": "multinomial", "rounds": 4, "codec": "dithering"},
-    "bernoulli": {"model": "bernoulli", "rounds": 4, "algorithm": "em", "trial_rounds": 2},
+    "poisson": {"model": "poisson", "components": 2, "rounds": 4},
+    "multinomial, dithering": {"model": "multinomial", "components": 2, "rounds": 4, "codec": "dithering"},
+    "bernoulli": {"model": "bernoulli", "components": 2, "rounds": 4, "algorithm": "em", "trial_rounds": 2},
 }
 each_run = pytest.mark.parametrize("name", RUNS)
 
@@ -83,7 +83,7 @@ def some_weights(low: int, high: int, seed: int = 6) -> list[np.ndarray]:
 
 
 def trained(name: str, block: RowsBlock, **settings):
-    config = Varied(**{"components": 2, **RUNS[name], **settings})
+    config = Varied(**{**RUNS[name], **settings})
     return run(config, block, facts(block, seed=3), clients_per_leaf=3)
 
 
@@ -185,7 +185,7 @@ def test_weights_in_other_units(name):
     rows, weights = clients(name), some_weights(1, 9)
     start = {"weights": np.array([0.4, 0.6]), "means": np.array([[0.0] * 4, [4.0, -4, 2, 4]])}
     start["covariances"] = np.tile(np.eye(4), (2, 1, 1))
-    settings = {"components": 2, **RUNS[name], "start": "given", "pseudo_rows": None, "regularisation": 1e-3}
+    settings = {**RUNS[name], "start": "given", "pseudo_rows": None, "regularisation": 1e-3}
     config = Varied(**settings, weight_column=AT)
     ran = []
     for factor in (1.0, 0.37 / 100, 1000.0):
@@ -276,8 +276,8 @@ def test_a_column_that_is_not_there(columns, column):
         ({"algorithm": "private"}, "not private"),
         ({"algorithm": "vr-fedem"}, "not vr-fedem"),
         ({"batch": 5}, "rows without weights"),
-        ({"model": "poisson", "kind": "counts"}, "not counts"),
-        ({"model": "gaussian_tables", "table_rows": 3}, "not gaussian_tables"),
+        ({"model": "poisson", "kind": "counts"}, "mixtures and of gaussian_imputer"),
+        ({"model": "gaussian_tables", "table_rows": 3}, "mixtures and of gaussian_imputer"),
     ],
 )
 def test_where_rows_have_no_weights(settings, words):
@@ -303,9 +303,9 @@ def population(tmp_path_factory):
 
 
 def test_what_is_made_of_a_run(population, tmp_path):
-    ran = to_end(begin(population, tmp_path, {"components": 2, **SHORT, "weight_column": AT}))
-    state = FederatedEM(Varied(components=2, **SHORT, weight_column=AT)).State(**ran.read_state())
-    method = FederatedEM(Varied(components=2, **SHORT, weight_column=AT))
+    ran = to_end(begin(population, tmp_path, {**SHORT, "weight_column": AT}))
+    state = FederatedEM(Varied(**SHORT, weight_column=AT)).State(**ran.read_state())
+    method = FederatedEM(Varied(**SHORT, weight_column=AT))
     named = method.result(state, Features(5, ["a", "w", "b", "c", "d"]))
     plain = method.result(state, Features(5))
     for result, names in ((named, ["a", "b", "c", "d"]), (plain, ["column 0", "column 2", "column 3", "column 4"])):
@@ -341,7 +341,7 @@ def test_rows_are_completed_beside_their_weights(tmp_path):
     rows, weights = clients("imputer"), some_weights(0, 3)
     block = with_weights(rows, weights)
     ran = trained("imputer", block, weight_column=AT)
-    method = FederatedEM(Varied(components=2, **RUNS["imputer"], weight_column=AT))
+    method = FederatedEM(Varied(**RUNS["imputer"], weight_column=AT))
     imputed = method.personalise(ran.state, block, None)["rows_imputed"]
     assert imputed.shape == block.x.shape and np.isfinite(imputed).all()
     assert np.array_equal(imputed[:, AT], np.concatenate(weights))
@@ -351,7 +351,7 @@ def test_rows_are_completed_beside_their_weights(tmp_path):
 
 def test_settings_are_compared(population, tmp_path):
     """By the losses of rows that are held back, and by criteria of the others, all by their weights."""
-    settings = {**EM, "weight_column": AT}
+    settings = {"algorithm": "em", "max_passes": 7, "pseudo_rows": 0.01, "weight_column": AT}
     runs = str(tmp_path / "runs")
     request = TrainRequest(method="federated_em", population=str(population.path), settings=settings, runs=runs)
     found = compare(requests(request, {"components": (1, 3)}, 0.3, "s"), train, go_on)
@@ -375,13 +375,13 @@ def test_streamed_rows_give_the_same_bits(population, tmp_path, monkeypatch):
     monkeypatch.setattr(streaming, "WINDOW_BYTES", 1)
     monkeypatch.setattr(leaf_rows, "PORTION_NUMBERS", 4 * 30)
     monkeypatch.setattr(leaf_rows, "PIECE_NUMBERS", 4 * 7)
-    settings = {"components": 2, **SHORT, "rounds": 2, "weight_column": AT, "validation": 0.2}
+    settings = {**SHORT, "rounds": 2, "weight_column": AT, "validation": 0.2}
     whole = in_one_place_or_streamed(population, tmp_path, "whole", settings, 2**40)
     assert_same(whole, in_one_place_or_streamed(population, tmp_path, "streamed", settings, 0))
 
 
 def test_a_run_goes_on_from_another(population, tmp_path):
-    settings = {"components": 2, **SHORT, "weight_column": AT}
+    settings = {**SHORT, "weight_column": AT}
     first = to_end(begin(population, tmp_path, settings))
     method = FederatedEM(Varied(**settings))
     start = method.warm_start_of(method.State(**first.read_state()))

@@ -85,7 +85,7 @@ def test_memories_of_another_round_stop_the_run(tmp_path, monkeypatch):
 
 
 def test_the_summary_of_a_run_says_how_it_ended(tmp_path):
-    settings = {"algorithm": "em", "rounds": 2, "restarts": 1, "pseudo_rows": 0.01}
+    settings = {"algorithm": "em", "max_passes": 4, "restarts": 1, "pseudo_rows": 0.01}
     ran = to_end(begin(rows_population(tmp_path / "p"), tmp_path, settings))
     assert run_summary(Run.open(ran.path))["outcome"].startswith("converged: 4 passes over the rows")
 
@@ -237,7 +237,7 @@ def test_counts(model):
     sparse, dense = counts_block(0, 0, sp.csr_matrix(counts)), block_of(np.array_split(counts.astype(float), 30))
     config = Varied(model=model, kind="counts", components=2, rounds=60)
     ran = run(config, sparse, facts(sparse))
-    other = run(config.model_copy(update={"kind": "rows", "algorithm": "em", "codec": None}), dense, facts(dense))
+    other = run(config.model_copy(update={"kind": "rows", "algorithm": "em"}), dense, facts(dense))
     assert ran.state.clients == 600 and other.state.clients == 30
     name = "rates" if model == "poisson" else "probabilities"
     mine, theirs = (np.sort(one.state.parameters()[name], axis=0) for one in (ran, other))

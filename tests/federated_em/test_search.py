@@ -308,7 +308,7 @@ def test_a_run_reads_the_rows_ten_times_at_most(settings):
 def test_a_run_from_another_reads_the_rows_ten_times_at_most():
     block, y = large(4000, 20)
     start = of_halves(GaussianMixture(2, 3, "full")) | {"centre": np.zeros(3), "scale": np.ones(3)}
-    config = FederatedEMConfig(algorithm="em", components=2, start="given", tolerance=0.0)
+    config = FederatedEMConfig(algorithm="em", components=2, start="given", tol=0.0)
     known = known_of(block, start=start)
     ran = run(config, block, known)
     assert len(ran.infos) == 10 == FederatedEM(config).total_rounds(ran.state)
@@ -317,15 +317,15 @@ def test_a_run_from_another_reads_the_rows_ten_times_at_most():
 
 def test_the_status_counts_the_passes_of_a_start_over_all_rows():
     block, _ = large(2000, 20)
-    config = FederatedEMConfig(algorithm="em", model="regression", components=2, rounds=3, restarts=2)
+    config = FederatedEMConfig(algorithm="em", model="regression", components=2, max_passes=5, restarts=2)
     ran = run(config, block, known_of(block))
     assert f"{len(ran.infos)} passes" in looks.status(config, ran.state)
 
 
-@pytest.mark.parametrize("setting", [{"gamma": 0.5}, {"monitor_every": 3}])
+@pytest.mark.parametrize("setting", [{"gamma": 0.5}, {"monitor_every": 3}, {"rounds": 3}])
 @pytest.mark.parametrize("model", ["gaussian", "regression"])
 def test_settings_of_plain_steps_are_refused(model, setting):
-    with pytest.raises(ValueError, match=f"leave {next(iter(setting))} out"):
+    with pytest.raises(ValueError, match=f"{next(iter(setting))} is for algorithm .*, not em"):
         FederatedEMConfig(algorithm="em", model=model, **setting)
 
 

@@ -94,7 +94,7 @@ def test_a_run_without_a_series_makes_the_steps_that_it_made():
     for planned, before, after in zip(plan, ran.states[:-1], ran.states[1:], strict=True):
         message = method.message(before)
         exact = method.release_values(message, answer(method, message, block, 1024, None)[0])[planned.name]
-        field = draw(planned, exact) * (PRIVATE.clip / 2**16) * before.part_scales / before.clients
+        field = draw(planned, exact) * (PRIVATE.algorithm.clip / 2**16) * before.part_scales / before.clients
         s = damped_step(model, s, field, 0.5)[0]
         assert np.array_equal(s, after.statistic)
     assert set(SERIES_NAMES) <= set(method.warm_start_of(ran.state))
@@ -109,7 +109,7 @@ def test_a_run_of_a_series_takes_shorter_steps():
     v = noise_of(PRIVATE, first.state)
     past = Precision(float(left["pooled_weight"][0]), float(left["pooled_variance"][0]))
     assert past == Precision(3 / v, v / 3)
-    rounds = np.arange(PRIVATE.rounds)
+    rounds = np.arange(PRIVATE.algorithm.rounds)
     assert not second.column("halvings").any()
     np.testing.assert_allclose(second.column("gamma"), 1 / (FORGETTING * 3 + rounds + 1), rtol=1e-12)
     assert "Pooled with earlier runs" in method.outcome(second.state)
@@ -205,7 +205,8 @@ def test_what_a_plan_expects_of_a_series_is_what_its_runs_leave(changes):
 @pytest.mark.parametrize("model", ["gaussian", "regression", "poisson", "multinomial", "bernoulli", "gaussian_imputer"])
 def test_a_run_can_be_planned_before_there_is_a_start(model):
     """With stand-ins, as `budget plan` has them; the run itself is refused without a start."""
-    config = Varied(algorithm="private", model=model, components=2, rounds=3)
+    of_mixtures = {} if model == "gaussian_imputer" else {"components": 2}
+    config = Varied(algorithm="private", model=model, rounds=3, **of_mixtures)
     method, public = FederatedEM(config), public_facts(small_block(), start=None)
     plan = method.plan(public)
     start = method.likely_warm_start(public)

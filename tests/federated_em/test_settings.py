@@ -12,6 +12,7 @@ from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
 from fedcore.methods.federated_em.moved import MOVED
 from fedcore.methods.registry import make_method
 from fedcore.population.blocks import RowsBlock
+from fedcore.rounds.choices import known_settings
 from fedcore.rounds.private_settings import PrivateRunSettings
 from tests.federated_em.run_in_memory import block_of, facts, run
 
@@ -21,13 +22,15 @@ START = {
     "means": np.array([[-1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]),
     "covariances": np.tile(np.eye(3), (2, 1, 1)),
 }
-EM, VR, PRIVATE = ({"algorithm": name} for name in ("em", "vr-fedem", "private"))
-TABLES = {"model": "gaussian_tables", "table_rows": 4}
+COMMON = {"components": 2, "rounds": 6}
+EM = {"algorithm": "em", "components": 2, "max_passes": 8}
+VR, PRIVATE = ({"algorithm": name, **COMMON} for name in ("vr-fedem", "private"))
+TABLES = {"model": "gaussian_tables", "table_rows": 4, "rounds": 6}
 OF_TABLES = {"rank": (TABLES, 1), "table_rows": (TABLES, 8), "nuclear_penalty": (TABLES, 2.0)}
 
 # name: (other settings, what it is changed to)
 SETTINGS = {
-    "algorithm": ({}, "em"),
+    "algorithm": ({"components": 2}, "em"),
     "model": ({}, "regression"),
     "components": ({}, 3),
     "covariance": ({}, "diag"),
@@ -35,7 +38,7 @@ SETTINGS = {
     **OF_TABLES,
     "weight_column": ({}, 2),
     "codec": ({}, "dithering"),
-    "levels": ({"codec": "dithering"}, 64),
+    "levels": (COMMON | {"codec": "dithering"}, 64),
     "participation": ({}, 0.5),
     "batch": (VR, 3),
     "weights": ({}, "clients"),
@@ -45,7 +48,8 @@ SETTINGS = {
     "restarts": ({}, 2),
     "monitor_every": ({}, 1),
     "validation": ({}, 0.3),
-    "tolerance": (EM, 0.0),
+    "tol": (EM, 0.0),
+    "max_passes": (EM | {"tol": 0.0}, 5),
     "clip": (PRIVATE, 0.3),
     "record_bound": (PRIVATE, 1.0),
 }
@@ -60,12 +64,11 @@ def block() -> RowsBlock:
 
 
 def test_all_settings_are_here_and_on_the_page():
-    own = FederatedEMConfig.model_fields.keys() - PrivateRunSettings.model_fields.keys()
-    assert own == {*SETTINGS, "kind"}
+    known = known_settings(FederatedEMConfig).keys()
+    own = known - PrivateRunSettings.model_fields.keys()
+    assert own == {*SETTINGS, "kind"} and {*PrivateRunSettings.model_fields} < known
     table = PAGE.read_text().partition("\n## Settings\n")[2].partition("\n## ")[0]
     assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == own
-    for name in PrivateRunSettings.model_fields:
-        assert name in FederatedEMConfig.model_fields
 
 
 def made(block: RowsBlock, settings: dict):
@@ -78,13 +81,11 @@ def made(block: RowsBlock, settings: dict):
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting_changes_what_comes_out_or_what_it_costs(block, name):
     settings, value = SETTINGS[name]
-    settings = {"components": 2, "rounds": 6, **settings}
-    if name == "components":
-        settings["components"] = 2
+    settings = settings or COMMON
     one, other = made(block, settings), made(block, {**settings, name: value})
     same = one[0].shape == other[0].shape and np.array_equal(one[0], other[0])
     if name == "monitor_every":  # a look costs a pass over what the round has not read
-        one, other = (_looks(block, {**settings, name: every}) for every in (None, value))
+        one, other = (_looks(block, {**settings, name: every}) for every in (10, value))
         assert other > one
     else:
         assert not same or one[1:] != other[1:]
@@ -110,7 +111,7 @@ def test_the_kind_of_population():
         ({"model": "regression", "covariance": "tied"}, "covariance is for model gaussian, not regression"),
         ({"kind": "counts"}, "kind is for model poisson, .* not gaussian"),
         ({"clip": 1.0}, "clip is for algorithm private, not fedem"),
-        ({"model": "poisson_tables"}, "needs the rows of one table"),
+        ({"model": "poisson_tables"}, "table_rows.*required"),
     ],
 )
 def test_what_would_do_nothing_is_refused(settings, told):

@@ -53,7 +53,7 @@ def test_a_mixture_is_that_of_scikit_learn_started_there(kind):
 
 
 def test_groups_do_not_matter_to_exact_sums():
-    exact = {"tolerance": 1e-10, "pseudo_rows": 0.0}  # the starts are others, and both climb to the same maximum
+    exact = {"tol": 1e-10, "pseudo_rows": 0.0}  # the starts are others, and both climb to the same maximum
     whole = fedcore.FederatedMixture(2, settings=exact).fit(APART)
     order = np.random.default_rng(0).permutation(len(APART))
     dealt = fedcore.FederatedMixture(2, settings=exact).fit(APART[order], groups=np.arange(len(APART)) % 7)

@@ -39,7 +39,7 @@ def request(population, folder, **settings) -> TrainRequest:
     return TrainRequest(
         method="federated_em",
         population=str(population),
-        settings={"algorithm": "em", "rounds": 15, "restarts": 4, **settings},
+        settings={"algorithm": "em", "max_passes": 17, "restarts": 4, **settings},
         seed=1,
         runs=str(folder),
     )
@@ -166,8 +166,12 @@ def test_private_runs_and_methods_without_held_out_rows_are_refused(population, 
         requests(TrainRequest(method="histograms", population="x"), {"clusters": (1, 2)}, 0.2, "s")
 
 
+NESTED = {"algorithm": {"name": "em", "validation": 0.3}, "max_passes": 5}
+
+
 def test_the_share_is_the_same_for_all_and_not_kept(population, tmp_path):
-    for settings, tries in (({}, {"validation": (0.1, 0.3)}), ({"validation": 0.3}, {"components": (1, 2)})):
+    both = {"components": (1, 2)}
+    for settings, tries in (({}, {"validation": (0.1, 0.3)}), ({"validation": 0.3}, both), (NESTED, both)):
         with pytest.raises(ConfigError, match="which rows are held back"):
             requests(request(population, tmp_path, **settings), tries, 0.2, "s")
 
@@ -175,7 +179,8 @@ def test_the_share_is_the_same_for_all_and_not_kept(population, tmp_path):
 def test_every_candidate_has_a_name_of_its_own(population, tmp_path):
     long = {setting: (1 / 3, 1 / 7) for setting in ("gamma", "participation", "pseudo_rows")}
     for name, tries in (("s" * 100, {"components": (2, 3)}), ("s" * 20, long | {"rounds": (10, 11)})):
-        wanted = requests(request(population, tmp_path, algorithm="fedem"), tries, 0.2, name)
+        asked = TrainRequest(method="federated_em", population=str(population), runs=str(tmp_path))
+        wanted = requests(asked, tries, 0.2, name)
         assert len({one.run_id for _, one in wanted}) == len(wanted)
     for name in ("", "../s", "s s", "s" * 130):
         with pytest.raises(ConfigError, match="run_id"):
@@ -202,10 +207,10 @@ def test_free_parameters(settings, shapes, count):
 @pytest.mark.slow
 def test_the_command(population, tmp_path):
     base = ["select", "federated_em", population, "--local", "--runs", tmp_path, "--set", "algorithm=em"]
-    base += ["--set", "rounds=12", "--set", "restarts=4", "--try", "components=2,3"]
+    base += ["--set", "max_passes=14", "--set", "restarts=4", "--try", "components=2,3"]
     said = works(*base, "--json").json
     assert said["privacy"] == "none" and said["best"] == {"components": 3}
-    assert said["command"].endswith("--set algorithm=em --set rounds=12 --set restarts=4 --set components=3")
+    assert said["command"].endswith("--set algorithm=em --set max_passes=14 --set restarts=4 --set components=3")
     shown = works(*base).out
     assert "not private" in shown and said["command"] in shown
     refused = fedcore("select", "federated_em", population, "--try", "components", "--local")

@@ -243,7 +243,7 @@ def test_a_copy_that_was_appended_to_by_itself_is_refused(tmp_path):
 @pytest.mark.parametrize("asked", [{"horizon": 3}, {"recent_cohorts": 1}, {"at_least": 5}, {"cohorts": "1"}])
 def test_a_run_that_is_not_private_reads_everybody(tmp_path, asked):
     growing = Growing(tmp_path)
-    with pytest.raises(ConfigError, match=f"{next(iter(asked))} is for private runs"):
+    with pytest.raises(ConfigError, match=f"{next(iter(asked))} is for algorithm private"):
         growing.begin(method="federated_em", algorithm="em", model="poisson", kind="counts", **asked)
 
 

@@ -29,7 +29,7 @@ RESPONSIBILITIES = "responsibilities"
 def wanted(config: FederatedEMConfig) -> bool:
     """Whether anybody compares: only then is the pass over the responsibilities made. The objective must be a sum over
     rows, not over clients."""
-    return config.validation > 0 and config.by_rows and config.mixture
+    return config.algorithm.validation > 0 and config.by_rows and config.mixture
 
 
 def entropy(model: CurvedEM, theta: Theta, leaf: LeafRows) -> float:
@@ -44,17 +44,17 @@ def entropy(model: CurvedEM, theta: Theta, leaf: LeafRows) -> float:
 
 def free_parameters(config: FederatedEMConfig, theta: Theta) -> int:
     """Of a mixture: weights that add up to 1, and what each component has."""
-    count = config.components - 1
+    count = config.model.components - 1
     for name, array in theta.items():
         if name == "weights":
             continue
-        if name == "covariances" and config.covariance in ("full", "tied"):
+        if name == "covariances" and config.model.covariance in ("full", "tied"):
             d = array.shape[-1]
             count += array.size // d**2 * (d * (d + 1) // 2)
-        elif name == "covariances" and config.covariance == "known":
+        elif name == "covariances" and config.model.covariance == "known":
             continue
         else:
-            count += array.size - (config.components if config.model == "multinomial" else 0)
+            count += array.size - (config.model.components if config.model.name == "multinomial" else 0)
     return count
 
 
@@ -65,6 +65,6 @@ def criteria(config: FederatedEMConfig, state: FederatedEMState, result: Mapping
     loss = float(result["loss"]) * state.rows
     if len(state.scale):
         logs = state.seen * np.log(state.scale)
-        loss += float(logs[-1] if config.model == "regression" else logs.sum())
+        loss += float(logs[-1] if config.model.name == "regression" else logs.sum())
     bic = 2.0 * loss + free_parameters(config, state.parameters()) * math.log(state.rows)
     return {"bic": bic, "icl": bic + 2.0 * float(result["entropy"])}

@@ -29,13 +29,13 @@ def treats_clients_singly(config: FederatedEMConfig, codec: Codec) -> bool:
     """Whether a round needs each client's s_i. Without a codec, with all clients and all rows it does not: then
     H = sum w_i s_i - S_k, whatever the memories are.
     """
-    everything = isinstance(codec, Identity) and config.participation == 1
-    return not everything or config.batch is not None or config.variance_reduced
+    everything = isinstance(codec, Identity) and config.algorithm.participation == 1
+    return not everything or config.algorithm.batch is not None or config.variance_reduced
 
 
 def remembers(config: FederatedEMConfig, codec: Codec) -> bool:
     """Whether clients keep V_i: not where H does not depend on it."""
-    return config.variant.memories and not (isinstance(codec, Identity) and config.participation == 1)
+    return config.variant.memories and not (isinstance(codec, Identity) and config.algorithm.participation == 1)
 
 
 def compressed_differences(

@@ -44,10 +44,10 @@ def checked_arrays(config: FederatedEMConfig, arrays: Mapping[str, np.ndarray], 
             f"{what} holds no mixture to start from.",
             "Start from parameters, or from a finished run that found components and the scale of every column.",
         )
-    found, wanted = values["weights"].size, config.components
+    found, wanted = values["weights"].size, config.model.components
     if found != wanted:
         raise ConfigError(f"{what} has {found} components, and this run {wanted}.", f"Set components to {found}.")
-    return in_form(values, config.covariance) if config.model == "gaussian" else values
+    return in_form(values, config.model.covariance) if config.model.name == "gaussian" else values
 
 
 def precision_of_start(config: FederatedEMConfig, public: PublicFacts, noise: float) -> Precision:
@@ -67,8 +67,8 @@ def precision_of_start(config: FederatedEMConfig, public: PublicFacts, noise: fl
     theta, scales = public_parameters(public, model), part_scales(public, model.q)
     each = float(scales**2 @ NaturalUnits(model, theta).squared_sizes()) / 2
     precision = Precision(each / float(nats[0]), float(nats[0]) / each).forgotten()
-    if config.covariance == "known":
+    if config.model.covariance == "known":
         return precision
-    largest = float(scales.max()) ** 2 * largest_relative_error(theta, config.covariance) / LARGEST_CHANGE**2
+    largest = float(scales.max()) ** 2 * largest_relative_error(theta, config.model.covariance) / LARGEST_CHANGE**2
     least = (np.sqrt(config.all_rounds * noise * largest) - config.all_rounds) / noise
     return replace(precision, weight=max(precision.weight, float(least)))

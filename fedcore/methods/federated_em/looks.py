@@ -83,7 +83,7 @@ def status_of_accelerated(config: FederatedEMConfig, state: FederatedEMState) ->
     spread = float(np.ptp(ends)) if len(ends) else 0.0
     searches = f"{len(ends)} searches end {spread:.2g} nats apart"
     if not converged(config, state):
-        said.append(f"stopped after {gain}; raise rounds.")
+        said.append(f"stopped after {gain}; raise max_passes.")
     elif spread > SEVERAL:
         said.append(f"several optima: {searches}, and the best was kept; raise restarts. Converged: {gain}.")
     else:

@@ -31,7 +31,16 @@ from fedcore.methods.federated_em.state import FederatedEMState
 from fedcore.population.blocks import ClientBlock, Kind, RowsBlock
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.fitted import FittedMixture
-from fedcore.rounds.method import INCOMPLETE_ROWS, ClientOutputs, Memory, Message, PrivateMethod, PublicFacts, RoundInfo
+from fedcore.rounds.method import (
+    INCOMPLETE_ROWS,
+    ClientOutputs,
+    Memory,
+    Message,
+    PrivateMethod,
+    PrivateSettings,
+    PublicFacts,
+    RoundInfo,
+)
 from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
@@ -66,7 +75,7 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
         "model",
         "components",
         "covariance",
-        "start",
+        "max_passes",
         "rounds",
         "validation",
         "epsilon",
@@ -79,16 +88,24 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
 
     @property
     def kind(self) -> Kind:
-        return self.config.kind
+        return self.config.model.kind
 
     @property
     def private(self) -> bool:
         return self.config.private
 
     @property
+    def private_settings(self) -> PrivateSettings:
+        return self.config.private_run
+
+    @property
+    def nominal_clients(self) -> int | None:
+        return self.config.private_run.nominal_clients if self.private else None
+
+    @property
     def not_private_because(self) -> str:
         sample = ", and so does a sample of their rows" if self.config.searches else ""
-        return NOT_PRIVATE.get(self.config.algorithm, "") + sample
+        return NOT_PRIVATE.get(self.config.algorithm.name, "") + sample
 
     def plan(self, public: PublicFacts) -> Sequence[PlannedRelease]:
         """Raises ConfigError if a private run has no budget, no nominal number of clients or no warm start."""
@@ -154,17 +171,17 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
         return state.phase
 
     def tries(self) -> Mapping[str, Sequence[Any]]:
-        if self.config.model == "gaussian":
+        if self.config.model.name == "gaussian":
             return {"components": (1, 2, 3, 5, 8, 12, 16), "covariance": ("full", "tied", "diag")}
         if self.config.mixture:
             return {"components": (1, 2, 3, 5, 8, 12, 16)}
-        if self.config.table_rows is not None:
+        if self.config.model.table_rows is not None:
             return {"nuclear_penalty": (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)}
         return {"rank": (1, 2, 3, 5, 8)}
 
     @property
     def held_back_share(self) -> float:
-        return CELLS_HELD_BACK if self.config.table_rows is not None else super().held_back_share
+        return CELLS_HELD_BACK if self.config.model.table_rows is not None else super().held_back_share
 
     def likely_rows(self, public: PublicFacts, count: int, generator: np.random.Generator) -> np.ndarray:
         """With gaps where the model fills them."""
@@ -191,15 +208,19 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
     def fitted_model(self, state: FederatedEMState) -> FittedMixture:
         """Raises ConfigError unless it is a mixture of Gaussians with covariances of its own, RunError before the first
         round."""
-        if self.config.model != "gaussian" or self.config.covariance == "known":
-            what = 'with covariance = "known"' if self.config.model == "gaussian" else f"of model {self.config.model!r}"
+        if self.config.model.name != "gaussian" or self.config.model.covariance == "known":
+            what = (
+                'with covariance = "known"'
+                if self.config.model.name == "gaussian"
+                else f"of model {self.config.model.name!r}"
+            )
             raise ConfigError(f"runs {what} have no counterpart among scikit-learn's estimators.")
         theta = self.parameters(state)
         if not theta:
             raise RunError("the run stopped before it had parameters.", "Resume it first.")
         converged = self.private or looks.converged(self.config, state)
         arrays = theta["weights"], theta["means"], theta["covariances"]
-        return FittedMixture(*arrays, self.config.covariance, state.round, converged)
+        return FittedMixture(*arrays, self.config.model.covariance, state.round, converged)
 
     def outcome(self, state: FederatedEMState) -> str:
         """Whether the run converged (`fedcore.methods.federated_em.looks`; private runs do not look, but say what

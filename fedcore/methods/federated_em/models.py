@@ -11,10 +11,9 @@ from typing import cast
 import numpy as np
 
 from fedcore.methods.federated_em.codecs import Codec, Dithering, Identity
-from fedcore.methods.federated_em.config import FederatedEMConfig
+from fedcore.methods.federated_em.config import LEVELS, STARTS_OF_EM, FederatedEMConfig, Tables
 from fedcore.methods.federated_em.messages import Scaling
 from fedcore.methods.federated_em.natural_codec import Natural
-from fedcore.methods.federated_em.settings import STARTS_OF_EM
 from fedcore.methods.mixture_models.contract import CurvedEM, Rows, Theta
 from fedcore.methods.mixture_models.counts import BernoulliMixture, MultinomialMixture, PoissonMixture
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
@@ -44,7 +43,7 @@ class ModelFactory:
 
 
 def factory_of(config: FederatedEMConfig) -> ModelFactory:
-    return FACTORIES[config.model]
+    return FACTORIES[config.model.name]
 
 
 _latest: tuple[FederatedEMConfig, Scaling, CurvedEM] | None = None
@@ -64,18 +63,18 @@ def model_of(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
 
 def standardises(config: FederatedEMConfig) -> bool:
     """Whether the columns' own moments standardise rows; a warm start brings its own centre and scale."""
-    wanted = config.variant.standardise and factory_of(config).standardised and config.start_name != "given"
-    return wanted and config.covariance != "known"
+    wanted = config.variant.standardise and factory_of(config).standardised and config.algorithm.start != "given"
+    return wanted and config.model.covariance != "known"
 
 
 def needs_common_scale(config: FederatedEMConfig) -> bool:
     """Whether all columns must be divided by the same number, because the model's covariances are spheres."""
-    return config.model == "gaussian" and config.covariance == "spherical"
+    return config.model.name == "gaussian" and config.model.covariance == "spherical"
 
 
 def seeding_passes(config: FederatedEMConfig) -> int:
     """Rows that an initialisation needs, one from each pass."""
-    return config.components if factory_of(config).needs_seeds and config.start_name != "given" else 0
+    return config.model.components if factory_of(config).needs_seeds and config.algorithm.start != "given" else 0
 
 
 def initial_parameters(config: FederatedEMConfig, scaling: Scaling, seed: int) -> Theta:
@@ -99,7 +98,7 @@ def log_scales(config: FederatedEMConfig, scaling: Scaling, y: Rows) -> np.ndarr
     if not len(scaling.scale):
         return np.zeros(y.shape[0] // config.rows_per_observation)
     logs = np.log(scaling.scale)
-    if config.model == "regression":  # a density of its response, the last column, alone
+    if config.model.name == "regression":  # a density of its response, the last column, alone
         logs = logs * (np.arange(len(logs)) == len(logs) - 1)
     return np.isfinite(y) @ logs
 
@@ -114,9 +113,9 @@ def penalty_share(config: FederatedEMConfig, scaling: Scaling) -> float:
 
 def _gaussian(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
     return GaussianMixture(
-        config.components,
+        config.model.components,
         len(scaling.variance),
-        config.covariance,
+        config.model.covariance,
         lam=penalty_share(config, scaling) * scaling.variance,
         missing=not config.private,  # a private run leaves rows out that are not finite
     )
@@ -131,7 +130,7 @@ def _gaussian_unscaled(config: FederatedEMConfig, theta: Theta, scaling: Scaling
         "diag": scale**2,
         "spherical": scale[0] ** 2,
         "known": 1.0,
-    }[config.covariance]
+    }[config.model.covariance]
     if "covariances" in theta:
         converted["covariances"] = theta["covariances"] * factor
     return converted
@@ -143,7 +142,7 @@ def _gaussian_unscaled(config: FederatedEMConfig, theta: Theta, scaling: Scaling
 def _regression(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
     share, variance = penalty_share(config, scaling), float(scaling.variance[-1])
     return RegressionMixture(
-        config.components, len(scaling.variance), intercept=True, ridge=share, lam=share * variance
+        config.model.components, len(scaling.variance), intercept=True, ridge=share, lam=share * variance
     )
 
 
@@ -164,29 +163,34 @@ def _regression_unscaled(config: FederatedEMConfig, theta: Theta, scaling: Scali
 def _prior(config: FederatedEMConfig, scaling: Scaling) -> float:
     """a: regularisation, in rows, spread over the components, each with the mean entry."""
     mean = scaling.mean.mean() if len(scaling.mean) else 1.0
-    return config.fixed_share / config.components * max(float(mean), SMALLEST_MEAN)
+    return config.fixed_share / config.model.components * max(float(mean), SMALLEST_MEAN)
 
 
 def _poisson(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
     return PoissonMixture(
-        config.components, len(scaling.variance), a=_prior(config, scaling), b=config.fixed_share / config.components
+        config.model.components,
+        len(scaling.variance),
+        a=_prior(config, scaling),
+        b=config.fixed_share / config.model.components,
     )
 
 
 def _multinomial(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
     length = max(float(scaling.mean.sum()), SMALLEST_MEAN) if len(scaling.mean) else 1.0
-    return MultinomialMixture(config.components, len(scaling.variance), a=_prior(config, scaling), length=length)
+    return MultinomialMixture(config.model.components, len(scaling.variance), a=_prior(config, scaling), length=length)
 
 
 def _bernoulli(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
-    return BernoulliMixture(config.components, len(scaling.variance), a=_prior(config, scaling))
+    return BernoulliMixture(config.model.components, len(scaling.variance), a=_prior(config, scaling))
 
 
 # --- what is missing ------------------------------------------------------------------------------------------------
 
 
 def _imputer(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
-    return GaussianImputer(len(scaling.variance), config.rank, lam=penalty_share(config, scaling) * scaling.variance)
+    return GaussianImputer(
+        len(scaling.variance), config.model.rank, lam=penalty_share(config, scaling) * scaling.variance
+    )
 
 
 def _imputer_unscaled(config: FederatedEMConfig, theta: Theta, scaling: Scaling) -> Theta:
@@ -197,9 +201,9 @@ def _imputer_unscaled(config: FederatedEMConfig, theta: Theta, scaling: Scaling)
 
 
 def _tables(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
-    family = cast(Family, config.model.removesuffix("_tables"))
-    rows = config.rows_per_observation
-    return LowRankTables(rows, len(scaling.variance) // rows, family, config.nuclear_penalty, config.rank)
+    family = cast(Family, config.model.name.removesuffix("_tables"))
+    rows, model = config.rows_per_observation, cast(Tables, config.model)
+    return LowRankTables(rows, len(scaling.variance) // rows, family, model.nuclear_penalty, model.rank)
 
 
 _TABLES = ModelFactory(_tables, needs_seeds=False, missing=True)
@@ -266,4 +270,4 @@ def codec_of(
         case "identity":
             return Identity(q)
         case _:
-            return Dithering(parts if config.variant.norms_by_part else (q,), config.levels)
+            return Dithering(parts if config.variant.norms_by_part else (q,), config.algorithm.levels or LEVELS)

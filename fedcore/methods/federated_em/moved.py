@@ -15,6 +15,7 @@ MOVED = {
     "algorithm=naive": "is memories = false of the method paper_federated_em",
     "codec=block": "is dithering with levels = 1",
     "codec=rand-k": "is no more: choose natural or dithering",
+    "tolerance": "is called tol",
     "kept": "was of the codec rand-k, which is no more",
     **dict.fromkeys(OF_THE_PAPER, "is a setting of the method paper_federated_em"),
     **dict.fromkeys(ALWAYS, "has its former default always: leave it out"),

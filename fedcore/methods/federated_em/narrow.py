@@ -30,8 +30,8 @@ def narrow_columns(config: FederatedEMConfig, state: FederatedEMState) -> np.nda
     covariances = theta.get("covariances", theta.get("covariance"))
     if covariances is None:
         return np.zeros((0, 0), bool)
-    if config.model == "gaussian" and config.covariance in ("diag", "spherical"):
-        if config.covariance == "spherical":
+    if config.model.name == "gaussian" and config.model.covariance in ("diag", "spherical"):
+        if config.model.covariance == "spherical":
             covariances, variance = covariances[:, None], variance.mean(keepdims=True)
         return _narrow(covariances, share / weights, variance)
     given_others = 1.0 / np.diagonal(np.linalg.inv(covariances), axis1=-2, axis2=-1)
@@ -63,7 +63,7 @@ def narrow_table(config: FederatedEMConfig, state: FederatedEMState, features: F
     found = np.flatnonzero(narrow.any(axis=1))
     if not len(found):
         return ()
-    if config.model == "regression":
+    if config.model.name == "regression":
         names = [[features.name(len(state.variance) - 1)]] * len(found)
     elif narrow.shape[1] < len(state.variance):
         names = [["all columns"]] * len(found)

@@ -109,7 +109,7 @@ def precision_after(config: FederatedEMConfig, public: PublicFacts, past: Precis
 
 def _planned_noise(config: FederatedEMConfig, public: PublicFacts) -> float:
     """The variance of the noise in an entry of D^-1 H; all releases have the same."""
-    return (plan(config, public)[0].scale * grid_step(config.clip) / _nominal(config, public)) ** 2
+    return (plan(config, public)[0].scale * grid_step(config.private_run.clip) / _nominal(config, public)) ** 2
 
 
 def _known_before(config: FederatedEMConfig, public: PublicFacts) -> Precision:
@@ -180,7 +180,7 @@ def init(config: FederatedEMConfig, public: PublicFacts) -> FederatedEMState:
 
 
 def _nominal(config: FederatedEMConfig, public: PublicFacts) -> int:
-    nominal = config.nominal_clients or public.nominal_clients
+    nominal = config.private_run.nominal_clients or public.nominal_clients
     if nominal is None:
         raise ConfigError(
             "a private federated EM run needs a nominal number of clients, because the exact one is not public.",
@@ -192,14 +192,14 @@ def _nominal(config: FederatedEMConfig, public: PublicFacts) -> int:
 def message(config: FederatedEMConfig, state: FederatedEMState) -> ReleaseMessage | None:
     if state.phase == "done":
         return None
-    bound = config.record_bound or 3.0 * math.sqrt(len(state.variance))
+    bound = config.private_run.record_bound or 3.0 * math.sqrt(len(state.variance))
     return ReleaseMessage(
         release_name(state.round + 1),
         state.parameters(),
         state.statistic,
         state.scaling(),
         state.part_scales,
-        config.clip,
+        config.private_run.clip,
         bound,
     )
 
@@ -296,7 +296,7 @@ def server_update(config: FederatedEMConfig, state: FederatedEMState, published:
     """published: (q,) int64, the noised grid sum. The next state and its RoundInfo are made of published values
     only."""
     model, number = models.model_of(config, state.scaling()), state.round + 1
-    field = published * grid_step(config.clip) * state.part_scales / state.clients
+    field = published * grid_step(config.private_run.clip) * state.part_scales / state.clients
     past, noise = Precision(state.pooled_weight, state.pooled_variance), noise_of(config, state)
     wanted = planned_step(config, state)
     if past.known:
@@ -336,7 +336,7 @@ def server_update(config: FederatedEMConfig, state: FederatedEMState, published:
 
 def noise_of(config: FederatedEMConfig, state: FederatedEMState) -> float:
     """The variance of the noise in an entry of D^-1 H; all releases have the same."""
-    return (config.clip * state.spread * float(state.multipliers[0]) / state.clients) ** 2
+    return (config.private_run.clip * state.spread * float(state.multipliers[0]) / state.clients) ** 2
 
 
 def pooled_in_words(config: FederatedEMConfig, state: FederatedEMState) -> str:

@@ -39,5 +39,5 @@ def component_step(features: int, answers: float) -> float:
 def next_resolution(config: FederatedEMConfig, size: float, q: int, clients: float, p: float) -> float:
     """D of the next round, in which a share p of the clients answers. size: |A H| in natural units, of the round
     before, in whose units the messages were."""
-    share, smallest = FINE if config.covariance == "tied" else OF_EM if config.follows_em else USUAL
+    share, smallest = FINE if config.model.covariance == "tied" else OF_EM if config.follows_em else USUAL
     return max(smallest * first_resolution(q, clients * p), share * math.sqrt(12 * clients * p / q) * size)

@@ -7,8 +7,7 @@ from typing import cast
 
 import numpy as np
 
-from fedcore.methods.federated_em.config import FederatedEMConfig
-from fedcore.methods.federated_em.settings import COUNT_MODELS, TABLES
+from fedcore.methods.federated_em.config import Counts, FederatedEMConfig, Tables
 from fedcore.methods.mixture_models.contract import Theta
 from fedcore.methods.mixture_models.nuclear_norm import Family, mean
 from fedcore.methods.mixture_models.tables import by_component, components_table, correlations_table, positions
@@ -45,13 +44,13 @@ def result_of(config: FederatedEMConfig, theta: Theta, features: Features) -> Re
 
 
 def _learnt(config: FederatedEMConfig, theta: Theta, features: Features) -> Result:
-    if config.model == "gaussian":
+    if config.model.name == "gaussian":
         return _gaussian(config, theta, features)
-    if config.model == "regression":
+    if config.model.name == "regression":
         return Result(_regression(theta, features))
-    if config.model in COUNT_MODELS:
+    if isinstance(config.model, Counts):
         return _counts(config, theta, features)
-    if config.model in TABLES:
+    if isinstance(config.model, Tables):
         return Result((_expected_entries(config, theta, features),))
     return Result(_imputer(theta, features))
 
@@ -60,23 +59,23 @@ def _gaussian(config: FederatedEMConfig, theta: Theta, features: Features) -> Re
     means = theta["means"]
     first = of_columns(features, means.shape[1])
     by_column = by_component("means", "Means", first, means)
-    if config.covariance == "known":
+    if config.model.covariance == "known":
         return Result((components_table(theta["weights"]), by_column), (positions(features, means, None),))
     covariances = theta["covariances"]
-    if config.covariance == "spherical":
+    if config.model.covariance == "spherical":
         own = np.sqrt(covariances)
         components = components_table(theta["weights"], Column("standard deviation", own.tolist()))
         figure = positions(features, means, np.repeat(own[:, None], means.shape[1], axis=1))
         return Result((components, by_column), (figure,))
-    variances = covariances if config.covariance == "diag" else np.diagonal(covariances, axis1=-2, axis2=-1)
+    variances = covariances if config.model.covariance == "diag" else np.diagonal(covariances, axis1=-2, axis2=-1)
     title, deviations = "Standard deviations", np.sqrt(variances)
     figure = positions(features, means, np.broadcast_to(deviations, means.shape))
-    if config.covariance == "tied":
+    if config.model.covariance == "tied":
         spread = Table("standard_deviations", title, (*first, Column("all components", deviations.tolist())))
     else:
         spread = by_component("standard_deviations", title, first, deviations)
     tables = [components_table(theta["weights"]), by_column, spread]
-    if config.covariance in ("full", "tied"):
+    if config.model.covariance in ("full", "tied"):
         matrices = covariances if covariances.ndim == 3 else covariances[None]
         tables += filter(None, [correlations_table(features, matrices)])
     return Result(tuple(tables), (figure,))
@@ -97,13 +96,13 @@ def _regression(theta: Theta, features: Features) -> tuple[Table, ...]:
 
 
 def _counts(config: FederatedEMConfig, theta: Theta, features: Features) -> Result:
-    name = "rates" if config.model == "poisson" else "probabilities"
-    values, weights, what = theta[name], theta["weights"], "token" if config.kind == "counts" else "column"
+    name = "rates" if config.model.name == "poisson" else "probabilities"
+    values, weights, what = theta[name], theta["weights"], "token" if config.model.kind == "counts" else "column"
     overall = weights @ values
     profiles = [[features.name(int(i), what) for i in distinguishing(row, overall, TOP)[0]] for row in values]
     components = components_table(weights, Column(f"{what}s that distinguish it", profiles))
     figure = Profiles("profiles", "Profiles of the components", CAPTION, values, overall, weights)
-    if config.kind == "counts":  # a vocabulary is too long for a table
+    if config.model.kind == "counts":  # a vocabulary is too long for a table
         return Result((components,), (figure,))
     return Result(
         (components, by_component(name, name.capitalize(), of_columns(features, values.shape[1]), values)), (figure,)
@@ -119,7 +118,7 @@ def _imputer(theta: Theta, features: Features) -> tuple[Table, ...]:
 
 
 def _expected_entries(config: FederatedEMConfig, theta: Theta, features: Features) -> Table:
-    entries = mean(cast(Family, config.model.removesuffix("_tables")), theta["natural"])
+    entries = mean(cast(Family, config.model.name.removesuffix("_tables")), theta["natural"])
     rows = Column("row", list(range(len(entries))))
     columns = (Column(features.name(i), own.tolist(), features.unit(i)) for i, own in enumerate(entries.T))
     return Table("expected_entries", "Expected entries of the table", (rows, *columns))

@@ -38,7 +38,7 @@ def evaluate_block(config: FederatedEMConfig, state: FederatedEMState, block: Cl
     leaf = rows_of(held, scaling, config.rows_per_observation, config.weight_column)
     model = models.model_of(config, scaling)
     losses = {RUN: models.log_scales(config, scaling, leaf.y) - model.log_likelihood(state.parameters(), leaf.y)}
-    if len(state.scale) and config.model == "gaussian":
+    if len(state.scale) and config.model.name == "gaussian":
         observed = np.isfinite(leaf.y)
         z = np.where(observed, leaf.y, 0.0)
         columns = 0.5 * (z**2 + observed * math.log(2 * math.pi)) + observed * np.log(state.scale)

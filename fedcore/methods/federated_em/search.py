@@ -23,7 +23,7 @@ import numpy as np
 
 from fedcore.errors import PopulationError
 from fedcore.methods.federated_em.anderson import advanced, empty_trail
-from fedcore.methods.federated_em.settings import AUTO_SHARE, CANDIDATES, PSEUDO_ROWS
+from fedcore.methods.federated_em.config import AUTO_SHARE, CANDIDATES, PSEUDO_ROWS
 from fedcore.methods.mixture_models.contract import Theta
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.methods.mixture_models.initialisation import (

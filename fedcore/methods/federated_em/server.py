@@ -63,14 +63,14 @@ def init(config: FederatedEMConfig, public: PublicFacts) -> FederatedEMState:
     state = empty(
         seed=public.seed,
         population=public.clients or 0,
-        validation=config.validation,
-        hides_cells=config.validation > 0 and config.table_rows is not None,
+        validation=config.algorithm.validation,
+        hides_cells=config.algorithm.validation > 0 and config.model.table_rows is not None,
     )
     if config.searches:
         parameters = config.parameters_of(public.features)
         first, sample = sample_share(parameters, public.features, public.rows or 0)
         state = replace(state, first_share=first, sample_share=sample)
-    if config.start_name == "given":
+    if config.algorithm.start == "given":
         theta, layout = pack(start.public_parameters(public, start.public_model(config, public)))
         scaling = start.public_scaling(config, public)
         state = replace(state, theta=theta, layout=layout, centre=scaling.centre, scale=scaling.scale)
@@ -83,7 +83,7 @@ def total_rounds(config: FederatedEMConfig, state: FederatedEMState) -> int:
     parameters than its last ones.
     """
     passes = looks.start_passes(config) + config.all_rounds + 1
-    compares = config.validation > 0 and config.variant.safeguards and not config.accelerated
+    compares = config.algorithm.validation > 0 and config.variant.safeguards and not config.accelerated
     return passes + compares  # the look at the best statistic (`_after_objective`)
 
 
@@ -161,7 +161,7 @@ def _round_message(config: FederatedEMConfig, state: FederatedEMState) -> RoundM
 
 
 def _component_step(config: FederatedEMConfig, state: FederatedEMState) -> float:
-    columns = len(state.variance) if config.covariance in ("full", "tied") else AXES
+    columns = len(state.variance) if config.model.covariance in ("full", "tied") else AXES
     return component_step(columns, state.effective_clients * answering(config, state))
 
 
@@ -169,13 +169,13 @@ def answering(config: FederatedEMConfig, state: FederatedEMState) -> float:
     """The expected share of clients in the next round. Fast steps and old memories do not go together, so all clients
     answer until a step gains little, and while several starts are compared."""
     all_answer = not state.settled or state.phase == "starts"
-    return 1.0 if config.follows_em and all_answer else config.participation
+    return 1.0 if config.follows_em and all_answer else config.algorithm.participation
 
 
 def _looks(config: FederatedEMConfig, state: FederatedEMState) -> bool:
     """Whether the objective is asked for: every so many rounds, and before VR-FedEM goes on from an anchor."""
     anchor = config.variance_reduced and config.variant.safeguards and state.since_full == 0
-    return anchor or config.accelerated or state.round % config.monitoring_interval == 0
+    return anchor or config.accelerated or state.round % config.algorithm.monitor_every == 0
 
 
 def _oracle(state: FederatedEMState) -> Oracle:
@@ -303,7 +303,7 @@ def _field(
     total = np.asarray(result["sum"])
     v = state.memory + config.memory_rate(codec.omega) * total if remembers(config, codec) else state.memory
     if not config.natural:
-        return state.memory + total / config.participation, replace(state, memory=v)
+        return state.memory + total / config.algorithm.participation, replace(state, memory=v)
     heard = state.heard + float(result["heard"])
     if not heard:
         return np.zeros(model.q), state
@@ -331,7 +331,7 @@ def _step(
     if config.natural:
         possible = models.units_of(model, before, state.statistic).possible
     if config.follows_em:
-        if config.gamma is None and not _may_go_further(state, model, field):
+        if config.algorithm.gamma is None and not _may_go_further(state, model, field):
             planned = 1.0
         moved = state.statistic + planned * field
         s, cut = cast(Mixture, model).nearest_inside(before, state.statistic, moved)
@@ -348,7 +348,7 @@ def _step(
 def planned_step(config: FederatedEMConfig, state: FederatedEMState) -> float:
     """gamma of the coming round, before it is cut back. An automatic step in natural units is at most 1 before anybody
     was heard."""
-    if config.natural and not state.heard and config.gamma is None:
+    if config.natural and not state.heard and config.algorithm.gamma is None:
         return min(1.0, state.gamma)
     return decreased_step(config, state.gamma, state.round)
 
@@ -407,7 +407,7 @@ def _with_shorter_steps(config: FederatedEMConfig, state: FederatedEMState, halv
     cut_back = state.cut_back + (halvings > 0)
     gamma = state.gamma
     if state.round % WINDOW == 0:
-        if config.gamma is None and not config.natural and cut_back > OFTEN * WINDOW:
+        if config.algorithm.gamma is None and not config.natural and cut_back > OFTEN * WINDOW:
             gamma /= 2
         cut_back = 0
     return replace(state, cut_back=cut_back, gamma=gamma)
@@ -450,7 +450,7 @@ def _after_objective(config: FederatedEMConfig, state: FederatedEMState, result:
     first = state.last_objective is None
     after = looks.ended(config, model, state, objective) if first else replace(state, objective=objective)
     # What is compared is said of the parameters that the run ends with.
-    again = first and config.validation > 0 and after.statistic is not state.statistic
+    again = first and config.algorithm.validation > 0 and after.statistic is not state.statistic
     scalars = {"objective": objective, **held_out_losses(result), **criteria.criteria(config, state, result)}
     return replace(after, phase="last" if again else "done"), RoundInfo(scalars)
 

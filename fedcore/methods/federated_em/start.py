@@ -18,7 +18,7 @@ import numpy as np
 
 from fedcore.errors import ConfigError, PopulationError
 from fedcore.methods.federated_em import models
-from fedcore.methods.federated_em.config import FederatedEMConfig
+from fedcore.methods.federated_em.config import AUTO_SHARE, CANDIDATES, PSEUDO_ROWS, FederatedEMConfig
 from fedcore.methods.federated_em.differences import remembers
 from fedcore.methods.federated_em.messages import (
     BITS_PER_NUMBER,
@@ -34,7 +34,6 @@ from fedcore.methods.federated_em.resolution import AXES, component_step, first_
 from fedcore.methods.federated_em.search import Sample, searched
 from fedcore.methods.federated_em.seeding import decoded_sums
 from fedcore.methods.federated_em.series import SERIES_NAMES, Precision, arrays_of
-from fedcore.methods.federated_em.settings import AUTO_SHARE, CANDIDATES, PSEUDO_ROWS
 from fedcore.methods.federated_em.state import FederatedEMState, pack
 from fedcore.methods.mixture_models.client_sums import divisors_of
 from fedcore.methods.mixture_models.contract import CurvedEM, Theta
@@ -168,7 +167,7 @@ def after_moments(config: FederatedEMConfig, state: FederatedEMState, result: Ma
         raise PopulationError(
             f"the values of column {column} are too large to be squared.", "Rescale it, or look for wrong values."
         )
-    if config.model == "gaussian" and not count.all():
+    if config.model.name == "gaussian" and not count.all():
         column = config.population_column(int(np.argmin(count)))
         raise PopulationError(f"column {column} has no entry in any row.", "Leave the column out.")
     known = divisors_of(count)
@@ -190,7 +189,7 @@ def after_moments(config: FederatedEMConfig, state: FederatedEMState, result: Ma
     state = replace(state, penalty_share=config.penalty_share(rows, state.pseudo_rows))
     if config.searches:
         return after_sample(config, state, result["sample"])
-    if config.start_name == "given":
+    if config.algorithm.start == "given":
         state = _with_initial_parameters(config, state, [state.parameters()])
     elif models.seeding_passes(config) == 0:
         seeds = [int(stream(state.seed, START, number).integers(2**62)) for number in range(config.starts_tried)]
@@ -219,7 +218,7 @@ def after_sample(config: FederatedEMConfig, state: FederatedEMState, sample: np.
         return cast(GaussianMixture, models.model_of(config, replace(state.scaling(), penalty_share=share)))
 
     asked = state.pseudo_rows if config.tries_penalties is False else None
-    found = searched(model_of, rows, state.seed, config.starts_tried, asked, config.start_name == "kmeans++")
+    found = searched(model_of, rows, state.seed, config.starts_tried, asked, config.algorithm.start == "kmeans++")
     chosen = PSEUDO_ROWS if asked is not None else found.pseudo_rows
     state = replace(
         state,
@@ -237,7 +236,7 @@ def after_sample(config: FederatedEMConfig, state: FederatedEMState, sample: np.
 
 
 def seed_message(config: FederatedEMConfig, state: FederatedEMState) -> SeedMessage:
-    return SeedMessage(state.picked, config.start_name == "kmeans++", state.scaling(), state.seed)
+    return SeedMessage(state.picked, config.algorithm.start == "kmeans++", state.scaling(), state.seed)
 
 
 def after_seed(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
@@ -245,7 +244,7 @@ def after_seed(config: FederatedEMConfig, state: FederatedEMState, result: Mappi
     drawn = [result[f"row_{restart}"] for restart in range(config.starts_tried)]
     if any(draw.score == -np.inf for draw in drawn):
         raise PopulationError(
-            f"the population has fewer than {config.components} different rows.", "Ask for fewer components."
+            f"the population has fewer than {config.model.components} different rows.", "Ask for fewer components."
         )
     rows = np.stack([draw.payload["row"] for draw in drawn])
     rows = np.where(np.isnan(rows), state.mean, rows)  # a seed with gaps
@@ -262,7 +261,7 @@ def cluster_message(config: FederatedEMConfig, state: FederatedEMState) -> Clust
     gaps = config.weight_column is not None or bool((state.seen < state.rows).any())
     own = ClusterMessage(state.picked, state.scaling(), gaps)
     complete = bool((state.seen > (1.0 - ROUNDING) * state.rows).all())
-    if config.kind == "counts" or not (complete and config.follows_em):
+    if config.model.kind == "counts" or not (complete and config.follows_em):
         return own
     step = component_step(AXES, state.effective_clients)
     return replace(own, component_step=step, number=state.step, seed=state.seed, rows=state.rows)
@@ -417,7 +416,7 @@ def enter_rounds(
         raise ConfigError("the start is outside the domain of the model.", "Start from other rows or parameters.")
     first = model.maximise(s)
     codec, (theta, layout) = models.codec_of(config, model, first, s), pack(first)
-    asked = state.effective_clients * config.participation
+    asked = state.effective_clients * config.algorithm.participation
     batch, inner = batch_sizes(config, state.rows / state.clients)
     phase = "memory" if config.fills_memories and remembers(config, codec) else "rounds"
     return replace(
@@ -440,7 +439,7 @@ def batch_sizes(config: FederatedEMConfig, mean_rows: float) -> tuple[int, int]:
     a client's rows, and at least SMALLEST_BATCH of them: smaller ones, as Theorem 3 has them, lead estimates of
     covariances out of their domain. It is used until batches cost about a pass."""
     if not config.variance_reduced:
-        return config.batch or 0, 0
+        return config.algorithm.batch or 0, 0
     rows = max(1, math.ceil(mean_rows))
-    batch = config.batch or min(max(SMALLEST_BATCH, math.ceil(mean_rows / 20)), rows)
+    batch = config.algorithm.batch or min(max(SMALLEST_BATCH, math.ceil(mean_rows / 20)), rows)
     return batch, config.variant.inner_rounds or max(2, min(LONGEST_INNER, math.ceil(mean_rows / batch)))

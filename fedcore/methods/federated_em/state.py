@@ -9,8 +9,8 @@ from typing import Any, cast
 import numpy as np
 
 from fedcore.methods.federated_em.anderson import Trail, empty_trail
+from fedcore.methods.federated_em.config import PSEUDO_ROWS
 from fedcore.methods.federated_em.messages import Scaling
-from fedcore.methods.federated_em.settings import PSEUDO_ROWS
 from fedcore.methods.mixture_models.contract import Theta
 from fedcore.methods.mixture_models.hidden_cells import HiddenCells
 from fedcore.methods.mixture_models.validation import Split

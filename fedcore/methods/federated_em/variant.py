@@ -21,8 +21,6 @@ class Variant:
     gamma_decay: k0 of the decreasing step gamma / (1 + k / k0); None: constant
     safeguards: whether a step is halved until no weight and no variance falls below a fifth, and the best statistic
         that was looked at is what a run ends with
-    plain: whether `em` makes its steps and tries its starts on all rows, as the paper's tables do; else it searches on
-        a sample and accelerates its steps
     """
 
     memories: bool = True
@@ -34,4 +32,3 @@ class Variant:
     inner_rounds: int | None = None
     gamma_decay: float | None = None
     safeguards: bool = True
-    plain: bool = False

@@ -61,11 +61,12 @@ def _one(
         run = RunRecord(at=as_text(at), began=journals.now())
         journal.runs.append(run)
     known = [record.step for record in run.steps]
-    run.ended = None
+    ended, run.ended = run.ended, None
     for called, step in zip(pipeline.labels, pipeline.step, strict=True):
         before = run.of(called)
         if before is not None and before.status in final and _there(before):
             continue
+        ended = None
         why_not = skipped_because(ready, step, run)
         began = time.monotonic()
         if why_not:
@@ -80,7 +81,7 @@ def _one(
             journal.aside = {name: (sha256, because) for name, (sha256, because) in record.facts["aside"].items()}
         journal.keep(folder)
         told(record)
-    run.ended = journals.now()
+    run.ended = ended or journals.now()
     journal.keep(folder)
     return run
 
