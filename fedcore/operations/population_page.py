@@ -142,7 +142,7 @@ def _budget(population: Population, runs: Sequence[Run]) -> list[str]:
     released = bool(runs_behind(population, ledger))
     notes = [
         *schema_in_words(balance.public_schema, released_words=released),
-        *([loss_in_words(balance.loss["at"], balance.loss["reason"])] if balance.loss else []),
+        *([loss_in_words(balance.loss.at, balance.loss.reason)] if balance.loss else []),
     ]
     notes += [f"**{missing}**"] if missing else []
     notes += released_in_words(ledger, population.id)

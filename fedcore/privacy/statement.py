@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedcore.population.periods import PeriodUnit, labels_in_words
 from fedcore.privacy.accounting import Budget, exact_sum, rounded_up
 from fedcore.privacy.gdp import mu_of
+from fedcore.privacy.ledger.balances import Loss, SpentBefore
 from fedcore.privacy.ledger.chain import OPEN, SPENT, Account, Attempt, Balance, ChainHead, RunAccount, Segment
 from fedcore.privacy.mechanisms import SecureNoise, TestNoise
 from fedcore.privacy.periods import Lifetime
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.storage.parsing import JsonObject
+from fedcore.storage.plain import LATER, entries, made_of
 from fedcore.storage.ranges import Ranges, in_words
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ NOT_COVERED_BY_PERIOD = (
 SCHEMA = "columns, bounds, vocabulary and thresholds"
 BESIDE_RELEASED_WORDS = "bounds and thresholds"  # of them, where the columns are words that were released
 SCHEMA_BESIDE_RELEASED_WORDS = "bounds and thresholds"
+MAY_BE_NULL = ("epsilon", "delta", "rho", "mu", "given_up")  # other entries that there are not are empty objects
 NOT_PRIVATE = ("Everything: nothing in this run protects the people in the data.",)
 
 
@@ -130,34 +133,6 @@ class ReleasedWords:
     delta: float
     together: Cost
 
-    @classmethod
-    def from_json(cls, value: JsonObject) -> ReleasedWords:
-        return cls(**{**value, "runs": tuple(value["runs"]), "together": Cost(**value["together"])})
-
-
-@dataclass(frozen=True, slots=True)
-class SpentBefore:
-    """The starting charge that the budget owner declared."""
-
-    rho: float
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """A time that the ledger went back and was gone on with: number and time of its record, why, and the records seen
-    before.
-    """
-
-    seq: int
-    at: float
-    reason: str
-    seen: tuple[object, ...]
-
-    @classmethod
-    def from_json(cls, value: JsonObject) -> Loss:
-        return cls(**{**value, "seen": tuple(value["seen"])})
-
 
 @dataclass(frozen=True, slots=True)
 class PaidByCohorts:
@@ -171,11 +146,6 @@ class PaidByCohorts:
     most: Segment
     most_of_them: Segment
 
-    @classmethod
-    def from_json(cls, value: JsonObject) -> PaidByCohorts:
-        segments = {name: Segment.from_json(value[name]) for name in ("most", "most_of_them")}
-        return cls(**{**value, "ranges": tuple((first, last) for first, last in value["ranges"]), **segments})
-
 
 @dataclass(frozen=True, slots=True)
 class PromisedByPeriod:
@@ -186,32 +156,7 @@ class PromisedByPeriod:
     unit: PeriodUnit
     window: int
     lifetime: tuple[Lifetime, ...]
-    first: str | None = None
-
-    def to_json(self) -> dict[str, object]:
-        value = asdict(replace(self, lifetime=())) | {"lifetime": [asdict(one) for one in self.lifetime]}
-        return value if self.first is not None else {name: value[name] for name in value if name != "first"}
-
-    @classmethod
-    def from_json(cls, value: JsonObject) -> PromisedByPeriod:
-        return cls(**{**value, "lifetime": tuple(Lifetime(**one) for one in value["lifetime"])})
-
-
-def _head_from(value: JsonObject) -> ChainHead:
-    return ChainHead(value["id"], value["seq"], value["hash"])
-
-
-def _plain(value: object) -> object:
-    """An entry of a statement as JSON has it."""
-    if isinstance(value, ChainHead):
-        return {"id": value.ledger_id, "seq": value.seq, "hash": value.hash}
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, ChargedRelease | SpentOfBudget | PromisedByPeriod | Segment):
-        return value.to_json()
-    if is_dataclass(value):
-        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
-    return value
+    first: str | None = field(default=None, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,23 +212,18 @@ class PrivacyStatement:
 
     def entries(self) -> dict[str, object]:
         """The same without what follows from the rest. What there is not is an empty object, except for numbers."""
-        value = {one.name: _plain(getattr(self, one.name)) for one in fields(self)}
-        return value | {name: {} for name in ONE_OF if value[name] is None}
+        value = entries(self)
+        if self.ledger is not None:
+            value["ledger"] = {"id": self.ledger.ledger_id, "seq": self.ledger.seq, "hash": self.ledger.hash}
+        return {name: {} if item is None and name not in MAY_BE_NULL else item for name, item in value.items()}
 
     @classmethod
     def from_json(cls, value: JsonObject) -> PrivacyStatement:
         """Raises one of `BROKEN` unless `entries` could have made it; absent entries take their defaults."""
-        known = {one.name for one in fields(cls)}
-        said: dict[str, object] = {name: value[name] for name in value.keys() & known}
-        said |= {name: tuple(item) for name, item in said.items() if isinstance(item, list)}
-        for name, read in ONE_OF.items():
-            if name in said:
-                said[name] = None if said[name] == {} else read(said[name])
-        for name, read in SEVERAL_OF.items():
-            if name in said:
-                said[name] = tuple(map(read, value[name]))
-        made: Callable[..., PrivacyStatement] = cls
-        return made(**said)
+        said = {name: None if item == {} else item for name, item in value.items()}
+        if head := said.get("ledger"):
+            said["ledger"] = {"ledger_id": head["id"], "seq": head["seq"], "hash": head["hash"]}
+        return made_of(cls, said, others=True)
 
     def text(self) -> str:
         """For a person: a few paragraphs."""
@@ -502,18 +442,6 @@ def _line(entry: ChargedRelease) -> str:
     )
 
 
-ONE_OF: dict[str, Callable[[Any], object]] = {
-    "population": SpentOfBudget.from_json,
-    "cohorts": PaidByCohorts.from_json,
-    "periods": PromisedByPeriod.from_json,
-    "vocabulary": ReleasedWords.from_json,
-    "together": lambda value: CostWithStart(**value),
-    "spent_before": lambda value: SpentBefore(**value),
-    "ledger": _head_from,
-}  # how entries of JSON are read
-SEVERAL_OF: dict[str, Callable[[Any], object]] = {"releases": ChargedRelease.from_json, "losses": Loss.from_json}
-
-
 def no_privacy(reason: str) -> PrivacyStatement:
     """Of a run that protects nobody, and why."""
     return PrivacyStatement(False, reason, not_covered=NOT_PRIVATE, trust_model="")
@@ -546,7 +474,7 @@ def private_statement(
     if vocabulary:
         statement = replace(statement, vocabulary=_with_vocabulary(account, run_id, vocabulary))
     if started_from is not None and started_from in account.runs and statement.periods is None:
-        both = CostWithStart(**asdict(_together(account, [started_from, run_id])), run=started_from)
+        both = CostWithStart(**entries(_together(account, [started_from, run_id])), run=started_from)
         statement = replace(statement, together=both)
     periods = statement.periods
     return replace(
@@ -593,8 +521,8 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
         ended=run.status != OPEN,
         public_schema=account.public_schema[-1] if account.public_schema else "",
         shared_ids=tuple(account.shared_ids),
-        losses=tuple(map(Loss.from_json, account.losses)),
-        spent_before=None if before is None else SpentBefore(before["rho"], before["reason"]),
+        losses=tuple(account.losses),
+        spent_before=None if before is None else SpentBefore(before.rho, before.reason),
         cohorts=_cohorts_of(account, run, balance),
         periods=_periods_of(balance),
         share=run.share or "",

@@ -60,7 +60,7 @@ def test_a_checkpoint_keeps_it(url, monkeypatch):
     books.reserve([release()])
     assert any(row["kind"] == "checkpoint" for row in books.ledger.history(books.population))
     balance = books.ledger.verify(books.population)
-    assert balance == books.ledger.balance(books.population) and balance.spent_before["rho"] == RHO
+    assert balance == books.ledger.balance(books.population) and balance.spent_before.rho == RHO
     assert balance.rho_spent == rounded_up(Fraction(RHO) + Fraction(release().rho))
     account = books.ledger.account(books.population)
     state = json.loads(canonical(state_of(account)))
@@ -85,7 +85,7 @@ def test_an_account_without_one_has_the_state_that_it_had(books):
     ],
 )
 def test_records_that_cannot_follow_are_refused(steps):
-    assert replay("ledger", "people", chain_of(SET, CHARGE)).spent_before["rho"] == RHO
+    assert replay("ledger", "people", chain_of(SET, CHARGE)).spent_before.rho == RHO
     with pytest.raises(LedgerTampered):
         replay("ledger", "people", chain_of(*steps))
 
@@ -114,7 +114,7 @@ def test_calendar_periods_carry_none(url):
     books = with_periods(url, spent_before=(0.0, WHY))
     kinds = [row["kind"] for row in books.ledger.history(books.population)]
     assert kinds == ["register", "budget set", "cohorts", "spent before"]
-    assert books.ledger.verify(books.population).spent_before["rho"] == 0.0
+    assert books.ledger.verify(books.population).spent_before.rho == 0.0
 
 
 @pytest.mark.parametrize("rho", [-1e-9, float("nan"), float("inf")])

@@ -30,6 +30,7 @@ from fedcore.privacy.ledger.replay import ANCHOR, COHORTS, LOSS, PERIODS, SPENT_
 from fedcore.privacy.ledger.rows import RESTORE, decoded_object, find, find_all, refuse_newer
 from fedcore.privacy.periods import PeriodTerms
 from fedcore.privacy.plan import CLIENT_PERIOD, Relation, Unit
+from fedcore.storage.plain import plain
 
 LONGEST_NAME = 128
 LONGEST_REASON = 2000
@@ -191,7 +192,7 @@ class Accounts:
             if periods is None or calendar is None:
                 writer.append("budget set", None, record)
             else:
-                writer.append("budget set", None, {**record, "needs": [PERIODS], "periods": periods.to_json()})
+                writer.append("budget set", None, {**record, "needs": [PERIODS], "periods": plain(periods)})
                 version, manifest, token = calendar
                 writer.set_account(mode=BY_COHORT)
                 writer.append(COHORTS, None, {"founders": version, "manifest": manifest, "token": token})

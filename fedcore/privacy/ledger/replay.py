@@ -12,6 +12,7 @@ from fedcore.errors import BudgetExceeded, ConfigError, LedgerTampered
 from fedcore.population.cohorts import FOUNDERS
 from fedcore.privacy.accounting import CURRENCY, Budget
 from fedcore.privacy.cohorts import Participants, recorded
+from fedcore.privacy.ledger.balances import Loss, StartingCharge
 from fedcore.privacy.ledger.chain import (
     CHARGED,
     FORFEITED,
@@ -34,6 +35,7 @@ from fedcore.privacy.ledger.shares import SHARES, shares_json, shares_of, whose
 from fedcore.privacy.ledger.sums import EVERYBODY, Totals
 from fedcore.privacy.periods import PeriodTerms, periods_in
 from fedcore.privacy.plan import CLIENT_PERIOD, LAWS, ROUNDED
+from fedcore.storage.plain import made_of
 from fedcore.storage.ranges import Ranges
 
 CHECKPOINT, LOSS, COHORTS, FORGET = "checkpoint", "accept loss", "cohorts", "forget"
@@ -67,7 +69,7 @@ def _periods(payload: dict[str, Any]) -> PeriodTerms | None:
     value, needs = payload.get("periods"), payload.get("needs", [])
     if (value is None) != (payload["unit"] != CLIENT_PERIOD) or (value is None) != (PERIODS not in needs):
         raise ValueError("calendar periods in another unit, or none in theirs")
-    return None if value is None else PeriodTerms.from_json(value)
+    return None if value is None else made_of(PeriodTerms, value)
 
 
 def _spent_before(account: Account, run_id: str, payload: dict[str, Any]) -> None:
@@ -80,7 +82,7 @@ def _spent_before(account: Account, run_id: str, payload: dict[str, Any]) -> Non
     if account.founders is not None and account.periods is None:
         raise ValueError("a starting charge after cohorts began")
     account.ended.sums.add(EVERYBODY, Totals(rho_spent=Fraction(rho)))
-    account.spent_before = {"seq": account.seq + 1, "at": payload["at"], "rho": rho, "reason": str(payload["reason"])}
+    account.spent_before = StartingCharge(rho, str(payload["reason"]), account.seq + 1, payload["at"])
 
 
 def _raise_budget(account: Account, run_id: str, payload: dict[str, Any]) -> None:
@@ -115,9 +117,7 @@ def _shared_ids(account: Account, run_id: str, payload: dict[str, Any]) -> None:
 
 
 def _accept_loss(account: Account, run_id: str, payload: dict[str, Any]) -> None:
-    account.losses.append(
-        {"seq": account.seq + 1, "at": payload["at"], "reason": str(payload["reason"]), "seen": list(payload["seen"])}
-    )
+    account.losses.append(Loss(account.seq + 1, payload["at"], str(payload["reason"]), tuple(payload["seen"])))
 
 
 def _anchor(account: Account, run_id: str, payload: dict[str, Any]) -> None:
