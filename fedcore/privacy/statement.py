@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fedcore.population.periods import PeriodUnit, labels_in_words
 from fedcore.privacy.accounting import Budget, exact_sum, rounded_up
 from fedcore.privacy.gdp import mu_of
-from fedcore.privacy.ledger.balances import Loss, SpentBefore
+from fedcore.privacy.ledger.balances import Loss
 from fedcore.privacy.ledger.chain import OPEN, SPENT, Account, Attempt, Balance, ChainHead, RunAccount, Segment
 from fedcore.privacy.mechanisms import SecureNoise, TestNoise
 from fedcore.privacy.periods import Lifetime
@@ -103,6 +103,14 @@ class SpentOfBudget:
     def from_json(cls, value: JsonObject) -> SpentOfBudget:
         budget = Budget(**{one.name: value[one.name] for one in fields(Budget)})
         return cls(budget, value["rho_spent"], value["epsilon_spent"])
+
+
+@dataclass(frozen=True, slots=True)
+class SpentBefore:
+    """The starting charge that the budget owner declared."""
+
+    rho: float
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,10 +40,9 @@ def made_of(kind: type[T], value: JsonObject, *, others: bool = False) -> T:
 
     Numbers and texts are taken as they are. Raises KeyError, TypeError, ValueError or AttributeError for anything else.
     """
-    dataclass: Any = kind
-    hints = _hints(dataclass)
-    found = {name: _read(hints[name], item) for name, item in value.items() if name in hints or not others}
-    return kind(**found)
+    known: Any = kind
+    hints = _hints(known)
+    return kind(**{name: _read(hints.get(name), item) for name, item in value.items() if name in hints or not others})
 
 
 @cache

@@ -93,19 +93,13 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
-class SpentBefore:
-    """The starting charge that the budget owner declared."""
-
-    rho: float
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class StartingCharge(SpentBefore):
-    """The same with number and time of its record."""
+class StartingCharge:
+    """The starting charge that the budget owner declared: number and time of its record, its rho, and why."""
 
     seq: int
     at: float
+    rho: float
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ def _spent_before(account: Account, run_id: str, payload: dict[str, Any]) -> Non
     if account.founders is not None and account.periods is None:
         raise ValueError("a starting charge after cohorts began")
     account.ended.sums.add(EVERYBODY, Totals(rho_spent=Fraction(rho)))
-    account.spent_before = StartingCharge(rho, str(payload["reason"]), account.seq + 1, payload["at"])
+    account.spent_before = StartingCharge(account.seq + 1, payload["at"], rho, str(payload["reason"]))
 
 
 def _raise_budget(account: Account, run_id: str, payload: dict[str, Any]) -> None:
