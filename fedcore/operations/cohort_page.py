@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from fractions import Fraction
 from typing import Any
 
 from fedcore.errors import PopulationError
 from fedcore.evaluation.written import iso_date
+from fedcore.operations.forecast import began
 from fedcore.population.cohorts import FOUNDERS
 from fedcore.population.manifest import Manifest
 from fedcore.population.store import Population
@@ -22,7 +23,6 @@ from fedcore.storage.ranges import Ranges, holds, in_words
 from fedcore.training.cohorts import cohort_accounts
 
 MOST_RUNS = 30  # of which the share that could pay is shown
-STAMP = "%Y%m%dT%H%M%S"
 LIFETIME = "A client with data in several periods loses at most"
 
 
@@ -123,7 +123,7 @@ def founders_in_words(population: Population, balance: Balance, runs: Sequence[R
     more = int(left // price) if price else 0
     if not more:
         return "The founders (cohort 1) are retired: they cannot pay for a run like the last one."
-    starts = [started for run in mine if (started := _started(run)) is not None]
+    starts = [started for run in mine if (started := began(run)) is not None]
     steps = [(later - earlier).total_seconds() for later, earlier in zip(starts, starts[1:], strict=False)]
     said = f"The founders (cohort 1) can pay for {more} more runs like the last one"
     if not steps:
@@ -144,10 +144,3 @@ def cohorts_of(run: Run) -> Ranges | None:
 def _nominal(manifest: Manifest, ranges: Ranges) -> int | None:
     sizes = [cohort.nominal for cohort in manifest.cohorts if holds(ranges, cohort.number)]
     return None if None in sizes else sum(size for size in sizes if size is not None)
-
-
-def _started(run: Run) -> datetime | None:
-    try:
-        return datetime.strptime(str(run.info.get("started")), STAMP).replace(tzinfo=UTC)
-    except ValueError:
-        return None
