@@ -12,7 +12,7 @@ from fedcore.population.periods import PeriodUnit, labels_in_words
 from fedcore.privacy.accounting import Budget, exact_sum, rounded_up
 from fedcore.privacy.gdp import mu_of
 from fedcore.privacy.ledger.balances import Loss
-from fedcore.privacy.ledger.chain import OPEN, SPENT, Account, Attempt, Balance, ChainHead, RunAccount, Segment
+from fedcore.privacy.ledger.chain import OPEN, SPENT, Account, Balance, ChainHead, RunAccount, Segment
 from fedcore.privacy.mechanisms import SecureNoise, TestNoise
 from fedcore.privacy.periods import Lifetime
 from fedcore.privacy.plan import PlannedRelease
@@ -63,7 +63,6 @@ NOT_COVERED_BY_PERIOD = (
 )
 SCHEMA = "columns, bounds, vocabulary and thresholds"
 BESIDE_RELEASED_WORDS = "bounds and thresholds"  # of them, where the columns are words that were released
-SCHEMA_BESIDE_RELEASED_WORDS = "bounds and thresholds"
 MAY_BE_NULL = ("epsilon", "delta", "rho", "mu", "given_up")  # other entries that there are not are empty objects
 NOT_PRIVATE = ("Everything: nothing in this run protects the people in the data.",)
 
@@ -89,20 +88,15 @@ class ChargedRelease:
 
 
 @dataclass(frozen=True, slots=True)
-class SpentOfBudget:
+class SpentOfBudget(Budget):
     """The budget of a population, and what all runs together have spent of it."""
 
-    budget: Budget
     rho_spent: float
     epsilon_spent: float
 
-    def to_json(self) -> dict[str, object]:
-        return {**self.budget.to_json(), "rho_spent": self.rho_spent, "epsilon_spent": self.epsilon_spent}
-
     @classmethod
     def from_json(cls, value: JsonObject) -> SpentOfBudget:
-        budget = Budget(**{one.name: value[one.name] for one in fields(Budget)})
-        return cls(budget, value["rho_spent"], value["epsilon_spent"])
+        return cls(**{one.name: value[one.name] for one in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +313,7 @@ class PrivacyStatement:
         if self.periods is None:
             return []
         unit, so_far = self.periods.unit, self.periods.lifetime[-1]
-        delta = f"delta = {self.all_runs.budget.delta:g}"
+        delta = f"delta = {self.all_runs.delta:g}"
         bounds = "; ".join(
             f"active for {one.periods} {unit}s: at most epsilon = {one.epsilon:.4g}"
             for one in self.periods.lifetime[:-1]
@@ -333,7 +327,7 @@ class PrivacyStatement:
 
     def _prices(self) -> list[str]:
         """What this run costs, and what all runs together may."""
-        share, budget = self.all_runs, self.all_runs.budget
+        budget = self.all_runs
         who = "" if not self.cohorts else " to a client who took part"
         if self.periods:
             who = f" to a client for its data of one {self.periods.unit}"
@@ -346,8 +340,8 @@ class PrivacyStatement:
         )
         largest = f"{mu_of(budget.rho_max):.6g}"
         promised = f"mu = {largest}, which implies epsilon = {budget.epsilon:g}, delta = {budget.delta:g} over all runs"
-        spent = f"mu = {mu_of(share.rho_spent):.6g}{f' of {largest}' if self.cohorts else ''}"
-        spent = f"{spent} (epsilon = {share.epsilon_spent:.4g})"
+        spent = f"mu = {mu_of(budget.rho_spent):.6g}{f' of {largest}' if self.cohorts else ''}"
+        spent = f"{spent} (epsilon = {budget.epsilon_spent:.4g})"
         if self.cohorts is not None:
             return [cost, *self._by_cohort(self.cohorts, promised, spent)]
         several = "Whoever sees what several runs published needs the total of the population"
@@ -513,7 +507,7 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
             cost = rounded_up(exact_sum(attempt.rho for attempt in attempts))
             releases.append(ChargedRelease(planned, len(attempts), cost, (run.noise,)))
     budget, balance, before = account.required_budget(), account.balance(), account.spent_before
-    rho, delta = _price(run.spent(), budget.delta_conv)
+    rho, delta = _price([run], budget.delta_conv)
     return PrivacyStatement(
         private=True,
         unit=account.unit or "",
@@ -525,7 +519,7 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
         given_up=run.given_up,
         releases=tuple(releases),
         mechanism=SecureNoise.label,
-        population=SpentOfBudget(budget, balance.rho_spent, balance.epsilon_spent),
+        population=SpentOfBudget(**budget.numbers(), rho_spent=balance.rho_spent, epsilon_spent=balance.epsilon_spent),
         ended=run.status != OPEN,
         public_schema=account.public_schema[-1] if account.public_schema else "",
         shared_ids=tuple(account.shared_ids),
@@ -540,15 +534,13 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
 
 def _with_vocabulary(account: Account, run_id: str, runs: Sequence[str]) -> ReleasedWords:
     named = [account.runs[name] for name in runs]
-    own_rho, own_delta = _price([attempt for run in named for attempt in run.spent()], 0.0)
-    together = _together(account, [*runs, run_id])
-    return ReleasedWords(tuple(runs), own_rho, own_delta, together)
+    return ReleasedWords(tuple(runs), *_price(named, 0.0), _together(account, [*runs, run_id]))
 
 
 def _together(account: Account, names: Sequence[str]) -> Cost:
     """What these runs cost."""
     runs, budget = [account.runs[name] for name in names], account.required_budget()
-    rho, delta = _price([attempt for run in runs for attempt in run.spent()], budget.delta_conv)
+    rho, delta = _price(runs, budget.delta_conv)
     return Cost(budget.epsilon_of(rho), delta, rho, mu_of(rho))
 
 
@@ -577,7 +569,8 @@ def _cohorts_of(account: Account, run: RunAccount, balance: Balance) -> PaidByCo
     return PaidByCohorts(run.payers, run.cohorts is not None, len(account.tokens), most, most_of_them)
 
 
-def _price(spent: Sequence[Attempt], delta_conv: float) -> tuple[float, float]:
-    """(rho, delta) of charged attempts, rounded up."""
+def _price(runs: Sequence[RunAccount], delta_conv: float) -> tuple[float, float]:
+    """(rho, delta) of all that these runs have charged, rounded up."""
+    spent = [attempt for run in runs for attempt in run.spent()]
     delta = exact_sum(attempt.delta for attempt in spent) + Fraction(delta_conv)
     return rounded_up(exact_sum(attempt.rho for attempt in spent)), rounded_up(delta)

@@ -292,11 +292,13 @@ class Account:
         balance = make_balance(
             self.population_id, self.budget, self.unit, self.relation, most, self.states(), self.open_runs()
         )
-        said, lost = self.public_schema, self.losses
-        balance = replace(balance, public_schema=said[-1] if said else None, loss=lost[-1] if lost else None)
-        balance = replace(balance, spent_before=self.spent_before)
-        if self.shares:
-            balance = replace(balance, shares=tuple(map(self._share_balance, (*sorted(self.shares), None))))
+        balance = replace(
+            balance,
+            public_schema=self.public_schema[-1] if self.public_schema else None,
+            loss=self.losses[-1] if self.losses else None,
+            spent_before=self.spent_before,
+            shares=tuple(map(self._share_balance, (*sorted(self.shares), None))) if self.shares else (),
+        )
         if self.founders is None:
             return balance
         segments = tuple(segment_of(first, last, self.budget, totals) for first, last, totals in pieces)
