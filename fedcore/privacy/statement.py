@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fedcore.population.periods import PeriodUnit, labels_in_words
 from fedcore.privacy.accounting import Budget, exact_sum, rounded_up
 from fedcore.privacy.gdp import mu_of
-from fedcore.privacy.ledger.balances import Loss
+from fedcore.privacy.ledger.balances import Loss, SpentBefore
 from fedcore.privacy.ledger.chain import OPEN, SPENT, Account, Balance, ChainHead, RunAccount, Segment
 from fedcore.privacy.mechanisms import SecureNoise, TestNoise
 from fedcore.privacy.periods import Lifetime
@@ -63,7 +63,7 @@ NOT_COVERED_BY_PERIOD = (
 )
 SCHEMA = "columns, bounds, vocabulary and thresholds"
 BESIDE_RELEASED_WORDS = "bounds and thresholds"  # of them, where the columns are words that were released
-MAY_BE_NULL = ("epsilon", "delta", "rho", "mu", "given_up")  # other entries that there are not are empty objects
+MAY_BE_NULL = ("epsilon", "delta", "rho", "mu", "given_up")  # any other entry without a value is an empty object
 NOT_PRIVATE = ("Everything: nothing in this run protects the people in the data.",)
 
 
@@ -97,14 +97,6 @@ class SpentOfBudget(Budget):
     @classmethod
     def from_json(cls, value: JsonObject) -> SpentOfBudget:
         return cls(**{one.name: value[one.name] for one in fields(cls)})
-
-
-@dataclass(frozen=True, slots=True)
-class SpentBefore:
-    """The starting charge that the budget owner declared."""
-
-    rho: float
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)

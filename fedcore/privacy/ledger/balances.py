@@ -17,7 +17,7 @@ from fedcore.storage.plain import plain
 from fedcore.storage.ranges import in_words
 
 NUMBERS = ("rho_spent", "rho_reserved", "rho_left", "delta_spent", "delta_reserved", "delta_left")
-# Of a balance as JSON.
+# Entries of a balance as JSON, in their order.
 SHOWN: tuple[str, ...] = ("population_id", "unit", "relation", "budget", "epsilon_spent", *NUMBERS, "releases")
 SHOWN += ("open_runs", "public_schema", "loss", "spent_before", "segments", "shares")
 BY_PERIOD = ("periods", "lifetime")
@@ -93,8 +93,16 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
+class SpentBefore:
+    """The starting charge that the budget owner declared."""
+
+    rho: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class StartingCharge:
-    """The starting charge that the budget owner declared: number and time of its record, its rho, and why."""
+    """The same in an account, with number and time of its record."""
 
     seq: int
     at: float
