@@ -274,8 +274,7 @@ def budget_show(
     whole: Annotated[bool, typer.Option("--all", help="Every record of the history, and every digit.")] = False,
 ) -> None:
     """What is spent, reserved and left, with the history; verifies the chain first."""
-    from fedcore.operations.cohort_page import LIFETIME, lifetime_rows, segment_rows
-    from fedcore.operations.share_page import share_rows
+    from fedcore.operations.cohort_page import LIFETIME, lifetime_rows, segment_rows, share_rows
     from fedcore.privacy.statement import loss_in_words
     from fedcore.training.budget import ledger_of
     from fedcore.training.witness import missing_witness

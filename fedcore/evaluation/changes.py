@@ -18,6 +18,7 @@ from fedcore.evaluation.written import iso_date, show
 from fedcore.population.store import Population
 from fedcore.rounds.choices import flat
 from fedcore.runs.store import Run, list_runs
+from fedcore.storage.parsing import JsonObject
 from fedcore.storage.ranges import in_words
 
 KINDS = ("data", "settings", "software", "privacy", "scores")
@@ -74,7 +75,7 @@ def run_before(run: Run) -> Run | None:
     return max(found, key=_age, default=None)
 
 
-def _series(info: Mapping[str, Any]) -> tuple[object, ...]:
+def _series(info: JsonObject) -> tuple[object, ...]:
     deployment = info.get("deployment")
     return (deployment,) if deployment else (None, info.get("method"), (info.get("population") or {}).get("id"))
 
@@ -158,7 +159,7 @@ def _settings_of(run: Run) -> dict[str, Any]:
     return {**asked, **flat(info.get("config") or {})}
 
 
-def _start(record: Mapping[str, Any] | None) -> str:
+def _start(record: JsonObject | None) -> str:
     """A series starts from another run each time, which is no change."""
     if not record:
         return "nothing"

@@ -22,6 +22,7 @@ from fedcore.evaluation.run_summary import features_of, kind_of, privacy_of
 from fedcore.evaluation.templates import rendered
 from fedcore.privacy.statement import RELATIONS, loss_in_words, no_privacy, spent_before_in_words
 from fedcore.runs.store import Run
+from fedcore.storage.parsing import JsonObject
 
 FIRST_PAGE = re.compile(r'<section id="privacy">.*?</section>', re.DOTALL)
 STATEMENT = re.compile(r'<pre id="statement">(.*?)</pre>', re.DOTALL)
@@ -101,7 +102,7 @@ def statement_in(page: str) -> str | None:
     return None if found is None else html.unescape(found.group(1))
 
 
-def _embedded(privacy: Mapping[str, Any]) -> str:
+def _embedded(privacy: JsonObject) -> str:
     if privacy.get("pending"):
         return ""
     value = privacy if privacy["private"] else no_privacy(str(privacy["reason"])).to_json()
@@ -111,11 +112,11 @@ def _embedded(privacy: Mapping[str, Any]) -> str:
 # --- who, and what was published --------------------------------------------------------------------------------------
 
 
-def _headline(privacy: Mapping[str, Any]) -> str:
+def _headline(privacy: JsonObject) -> str:
     return str(privacy["text"]).split("\n", 1)[0]
 
 
-def _who(run: Run, privacy: Mapping[str, Any]) -> list[str]:
+def _who(run: Run, privacy: JsonObject) -> list[str]:
     if not privacy["private"]:
         return []
     unit, relation = str(privacy.get("unit")), str(privacy.get("relation"))
@@ -132,7 +133,7 @@ def _who(run: Run, privacy: Mapping[str, Any]) -> list[str]:
     return said
 
 
-def published(privacy: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def published(privacy: JsonObject) -> Iterator[dict[str, Any]]:
     """The charged releases, in the order of their first rounds; those of one kind whose names differ in their number
     together: names, rounds, shape, drawn, what, argument, thresholded."""
     kinds: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
@@ -158,7 +159,7 @@ def _joined(first: str, last: str, count: int) -> str:
     return first if count == 1 else f"{first} and {last}" if count == 2 else f"{first} to {last}"
 
 
-def _kind_of_release(entry: Mapping[str, Any]) -> tuple[str, str, str, bool]:
+def _kind_of_release(entry: JsonObject) -> tuple[str, str, str, bool]:
     shape = " × ".join(map(str, entry.get("shape") or ()))
     return shape, str(entry.get("composition", "")), str(entry.get("argument", "")), bool(entry.get("delta"))
 
@@ -179,7 +180,7 @@ def _columns(run: Run, names: Sequence[str] | None) -> str:
 # --- what an attacker gains -------------------------------------------------------------------------------------------
 
 
-def gains(privacy: Mapping[str, Any]) -> list[dict[str, str]]:
+def gains(privacy: JsonObject) -> list[dict[str, str]]:
     """Of this run, of all runs so far and of all that the budget allows: epsilon, delta, the factor of the odds, how
     many of 100 decisions are right at most, mu; rounded up. Empty if a statement of another kind does not say.
     """
@@ -226,7 +227,7 @@ def _gain(what: str, epsilon: float, delta: float, thresholds: Any, mu: Any) -> 
     }
 
 
-def _odds(privacy: Mapping[str, Any]) -> list[str]:
+def _odds(privacy: JsonObject) -> list[str]:
     """The same in sentences, of this run."""
     epsilon: Any = privacy.get("epsilon")
     delta: Any = privacy.get("delta")
@@ -281,7 +282,7 @@ def hundredths(share: float) -> str:
 # --- what it rests on -------------------------------------------------------------------------------------------------
 
 
-def _vouched(run: Run, privacy: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _vouched(run: Run, privacy: JsonObject) -> Iterator[tuple[str, str]]:
     """(what is taken as true, on whose word or why) which nothing in fedcore checks."""
     if not privacy["private"]:
         return

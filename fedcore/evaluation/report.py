@@ -48,6 +48,7 @@ from fedcore.runs.run_files import METRICS
 from fedcore.runs.store import Run
 from fedcore.storage.arrays import writing
 from fedcore.storage.files import Place, listing, write_whole
+from fedcore.storage.parsing import JsonObject
 
 CAPTIONS = {  # of figures that no method declares
     "tasks": "Distance from the common centres in units of what the pull bounds; above 1 it leaves a client apart.",
@@ -129,7 +130,7 @@ def _drawn(figure: Figure, vocabulary: Sequence[str] | None) -> bytes:
     return profiles_figure(figure.centres, figure.mean, figure.weights, vocabulary, TOP)
 
 
-def spent_by_others(privacy: Mapping[str, Any]) -> float:
+def spent_by_others(privacy: JsonObject) -> float:
     """The rho that other runs than that of this statement have charged to those who took part in it, at most."""
     spent = (privacy.get("cohorts") or {}).get("most_of_them") or privacy.get("population") or {}
     return float(max(0.0, spent.get("rho_spent", 0.0) - privacy.get("rho", 0.0)))
@@ -269,7 +270,7 @@ def _releases(run: Run) -> list[dict]:
     return rows
 
 
-def _facts(privacy: Mapping) -> list[tuple[str, Any]]:
+def _facts(privacy: JsonObject) -> list[tuple[str, Any]]:
     """The numbers of a statement, labelled."""
     population = privacy.get("population") or {}
     facts = [(label, privacy.get(name)) for name, label in OF_RUN.items()]
@@ -280,7 +281,7 @@ def _facts(privacy: Mapping) -> list[tuple[str, Any]]:
     return [(label, value) for label, value in facts if value is not None]
 
 
-def _paragraphs(privacy: Mapping) -> list[str]:
+def _paragraphs(privacy: JsonObject) -> list[str]:
     """The statement's text without its lists, which are shown as tables."""
     lines = [line for line in str(privacy["text"]).splitlines() if line.strip()]
     pairs = pairwise([*lines, ""])
@@ -367,7 +368,7 @@ def _since(run: Run) -> list[str]:
     return [*lines, "", in_markdown(since.in_words)]
 
 
-def _three_lines(privacy: Mapping) -> list[str]:
+def _three_lines(privacy: JsonObject) -> list[str]:
     """What is promised; what it cost; what is not covered."""
     paragraphs = _paragraphs(privacy)
     lines = [" — ".join(paragraphs[:2]), " ".join(paragraphs[2:4])]

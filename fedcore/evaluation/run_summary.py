@@ -21,7 +21,7 @@ from fedcore.rounds.results import Features, Metric, Result
 from fedcore.runs.plan_check import PLAN, compare
 from fedcore.runs.store import Run
 from fedcore.storage.files import Place, read_bytes
-from fedcore.storage.parsing import parse_json
+from fedcore.storage.parsing import JsonObject, parse_json
 
 RAW = re.compile(r"objective|likelihood|loss|inertia|entropy|misfit|distortion|residual", re.IGNORECASE)
 NO_DEPLOYMENT = "-"  # in tables
@@ -67,7 +67,7 @@ def run_summary(run: Run) -> dict[str, Any]:
     return summary | {"privacy": privacy}
 
 
-def _algorithm_of(info: Mapping[str, Any]) -> str:
+def _algorithm_of(info: JsonObject) -> str:
     """That of its settings, or of its method if that is installed; empty if neither says anything."""
     if chosen := flat(info.get("config") or {}).get("algorithm"):
         return str(chosen)

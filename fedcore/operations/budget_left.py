@@ -5,11 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Any
 
-from fedcore.operations.cohort_page import STAMP
+from fedcore.operations.forecast import began
 from fedcore.population.store import Population
 from fedcore.privacy.accounting import Budget, rounded_down, rounded_up
 from fedcore.privacy.ledger.chain import Balance
@@ -195,12 +194,6 @@ def _last_seq(runs: Sequence[Run], population: Population) -> int | None:
 
 def _pace(runs: Sequence[Run]) -> float | None:
     """Seconds from one start to the next, in the middle of the last ones."""
-    starts = []
-    for run in runs:
-        try:
-            starts.append(datetime.strptime(str(run.info.get("started")), STAMP).replace(tzinfo=UTC))
-        except ValueError:
-            continue
-    starts = sorted(starts)[-LAST_RUNS:]
+    starts = sorted(start for run in runs if (start := began(run)) is not None)[-LAST_RUNS:]
     steps = [(later - earlier).total_seconds() for earlier, later in zip(starts, starts[1:], strict=False)]
     return statistics.median(steps) if steps else None

@@ -1,29 +1,35 @@
-"""What an operator sees of a budget that is kept by cohort: who has spent what, who could pay in the last runs, until
-when the founders can. Made from the ledger, declared sizes and the records of runs.
+"""What an operator sees of a budget that is kept by cohort, or divided into shares: which cohort or share has spent
+what, who could pay in the last runs, until when the founders can. Made from the ledger, declared sizes and the records
+of runs.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from fractions import Fraction
 from typing import Any
 
 from fedcore.errors import PopulationError
 from fedcore.evaluation.written import iso_date
+from fedcore.operations.forecast import began
 from fedcore.population.cohorts import FOUNDERS
 from fedcore.population.manifest import Manifest
 from fedcore.population.store import Population
 from fedcore.privacy.accounting import Budget, exact_sum
-from fedcore.privacy.ledger.chain import Balance, Segment
+from fedcore.privacy.ledger.chain import Balance, Segment, ShareBalance
 from fedcore.runs.store import Run
 from fedcore.storage.ranges import Ranges, holds, in_words
 from fedcore.training.cohorts import cohort_accounts
 
 MOST_RUNS = 30  # of which the share that could pay is shown
-STAMP = "%Y%m%dT%H%M%S"
 LIFETIME = "A client with data in several periods loses at most"
+UNDIVIDED = "(undivided)"
+OF_SHARES = (
+    "Divided into shares by its operator; each run is paid by the share that it names. People are promised what the "
+    "whole budget says, whoever spends it."
+)
 
 
 def segment_rows(balance: Balance, manifest: Manifest) -> list[dict[str, Any]]:
@@ -32,8 +38,26 @@ def segment_rows(balance: Balance, manifest: Manifest) -> list[dict[str, Any]]:
 
     manifest: of the population, for the dates of its calendar periods
     """
-    budget = balance.budget
-    return [] if budget is None else [_row(segment, budget, manifest) for segment in balance.segments]
+    return [
+        {**who(manifest, ((segment.first, segment.last),)), **_spent(segment, balance.required_budget())}
+        for segment in balance.segments
+    ]
+
+
+def share_rows(balance: Balance, manifest: Manifest) -> list[dict[str, Any]]:
+    """What each share has spent, reserved and left, the undivided part last; by cohort where the account is kept so,
+    for consecutive cohorts of equal account. Empty unless the budget is divided.
+
+    manifest: of the population, for the dates of its calendar periods
+    """
+    rows = []
+    for share in balance.shares:
+        parts: tuple[ShareBalance | Segment, ...] = share.segments or (share,)
+        for part in parts:
+            cohorts = who(manifest, ((part.first, part.last),)) if isinstance(part, Segment) else {}
+            row = {"share": share.name or UNDIVIDED, "part": str(share.part), **cohorts, "rho": share.rho_max}
+            rows.append({**row, **_spent(part, balance.required_budget())})
+    return rows
 
 
 def lifetime_rows(balance: Balance) -> list[dict[str, Any]]:
@@ -72,15 +96,14 @@ def who(manifest: Manifest, ranges: Ranges) -> dict[str, str]:
     return {"cohorts": in_words(ranges), f"{manifest.period.unit}s": manifest.periods_in_words(ranges)}
 
 
-def _row(segment: Segment, budget: Budget, manifest: Manifest) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        **who(manifest, ((segment.first, segment.last),)),
-        "rho spent": segment.rho_spent,
-        "epsilon spent": budget.epsilon_of(segment.rho_spent),
-        "rho reserved": segment.rho_reserved,
-        "rho left": segment.rho_left,
+def _spent(part: Segment | ShareBalance, budget: Budget) -> dict[str, float]:
+    row = {
+        "rho spent": part.rho_spent,
+        "epsilon spent": budget.epsilon_of(part.rho_spent),
+        "rho reserved": part.rho_reserved,
+        "rho left": max(part.rho_left, 0.0),
     }
-    deltas = {"delta spent": segment.delta_spent, "delta left": segment.delta_left}
+    deltas = {"delta spent": part.delta_spent, "delta left": max(part.delta_left, 0.0)}
     return {**row, **deltas} if budget.delta_extra else row
 
 
@@ -123,7 +146,7 @@ def founders_in_words(population: Population, balance: Balance, runs: Sequence[R
     more = int(left // price) if price else 0
     if not more:
         return "The founders (cohort 1) are retired: they cannot pay for a run like the last one."
-    starts = [started for run in mine if (started := _started(run)) is not None]
+    starts = [started for run in mine if (started := began(run)) is not None]
     steps = [(later - earlier).total_seconds() for later, earlier in zip(starts, starts[1:], strict=False)]
     said = f"The founders (cohort 1) can pay for {more} more runs like the last one"
     if not steps:
@@ -144,10 +167,3 @@ def cohorts_of(run: Run) -> Ranges | None:
 def _nominal(manifest: Manifest, ranges: Ranges) -> int | None:
     sizes = [cohort.nominal for cohort in manifest.cohorts if holds(ranges, cohort.number)]
     return None if None in sizes else sum(size for size in sizes if size is not None)
-
-
-def _started(run: Run) -> datetime | None:
-    try:
-        return datetime.strptime(str(run.info.get("started")), STAMP).replace(tzinfo=UTC)
-    except ValueError:
-        return None

@@ -239,15 +239,10 @@ def charges_ahead(balance: Balance, payers: Sequence[Payer]) -> list[tuple[datet
 
 def _by_share(balance: Balance, payers: Sequence[Payer]) -> list[tuple[tuple[float, float], list[Payer]]]:
     """((rho, delta) that are left, who draws on them), for each share that somebody names."""
-    parts = {part.name: (max(0.0, part.rho_left), max(0.0, part.delta_left)) for part in divided(balance)}
+    parts = {part.name: (max(0.0, part.rho_left), max(0.0, part.delta_left)) for part in balance.shares}
     unnamed = (0.0, 0.0) if parts else (balance.rho_left, balance.delta_left)  # a share that there is not pays nothing
     shares = sorted({payer.share for payer in payers}, key=str)
     return [(parts.get(share, unnamed), [one for one in payers if one.share == share]) for share in shares]
-
-
-def divided(balance: Balance) -> Sequence[Any]:
-    """The shares of a budget that is divided, each with its name, rho_left and delta_left; empty if it is not."""
-    return getattr(balance, "shares", ())
 
 
 # --- in tables and words ----------------------------------------------------------------------------------------------
@@ -318,7 +313,7 @@ def cohort_lines(manifest: Manifest, balance: Balance, payers: Sequence[Payer], 
     """Which cohorts each deployment's next run asks and can be paid by, and when the first and the last of them retire,
     if nobody comes. A line for each deployment. name: of the population
     """
-    if divided(balance):
+    if balance.shares:
         return ["The budget is divided into shares: what each cohort has left of each is in the table of shares."]
     accounts, window = cohort_accounts(manifest, balance), balance.periods.window if balance.periods else None
     asked = {payer.deployment: _able(payer, accounts, name, window) for payer in payers}

@@ -17,15 +17,16 @@ from fedcore.evaluation.figures import data_uri
 from fedcore.evaluation.written import iso_date
 from fedcore.operations.cohort_page import (
     LIFETIME,
+    OF_SHARES,
     able_rows,
     founders_in_words,
     lifetime_rows,
     promise_in_words,
     segment_rows,
+    share_rows,
 )
 from fedcore.operations.forecast import cohort_lines, forecast_rows, in_a_sentence, payers_of
 from fedcore.operations.latest_runs import all_latest
-from fedcore.operations.share_page import IN_WORDS, share_rows
 from fedcore.operations.trends import (
     SeriesOfRuns,
     budget_drawn,
@@ -142,12 +143,12 @@ def _budget(population: Population, runs: Sequence[Run]) -> list[str]:
     released = bool(runs_behind(population, ledger))
     notes = [
         *schema_in_words(balance.public_schema, released_words=released),
-        *([loss_in_words(balance.loss["at"], balance.loss["reason"])] if balance.loss else []),
+        *([loss_in_words(balance.loss.at, balance.loss.reason)] if balance.loss else []),
     ]
     notes += [f"**{missing}**"] if missing else []
     notes += released_in_words(ledger, population.id)
     rows = share_rows(balance, population.manifest)
-    shares = ["", IN_WORDS, "", *table(rows)] if rows else []
+    shares = ["", OF_SHARES, "", *table(rows)] if rows else []
     if population.manifest.cohorts:
         return [*_cohorts(population, balance, runs), *shares, *(line for note in notes for line in ("", cell(note)))]
     left = epsilon_that_fits(balance)

@@ -266,10 +266,10 @@ def _since(report: StatementReport, said: PrivacyStatement, population_id: str, 
             f"All runs together have spent epsilon = {balance.epsilon_spent:.4g} by now; the statement says "
             f"{then.epsilon_spent:.4g}, which was so when it was made."
         )
-    if (budget.epsilon, budget.delta) != (then.budget.epsilon, then.budget.delta):
+    if (budget.epsilon, budget.delta) != (then.epsilon, then.delta):
         report.since.append(
             f"The budget was raised: epsilon = {budget.epsilon:g}, delta = {budget.delta:g} by now; the statement says "
-            f"epsilon = {then.budget.epsilon:g}, delta = {then.budget.delta:g}."
+            f"epsilon = {then.epsilon:g}, delta = {then.delta:g}."
         )
     if balance.loss is not None and len(said.losses) == 0:
         report.since.append("The ledger went back since and was gone on with: more may have been spent than it knows.")

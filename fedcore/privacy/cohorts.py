@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from fedcore.storage.parsing import JsonObject
 from fedcore.storage.ranges import Ranges, holds, in_words, merged
 
 DIGITS = 32  # of a token, hexadecimal
@@ -30,21 +29,19 @@ class Participants:
     def holds(self, cohort: int) -> bool:
         return holds(self.ranges, cohort)
 
-    def to_json(self) -> dict[str, Any]:
-        return {"ranges": [list(pair) for pair in self.ranges], "tokens": list(self.tokens)}
-
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Participants:
-        """Raises KeyError, TypeError or ValueError if `to_json` did not make it."""
+    def from_json(cls, value: JsonObject) -> Participants:
+        """Raises KeyError, TypeError or ValueError if `plain` did not make it."""
         return cls(*recorded(value))
 
     def __str__(self) -> str:
         return in_words(self.ranges)
 
 
-def recorded(value: Mapping[str, Any], known: tuple[str, ...] = ()) -> tuple[Ranges, tuple[str, ...]]:
-    """Ranges and tokens of what `Participants.to_json` made. known: tokens that were looked at in records before: there
-    are hundreds, in each of hundreds of records of a ledger. Raises KeyError, TypeError or ValueError if it is none.
+def recorded(value: JsonObject, known: tuple[str, ...] = ()) -> tuple[Ranges, tuple[str, ...]]:
+    """Ranges and tokens of what `plain` made of `Participants`. known: tokens that were looked at in records before:
+    there are hundreds, in each of hundreds of records of a ledger. Raises KeyError, TypeError or ValueError if it is
+    none.
     """
     ranges = tuple((int(first), int(last)) for first, last in value["ranges"])
     tokens = tuple(value["tokens"])

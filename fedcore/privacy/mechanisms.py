@@ -99,3 +99,8 @@ def simulated_gaussian(rng: np.random.Generator, values: np.ndarray, scale: floa
     Floating-point Gaussians leak through their low bits (Mironov 2012); results of this are never called private.
     """
     return values + rng.normal(0.0, scale, np.shape(values))
+
+
+def noise_of(test_noise: str | None) -> NoiseSource:
+    """Noise that protects people; for a key, its repeatable noise for tests."""
+    return SecureNoise() if test_noise is None else TestNoise(test_noise)

@@ -9,10 +9,9 @@ window T rho_max, whatever the runs are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Final
+from typing import Final
 
 from fedcore.errors import ConfigError
 from fedcore.population.periods import UNITS, PeriodUnit
@@ -35,14 +34,6 @@ class PeriodTerms:
             raise ConfigError(f"there is no calendar period {self.unit!r}.", f"Use one of {', '.join(UNITS)}.")
         if type(self.window) is not int or self.window < 1:
             raise ConfigError(f"a window is a number of {self.unit}s from 1, not {self.window!r}.")
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> PeriodTerms:
-        """Raises TypeError or ConfigError if `to_json` did not make it."""
-        return cls(**value)
 
 
 def periods_in(ranges: Ranges) -> int:

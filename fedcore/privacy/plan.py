@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
 
 from fedcore.errors import ConfigError
+from fedcore.storage.parsing import JsonObject
+from fedcore.storage.plain import LATER, entries, made_of
 
 Relation = Literal["add_or_remove_one", "replace_one"]
 Unit = Literal["client", "record", "client_period"]
@@ -46,7 +47,7 @@ class PlannedRelease:
     argument: str
     composition: str
     delta: float = 0.0
-    optional: bool = False
+    optional: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
@@ -71,11 +72,10 @@ class PlannedRelease:
         return int(np.prod(self.shape))
 
     def to_json(self) -> dict[str, Any]:
-        """With the price. Without `optional` where it is false: plans of before have no word for it."""
-        value = {**asdict(self), "shape": list(self.shape), "rho": self.rho}
-        return value if self.optional else {name: value[name] for name in value if name != "optional"}
+        """With the price."""
+        return {**entries(self), "rho": self.rho}
 
     @classmethod
-    def from_json(cls, item: Mapping[str, Any]) -> PlannedRelease:
+    def from_json(cls, item: JsonObject) -> PlannedRelease:
         """Raises KeyError, TypeError, ValueError or ConfigError if `to_json` did not make it."""
-        return cls(**{**{name: value for name, value in item.items() if name != "rho"}, "shape": tuple(item["shape"])})
+        return made_of(cls, {name: value for name, value in item.items() if name != "rho"})

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedcore.population.periods import PeriodUnit, labels_in_words
 from fedcore.privacy.accounting import Budget, exact_sum, rounded_up
 from fedcore.privacy.gdp import mu_of
-from fedcore.privacy.ledger.chain import OPEN, SPENT, Account, Attempt, Balance, ChainHead, RunAccount, Segment
+from fedcore.privacy.ledger.balances import Loss, SpentBefore
+from fedcore.privacy.ledger.chain import OPEN, SPENT, Account, Balance, ChainHead, RunAccount, Segment
 from fedcore.privacy.mechanisms import SecureNoise, TestNoise
 from fedcore.privacy.periods import Lifetime
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.storage.parsing import JsonObject
+from fedcore.storage.plain import LATER, entries, made_of
 from fedcore.storage.ranges import Ranges, in_words
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ NOT_COVERED_BY_PERIOD = (
 )
 SCHEMA = "columns, bounds, vocabulary and thresholds"
 BESIDE_RELEASED_WORDS = "bounds and thresholds"  # of them, where the columns are words that were released
-SCHEMA_BESIDE_RELEASED_WORDS = "bounds and thresholds"
+MAY_BE_NULL = ("epsilon", "delta", "rho", "mu", "given_up")  # any other entry without a value is an empty object
 NOT_PRIVATE = ("Everything: nothing in this run protects the people in the data.",)
 
 
@@ -86,20 +88,15 @@ class ChargedRelease:
 
 
 @dataclass(frozen=True, slots=True)
-class SpentOfBudget:
+class SpentOfBudget(Budget):
     """The budget of a population, and what all runs together have spent of it."""
 
-    budget: Budget
     rho_spent: float
     epsilon_spent: float
 
-    def to_json(self) -> dict[str, object]:
-        return {**self.budget.to_json(), "rho_spent": self.rho_spent, "epsilon_spent": self.epsilon_spent}
-
     @classmethod
     def from_json(cls, value: JsonObject) -> SpentOfBudget:
-        budget = Budget(**{one.name: value[one.name] for one in fields(Budget)})
-        return cls(budget, value["rho_spent"], value["epsilon_spent"])
+        return cls(**{one.name: value[one.name] for one in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,34 +127,6 @@ class ReleasedWords:
     delta: float
     together: Cost
 
-    @classmethod
-    def from_json(cls, value: JsonObject) -> ReleasedWords:
-        return cls(**{**value, "runs": tuple(value["runs"]), "together": Cost(**value["together"])})
-
-
-@dataclass(frozen=True, slots=True)
-class SpentBefore:
-    """The starting charge that the budget owner declared."""
-
-    rho: float
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """A time that the ledger went back and was gone on with: number and time of its record, why, and the records seen
-    before.
-    """
-
-    seq: int
-    at: float
-    reason: str
-    seen: tuple[object, ...]
-
-    @classmethod
-    def from_json(cls, value: JsonObject) -> Loss:
-        return cls(**{**value, "seen": tuple(value["seen"])})
-
 
 @dataclass(frozen=True, slots=True)
 class PaidByCohorts:
@@ -171,11 +140,6 @@ class PaidByCohorts:
     most: Segment
     most_of_them: Segment
 
-    @classmethod
-    def from_json(cls, value: JsonObject) -> PaidByCohorts:
-        segments = {name: Segment.from_json(value[name]) for name in ("most", "most_of_them")}
-        return cls(**{**value, "ranges": tuple((first, last) for first, last in value["ranges"]), **segments})
-
 
 @dataclass(frozen=True, slots=True)
 class PromisedByPeriod:
@@ -186,32 +150,7 @@ class PromisedByPeriod:
     unit: PeriodUnit
     window: int
     lifetime: tuple[Lifetime, ...]
-    first: str | None = None
-
-    def to_json(self) -> dict[str, object]:
-        value = asdict(replace(self, lifetime=())) | {"lifetime": [asdict(one) for one in self.lifetime]}
-        return value if self.first is not None else {name: value[name] for name in value if name != "first"}
-
-    @classmethod
-    def from_json(cls, value: JsonObject) -> PromisedByPeriod:
-        return cls(**{**value, "lifetime": tuple(Lifetime(**one) for one in value["lifetime"])})
-
-
-def _head_from(value: JsonObject) -> ChainHead:
-    return ChainHead(value["id"], value["seq"], value["hash"])
-
-
-def _plain(value: object) -> object:
-    """An entry of a statement as JSON has it."""
-    if isinstance(value, ChainHead):
-        return {"id": value.ledger_id, "seq": value.seq, "hash": value.hash}
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, ChargedRelease | SpentOfBudget | PromisedByPeriod | Segment):
-        return value.to_json()
-    if is_dataclass(value):
-        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
-    return value
+    first: str | None = field(default=None, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,23 +206,18 @@ class PrivacyStatement:
 
     def entries(self) -> dict[str, object]:
         """The same without what follows from the rest. What there is not is an empty object, except for numbers."""
-        value = {one.name: _plain(getattr(self, one.name)) for one in fields(self)}
-        return value | {name: {} for name in ONE_OF if value[name] is None}
+        value = entries(self)
+        if self.ledger is not None:
+            value["ledger"] = {"id": self.ledger.ledger_id, "seq": self.ledger.seq, "hash": self.ledger.hash}
+        return {name: {} if item is None and name not in MAY_BE_NULL else item for name, item in value.items()}
 
     @classmethod
     def from_json(cls, value: JsonObject) -> PrivacyStatement:
         """Raises one of `BROKEN` unless `entries` could have made it; absent entries take their defaults."""
-        known = {one.name for one in fields(cls)}
-        said: dict[str, object] = {name: value[name] for name in value.keys() & known}
-        said |= {name: tuple(item) for name, item in said.items() if isinstance(item, list)}
-        for name, read in ONE_OF.items():
-            if name in said:
-                said[name] = None if said[name] == {} else read(said[name])
-        for name, read in SEVERAL_OF.items():
-            if name in said:
-                said[name] = tuple(map(read, value[name]))
-        made: Callable[..., PrivacyStatement] = cls
-        return made(**said)
+        said = {name: None if item == {} else item for name, item in value.items()}
+        if head := said.get("ledger"):
+            said["ledger"] = {"ledger_id": head["id"], "seq": head["seq"], "hash": head["hash"]}
+        return made_of(cls, said, others=True)
 
     def text(self) -> str:
         """For a person: a few paragraphs."""
@@ -371,7 +305,7 @@ class PrivacyStatement:
         if self.periods is None:
             return []
         unit, so_far = self.periods.unit, self.periods.lifetime[-1]
-        delta = f"delta = {self.all_runs.budget.delta:g}"
+        delta = f"delta = {self.all_runs.delta:g}"
         bounds = "; ".join(
             f"active for {one.periods} {unit}s: at most epsilon = {one.epsilon:.4g}"
             for one in self.periods.lifetime[:-1]
@@ -385,7 +319,7 @@ class PrivacyStatement:
 
     def _prices(self) -> list[str]:
         """What this run costs, and what all runs together may."""
-        share, budget = self.all_runs, self.all_runs.budget
+        budget = self.all_runs
         who = "" if not self.cohorts else " to a client who took part"
         if self.periods:
             who = f" to a client for its data of one {self.periods.unit}"
@@ -398,8 +332,8 @@ class PrivacyStatement:
         )
         largest = f"{mu_of(budget.rho_max):.6g}"
         promised = f"mu = {largest}, which implies epsilon = {budget.epsilon:g}, delta = {budget.delta:g} over all runs"
-        spent = f"mu = {mu_of(share.rho_spent):.6g}{f' of {largest}' if self.cohorts else ''}"
-        spent = f"{spent} (epsilon = {share.epsilon_spent:.4g})"
+        spent = f"mu = {mu_of(budget.rho_spent):.6g}{f' of {largest}' if self.cohorts else ''}"
+        spent = f"{spent} (epsilon = {budget.epsilon_spent:.4g})"
         if self.cohorts is not None:
             return [cost, *self._by_cohort(self.cohorts, promised, spent)]
         several = "Whoever sees what several runs published needs the total of the population"
@@ -502,18 +436,6 @@ def _line(entry: ChargedRelease) -> str:
     )
 
 
-ONE_OF: dict[str, Callable[[Any], object]] = {
-    "population": SpentOfBudget.from_json,
-    "cohorts": PaidByCohorts.from_json,
-    "periods": PromisedByPeriod.from_json,
-    "vocabulary": ReleasedWords.from_json,
-    "together": lambda value: CostWithStart(**value),
-    "spent_before": lambda value: SpentBefore(**value),
-    "ledger": _head_from,
-}  # how entries of JSON are read
-SEVERAL_OF: dict[str, Callable[[Any], object]] = {"releases": ChargedRelease.from_json, "losses": Loss.from_json}
-
-
 def no_privacy(reason: str) -> PrivacyStatement:
     """Of a run that protects nobody, and why."""
     return PrivacyStatement(False, reason, not_covered=NOT_PRIVATE, trust_model="")
@@ -546,7 +468,7 @@ def private_statement(
     if vocabulary:
         statement = replace(statement, vocabulary=_with_vocabulary(account, run_id, vocabulary))
     if started_from is not None and started_from in account.runs and statement.periods is None:
-        both = CostWithStart(**asdict(_together(account, [started_from, run_id])), run=started_from)
+        both = CostWithStart(**entries(_together(account, [started_from, run_id])), run=started_from)
         statement = replace(statement, together=both)
     periods = statement.periods
     return replace(
@@ -577,7 +499,7 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
             cost = rounded_up(exact_sum(attempt.rho for attempt in attempts))
             releases.append(ChargedRelease(planned, len(attempts), cost, (run.noise,)))
     budget, balance, before = account.required_budget(), account.balance(), account.spent_before
-    rho, delta = _price(run.spent(), budget.delta_conv)
+    rho, delta = _price([run], budget.delta_conv)
     return PrivacyStatement(
         private=True,
         unit=account.unit or "",
@@ -589,12 +511,12 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
         given_up=run.given_up,
         releases=tuple(releases),
         mechanism=SecureNoise.label,
-        population=SpentOfBudget(budget, balance.rho_spent, balance.epsilon_spent),
+        population=SpentOfBudget(**budget.numbers(), rho_spent=balance.rho_spent, epsilon_spent=balance.epsilon_spent),
         ended=run.status != OPEN,
         public_schema=account.public_schema[-1] if account.public_schema else "",
         shared_ids=tuple(account.shared_ids),
-        losses=tuple(map(Loss.from_json, account.losses)),
-        spent_before=None if before is None else SpentBefore(before["rho"], before["reason"]),
+        losses=tuple(account.losses),
+        spent_before=None if before is None else SpentBefore(before.rho, before.reason),
         cohorts=_cohorts_of(account, run, balance),
         periods=_periods_of(balance),
         share=run.share or "",
@@ -604,15 +526,13 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
 
 def _with_vocabulary(account: Account, run_id: str, runs: Sequence[str]) -> ReleasedWords:
     named = [account.runs[name] for name in runs]
-    own_rho, own_delta = _price([attempt for run in named for attempt in run.spent()], 0.0)
-    together = _together(account, [*runs, run_id])
-    return ReleasedWords(tuple(runs), own_rho, own_delta, together)
+    return ReleasedWords(tuple(runs), *_price(named, 0.0), _together(account, [*runs, run_id]))
 
 
 def _together(account: Account, names: Sequence[str]) -> Cost:
     """What these runs cost."""
     runs, budget = [account.runs[name] for name in names], account.required_budget()
-    rho, delta = _price([attempt for run in runs for attempt in run.spent()], budget.delta_conv)
+    rho, delta = _price(runs, budget.delta_conv)
     return Cost(budget.epsilon_of(rho), delta, rho, mu_of(rho))
 
 
@@ -641,7 +561,8 @@ def _cohorts_of(account: Account, run: RunAccount, balance: Balance) -> PaidByCo
     return PaidByCohorts(run.payers, run.cohorts is not None, len(account.tokens), most, most_of_them)
 
 
-def _price(spent: Sequence[Attempt], delta_conv: float) -> tuple[float, float]:
-    """(rho, delta) of charged attempts, rounded up."""
+def _price(runs: Sequence[RunAccount], delta_conv: float) -> tuple[float, float]:
+    """(rho, delta) of all that these runs have charged, rounded up."""
+    spent = [attempt for run in runs for attempt in run.spent()]
     delta = exact_sum(attempt.delta for attempt in spent) + Fraction(delta_conv)
     return rounded_up(exact_sum(attempt.rho for attempt in spent)), rounded_up(delta)

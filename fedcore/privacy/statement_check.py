@@ -11,7 +11,7 @@ from fedcore.privacy.accounting import CURRENCY, Budget, exact_sum, rounded_up
 from fedcore.privacy.gdp import mu_of
 from fedcore.privacy.ledger.formats import IN_ZCDP
 from fedcore.privacy.ledger.replay import BROKEN
-from fedcore.privacy.statement import CostWithStart, PrivacyStatement
+from fedcore.privacy.statement import CostWithStart, PrivacyStatement, SpentOfBudget
 from fedcore.storage.parsing import JsonObject, parse_json
 
 SLACK = 1e-9  # relative: by so much the rho of a raise to the same budget may differ by rounding
@@ -73,7 +73,7 @@ def _empty(statement: PrivacyStatement) -> Iterator[str]:
 
 
 def _numbers(statement: PrivacyStatement) -> Iterator[str]:
-    budget = statement.all_runs.budget
+    budget = statement.all_runs
     spent, deltas = Fraction(0), Fraction(budget.delta_conv)
     for entry in statement.releases:
         planned = entry.planned
@@ -111,23 +111,22 @@ def _both(both: CostWithStart | None, budget: Budget, rho: float, delta: float) 
         yield _says("mu of both runs", both.mu, mu, f"by rho = {both.rho:.6g}")
 
 
-def _budget(statement: PrivacyStatement, budget: Budget, rho: float) -> Iterator[str]:
+def _budget(statement: PrivacyStatement, budget: SpentOfBudget, rho: float) -> Iterator[str]:
     """rho: of the run."""
-    population = statement.all_runs
     before = 0.0 if statement.spent_before is None else statement.spent_before.rho
     least = max(rho, before) if statement.cohorts else rounded_up(exact_sum((rho, before)))  # by cohort others may pay
     if exact_sum((budget.delta_conv, budget.delta_extra)) > Fraction(budget.delta):
         yield "The parts of the budget's delta are more than all of it."
     if abs((largest := budget.rho_of(budget.epsilon)) - budget.rho_max) > SLACK * largest:
         yield _says("The largest rho of the budget", budget.rho_max, largest, "by its epsilon and delta")
-    if not least <= population.rho_spent <= budget.rho_max:
+    if not least <= budget.rho_spent <= budget.rho_max:
         what = "this run and of what was spent before" if before else "this run"
         yield (
-            f"All runs together have spent rho = {population.rho_spent:.6g}, which does not lie between that of "
+            f"All runs together have spent rho = {budget.rho_spent:.6g}, which does not lie between that of "
             f"{what}, {least:.6g}, and the budget's, {budget.rho_max:.6g}."
         )
-    if population.epsilon_spent != (spent := budget.epsilon_of(population.rho_spent)):
-        yield _says("epsilon of all runs", population.epsilon_spent, spent, f"by rho = {population.rho_spent:.6g}")
+    if budget.epsilon_spent != (spent := budget.epsilon_of(budget.rho_spent)):
+        yield _says("epsilon of all runs", budget.epsilon_spent, spent, f"by rho = {budget.rho_spent:.6g}")
 
 
 def _says(what: str, said: object, is_: object, why: str = "") -> str:

@@ -7,9 +7,8 @@ import ctypes
 import os
 import platform
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import psutil
 
@@ -21,9 +20,6 @@ class Holder:
     host: str
     pid: int
     started: float
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     def alive(self, expired: bool) -> bool:
         """Whether the process lives. On another host nobody can tell: there it lives until its lease has expired."""

@@ -23,6 +23,7 @@ from fedcore.errors import FedcoreError, LeaseLost, RunBusy
 from fedcore.storage import objects as object_storage
 from fedcore.storage.files import json_bytes
 from fedcore.storage.parsing import parse_json
+from fedcore.storage.plain import plain
 from fedcore.storage.process import Holder, this_process
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class RemoteLock:
         return json_bytes(
             {
                 "token": self.token,
-                "holder": self._holder.to_json(),
+                "holder": plain(self._holder),
                 "renewals": self.renewals,
                 "seconds": SECONDS,
                 "renewed": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fedcore.errors import LAST_READER, ConfigError, LedgerMissing, LedgerRetired
 from fedcore.population.store import Population
+from fedcore.privacy.ledger.balances import SpentBefore
 from fedcore.privacy.ledger.database import parse_url
 from fedcore.privacy.ledger.ledger import Ledger, default_ledger_url, open_ledger
 
@@ -19,11 +20,11 @@ RETIRED = "an account in zCDP, or recounted from it"
 OPTIONS = "--spent-before RHO --spent-before-reason TEXT"
 
 
-def spent_before(rho: float | None, reason: str | None) -> tuple[float, str] | None:
+def spent_before(rho: float | None, reason: str | None) -> SpentBefore | None:
     """The two options of `fedcore budget set`. Raises ConfigError if one of them is missing."""
     if (rho is None) != (reason is None):
         raise ConfigError("A starting charge needs its rho and its reason.", f"Pass both: {OPTIONS}")
-    return None if rho is None or reason is None else (rho, reason)
+    return None if rho is None or reason is None else SpentBefore(rho, reason)
 
 
 def require_declaration(population: Population, ledger: Ledger) -> None:

@@ -5,11 +5,10 @@ compared, without the population.
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
 from importlib import metadata
-from typing import Any
 
 from fedcore.population.store import Population
+from fedcore.storage.parsing import JsonObject
 
 # On which a run's numbers may depend, and what schedules and answers it.
 PACKAGES = ("numpy", "scipy", "zarr", "python-flint", "dask", "prefect")
@@ -35,7 +34,7 @@ def columns_to_record(population: Population) -> list[dict[str, str]] | None:
     return [{"name": name, "unit": unit} for name, unit in zip(names, units, strict=True)]
 
 
-def other_columns(info: Mapping[str, Any], population: Population) -> str:
+def other_columns(info: JsonObject, population: Population) -> str:
     """The first column in which the population differs from that of the run, in words; empty if there is none, or one
     of the two does not name its columns. info: run.json. Units are compared where both name one.
     """

@@ -35,7 +35,7 @@ from fedcore.methods.registry import make_method
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.chain import Balance
 from fedcore.privacy.ledger.leases import Lease
-from fedcore.privacy.mechanisms import NoiseSource, SecureNoise, TestNoise
+from fedcore.privacy.mechanisms import noise_of
 from fedcore.privacy.statement import PrivacyStatement, no_privacy, private_statement
 from fedcore.rounds.clients import DEFAULT_CACHE_BYTES, Source, within
 from fedcore.rounds.engine import Backend, Training
@@ -287,7 +287,7 @@ def _undo(spec: RunSpec, run: Run, account: Account) -> None:
 def _session(spec: RunSpec, run: Run, account: Account | None, backend: Backend) -> Session:
     publisher = None
     if account is not None:
-        noise = _noise(spec.test_noise)
+        noise = noise_of(spec.test_noise)
         publisher = LedgerPublisher(account.ledger, spec.population, run, account.lease, noise)
         _restore_releases(spec, run, publisher)
     state = _state(spec, run)
@@ -336,10 +336,6 @@ def _restore_releases(spec: RunSpec, run: Run, publisher: LedgerPublisher) -> No
                 run.keep_release(planned.name, value)
         run.remove_unplanned_releases()
         run.check_releases()
-
-
-def _noise(test_noise: str | None) -> NoiseSource:
-    return SecureNoise() if test_noise is None else TestNoise(test_noise)
 
 
 def _state(spec: RunSpec, run: Run) -> Any:

@@ -30,6 +30,7 @@ from fedcore.runs.run_files import START_FILE
 from fedcore.runs.store import Run
 from fedcore.storage.arrays import read_values
 from fedcore.storage.files import place
+from fedcore.storage.plain import plain
 from fedcore.training.budget import check_kind, ledger_of, nominal_clients, plan_within_budget, public_facts
 from fedcore.training.record import columns_to_record, installed
 from fedcore.training.request import TrainRequest
@@ -125,7 +126,7 @@ class RunSpec:
             "nominal_clients": nominal_clients(method, population, self.participants),
             "private": method.private,
             "rho": self.public.rho,
-            "plan": [planned.to_json() for planned in self.releases],
+            "plan": plain(self.releases),
             "test_noise": self.test_noise,
             **self._needing(request),
             "relation": self.public.relation if private else None,
@@ -142,7 +143,7 @@ class RunSpec:
         """
         said: dict[str, Any] = {}
         if self.participants is not None:
-            said[COHORTS] = self.participants.to_json()["ranges"]
+            said[COHORTS] = plain(self.participants.ranges)
         if self.method.private and request.public_arrival_because is not None:
             said[ARRIVAL] = request.public_arrival_because
         needs = list(said)

@@ -28,7 +28,7 @@ from fedcore.privacy.cohorts import Participants
 from fedcore.privacy.grid import GRID_NORM
 from fedcore.privacy.ledger.chain import OPEN, Balance, RunAccount
 from fedcore.privacy.ledger.leases import Lease
-from fedcore.privacy.mechanisms import NoiseSource, SecureNoise, TestNoise
+from fedcore.privacy.mechanisms import NoiseSource, noise_of
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.privacy.statement import PrivacyStatement, private_statement
 from fedcore.rounds.engine import Backend, InProcessBackend
@@ -263,7 +263,7 @@ def release_vocabulary(
     lease = ledger.acquire(run_id)
     try:
         remember_head(population, ledger)
-        noise, asked = _noise(test_noise), backend or InProcessBackend()
+        noise, asked = noise_of(test_noise), backend or InProcessBackend()
         values = _Releasing(population, ledger, run_id, lease, noise, participants, asked)
         new, whole = values.made(plan)
         ledger.finish(lease, "finished")
@@ -274,10 +274,6 @@ def release_vocabulary(
         raise
     words = as_text(released_words(ledger, population.id))
     return Released(run_id, words, new, not whole, private_statement(ledger, population.id, run_id))
-
-
-def _noise(test_noise: str | None) -> NoiseSource:
-    return SecureNoise() if test_noise is None else TestNoise(test_noise)
 
 
 def _as_reserved(population: Population, ledger: Ledger, run_id: str) -> Population:

@@ -26,7 +26,7 @@ from fedcore.runs.digests import ARRIVAL
 from fedcore.runs.store import LoadedRun, Run, list_runs, load_run
 from fedcore.storage.files import Place, absolute, check_regular, is_remote, place, read_bytes
 from fedcore.storage.npz import BROKEN, read_npz
-from fedcore.storage.parsing import parse_json
+from fedcore.storage.parsing import JsonObject, parse_json
 from fedcore.training.record import other_columns
 from fedcore.training.shared_ids import holds_data_of
 
@@ -98,7 +98,7 @@ def previous_runs(
     return sorted(found, key=lambda run: (str(run.info.get("started")), run.id), reverse=True)
 
 
-def _secure(info: Mapping[str, Any]) -> bool:
+def _secure(info: JsonObject) -> bool:
     return info.get("private") is True and info.get("test_noise") is None
 
 
@@ -236,7 +236,7 @@ def _claims(run: Run | LoadedRun) -> bool:
     return isinstance(statement, dict) and statement.get("private") is True and statement.get("privacy") != "none"
 
 
-def lineage_of(info: Mapping[str, Any], protected: bool) -> tuple[frozenset[str], tuple[str, ...]]:
+def lineage_of(info: JsonObject, protected: bool) -> tuple[frozenset[str], tuple[str, ...]]:
     """(ids of populations whose exact values may be in what the run ended with, words of people that the protection
     of others rests on), from the run's record. protected: whether the run itself is private.
     """
@@ -246,7 +246,7 @@ def lineage_of(info: Mapping[str, Any], protected: bool) -> tuple[frozenset[str]
     return unprotected if protected or name is None else unprotected | {str(name)}, vouched
 
 
-def start_lineage(record: Mapping[str, Any]) -> tuple[frozenset[str], tuple[str, ...]]:
+def start_lineage(record: JsonObject) -> tuple[frozenset[str], tuple[str, ...]]:
     """The same of a start, with the word that it rests on itself. record: as in run.json."""
     if "unprotected" not in record:
         raise RunError(*retired("The record of what the run starts from", "without the populations behind it"))
@@ -274,7 +274,7 @@ def _refuse_same_data(
         )
 
 
-def _check_vocabulary(name: str, where: Mapping[str, Any], population: Population) -> None:
+def _check_vocabulary(name: str, where: JsonObject, population: Population) -> None:
     """Raises ConfigError if the run's tokens are known to be others. The versions of a population share theirs."""
     if where.get("id") == population.id:
         return
@@ -361,7 +361,7 @@ def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
     return sha256.hexdigest()
 
 
-def in_words(record: Mapping[str, Any]) -> str:
+def in_words(record: JsonObject) -> str:
     """One sentence for the privacy statement."""
     source = _source(record)
     if record["public_because"] is not None:
@@ -371,13 +371,13 @@ def in_words(record: Mapping[str, Any]) -> str:
     return source
 
 
-def word_of(record: Mapping[str, Any]) -> str:
+def word_of(record: JsonObject) -> str:
     """What somebody vouches for, as a clause of the privacy statement's headline."""
     because = " ".join(str(record["public_because"]).split())
     return f"the start, {_source(record)}, tells nothing about these people because: {because}"
 
 
-def words_of_arrival(info: Mapping[str, Any]) -> tuple[str, ...]:
+def words_of_arrival(info: JsonObject) -> tuple[str, ...]:
     """The same of a run whose occasion, or whose clients' cohorts, follow from the files that arrived. info: as in
     run.json
     """
@@ -387,6 +387,6 @@ def words_of_arrival(info: Mapping[str, Any]) -> tuple[str, ...]:
     return (f"which files arrived when, and were readable, tells nothing about these people because: {because}",)
 
 
-def _source(record: Mapping[str, Any]) -> str:
+def _source(record: JsonObject) -> str:
     source = f"what run {record['name']!r} released" if record["kind"] == "run" else f"the file {record['name']!r}"
     return f"{source} (SHA-256 {record['sha256'][:16]})"

@@ -26,6 +26,7 @@ from fedcore.privacy.ledger.chain import ChainHead
 from fedcore.runs.store import Run, list_runs
 from fedcore.storage import files
 from fedcore.storage.files import Place, is_remote, json_bytes, place
+from fedcore.storage.plain import plain
 
 if TYPE_CHECKING:  # a run that is not private needs no database
     from fedcore.privacy.ledger.ledger import Ledger
@@ -86,7 +87,7 @@ def _remember(population: Population, ledger: Ledger, anchor: str | None) -> Non
             ledger.set_anchor(population.id, anchor)
             _write_anchor(anchor, population, ledger)
     anchored = {} if anchor is None else {"anchored": anchor}
-    content = json_bytes({**ledger.head(population.id).to_json(), **anchored})
+    content = json_bytes({**plain(ledger.head(population.id)), **anchored})
     try:
         layout.write_beside(population.path, WITNESS, content)
     except OSError as error:
@@ -281,7 +282,7 @@ def _write_anchor(where: str, population: Population, ledger: Ledger) -> None:
     """Keep the newest record of the ledger there. Raises LedgerError."""
     anchor = _anchor_file(where, population)
     try:
-        files.write_whole(anchor, json_bytes(ledger.head(population.id).to_json()))
+        files.write_whole(anchor, json_bytes(plain(ledger.head(population.id))))
     except (OSError, FedcoreError) as error:
         raise _unreachable(anchor, "written", error) from error
 

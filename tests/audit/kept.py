@@ -234,7 +234,7 @@ def run_once(kept: Kept, population: Population, ledger: Ledger, folder: Path, n
         run_id=name,
         **start,
     )
-    with mock.patch.object(fedcore.training.session, "_noise", lambda test_noise: noise):
+    with mock.patch.object(fedcore.training.session, "noise_of", lambda test_noise: noise):
         session = start_run(request, InProcessBackend(), stamp="then")
         to_end(session)
     account = ledger.account(population.id).runs[name]

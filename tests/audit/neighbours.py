@@ -378,8 +378,8 @@ def in_world(world: World, published: dict) -> Iterator[None]:
         patch.setattr(fedcore.operations.in_process, "datetime", SimpleNamespace(now=lambda zone: at))
         for made in (create_ledger, open_ledger):
             patch.setitem(made.__kwdefaults__, "clock", lambda: now)
-        patch.setattr(fedcore.training.session, "_noise", lambda test_noise: Replay(published))
-        patch.setattr(fedcore.training.vocabulary, "_noise", lambda test_noise: Replay({}))
+        patch.setattr(fedcore.training.session, "noise_of", lambda test_noise: Replay(published))
+        patch.setattr(fedcore.training.vocabulary, "noise_of", lambda test_noise: Replay({}))
         patch.setattr(fedcore.privacy.vocabulary, "published", _replayed_words(published))
         patch.setattr(fedcore.rounds.engine, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
         patch.setattr(fedcore.rounds.clients, "peak_memory", lambda: 0)

@@ -11,6 +11,7 @@ import numpy as np
 from fedcore.privacy.cohorts import Participants
 from fedcore.privacy.ledger.chain import link
 from fedcore.privacy.periods import PeriodTerms
+from fedcore.storage.plain import plain
 from tests.privacy.conftest import Books, open_books, release
 from tests.privacy.test_ledger_schema import sql
 
@@ -132,7 +133,7 @@ def reservation(**changes):
     item = release().to_json()
     payload = {"plan": [item], "spares": 0, "spare_rho": item["rho"], "spare_delta": 0.0, "secure": True}
     payload |= {"noise": "rounded gaussian 1"}
-    payload |= {"plan_digest": "", "statement": None, "needs": ["cohorts"], "cohorts": took((2, 2), of=2).to_json()}
+    payload |= {"plan_digest": "", "statement": None, "needs": ["cohorts"], "cohorts": plain(took((2, 2), of=2))}
     return {name: value for name, value in {**payload, **changes}.items() if value is not None or name == "statement"}
 
 

@@ -9,6 +9,7 @@ import pytest
 from fedcore.errors import LedgerTampered, PrivacyError
 from fedcore.privacy.accounting import make_budget
 from fedcore.privacy.ledger.chain import canonical
+from fedcore.storage.plain import plain
 from tests.privacy.accounts import (
     OTHER_PARTICIPANTS,
     OTHER_RESERVATION,
@@ -154,7 +155,7 @@ def test_an_edit_is_noticed_by_whatever_depends_on_it_and_by_verify(file_books, 
 # --- records that no ledger would have written ------------------------------------------------------------------------
 
 COHORTS = {"founders": 1, "manifest": "m", "token": token(1)}
-PERIODS = {"cohorts": took((1, 3), of=3).to_json(), "unit": "client_period"}
+PERIODS = {"cohorts": plain(took((1, 3), of=3)), "unit": "client_period"}
 BUDGET = {"budget": make_budget(2, 1e-10).numbers(), "unit": "client_period", "relation": "add_or_remove_one"}
 WAS = {"a": [1, 2]}
 
@@ -174,7 +175,7 @@ RECORDS = {  # the account, the kind of the record, its payload
     "a plan without cohorts": (by_cohort, "reserve", reservation(cohorts=None, needs=[])),
     "cohorts that are not needed": (by_cohort, "reserve", reservation(needs=[])),
     "a need without cohorts": (by_cohort, "reserve", reservation(cohorts=None)),
-    "another token": (by_cohort, "reserve", reservation(cohorts=took((2, 2), of=2, copy=1).to_json())),
+    "another token": (by_cohort, "reserve", reservation(cohorts=plain(took((2, 2), of=2, copy=1)))),
     "a cohort that is not there": (
         by_cohort,
         "reserve",
@@ -187,11 +188,7 @@ RECORDS = {  # the account, the kind of the record, its payload
         reservation(cohorts={"ranges": [[1, 2], [2, 2]], "tokens": [token(1), token(2)]}),
     ),
     "a forgotten client without a version": (by_cohort, "forget", {"version": None, "list": None}),
-    "more than the window": (
-        with_periods,
-        "reserve",
-        reservation(**PERIODS | {"cohorts": took((1, 4), of=4).to_json()}),
-    ),
+    "more than the window": (with_periods, "reserve", reservation(**PERIODS | {"cohorts": plain(took((1, 4), of=4))})),
     "without periods": (with_periods, "reserve", reservation(**PERIODS | {"cohorts": None, "needs": []})),
     "a threshold": (with_periods, "reserve", reservation(**PERIODS, plan=[release(delta=1e-20).to_json()])),
     "periods again": (with_periods, "cohorts", COHORTS | {"token": token(2)}),
@@ -266,7 +263,7 @@ def test_records_that_spend_more_of_one_cohort_are_refused(file_books):
     file_books.reserve([half], cohorts=took((1, 2), of=3))
     file_books.reserve([half], cohorts=took((3, 3), of=3))
     item = half.to_json()
-    again = reservation(plan=[item], spare_rho=item["rho"], cohorts=took((2, 3), of=3).to_json())
+    again = reservation(plan=[item], spare_rho=item["rho"], cohorts=plain(took((2, 3), of=3)))
     forged(file_books, "reserve", again, "other")
     with pytest.raises(LedgerTampered, match="spend more than the budget"):
         file_books.ledger.balance(file_books.population)

@@ -10,6 +10,7 @@ from fedcore.errors import BudgetExceeded, ConfigError, LedgerTampered
 from fedcore.privacy.accounting import rounded_up
 from fedcore.privacy.gdp import mu_of
 from fedcore.privacy.ledger import reservations
+from fedcore.privacy.ledger.balances import SpentBefore
 from fedcore.privacy.ledger.chain import canonical
 from fedcore.privacy.ledger.checkpoint import account_at, state_of
 from fedcore.privacy.ledger.replay import replay
@@ -25,7 +26,7 @@ CHARGE = ("spent before", None, {"rho": RHO, "reason": WHY, "at": 0})
 
 def opened(url, rho=RHO, **more):
     books = open_books(url, epsilon=None)
-    books.ledger.set_budget(books.population, 2.0, 1e-10, spent_before=(rho, f"  {WHY} \n"), **more)
+    books.ledger.set_budget(books.population, 2.0, 1e-10, spent_before=SpentBefore(rho, f"  {WHY} \n"), **more)
     return books
 
 
@@ -60,7 +61,7 @@ def test_a_checkpoint_keeps_it(url, monkeypatch):
     books.reserve([release()])
     assert any(row["kind"] == "checkpoint" for row in books.ledger.history(books.population))
     balance = books.ledger.verify(books.population)
-    assert balance == books.ledger.balance(books.population) and balance.spent_before["rho"] == RHO
+    assert balance == books.ledger.balance(books.population) and balance.spent_before.rho == RHO
     assert balance.rho_spent == rounded_up(Fraction(RHO) + Fraction(release().rho))
     account = books.ledger.account(books.population)
     state = json.loads(canonical(state_of(account)))
@@ -85,7 +86,7 @@ def test_an_account_without_one_has_the_state_that_it_had(books):
     ],
 )
 def test_records_that_cannot_follow_are_refused(steps):
-    assert replay("ledger", "people", chain_of(SET, CHARGE)).spent_before["rho"] == RHO
+    assert replay("ledger", "people", chain_of(SET, CHARGE)).spent_before.rho == RHO
     with pytest.raises(LedgerTampered):
         replay("ledger", "people", chain_of(*steps))
 
@@ -110,11 +111,11 @@ def test_it_is_spent_without_a_share(url):
 
 def test_calendar_periods_carry_none(url):
     with pytest.raises(ConfigError, match="per client and period cannot carry a starting charge"):
-        with_periods(url, spent_before=(RHO, WHY))
-    books = with_periods(url, spent_before=(0.0, WHY))
+        with_periods(url, spent_before=SpentBefore(RHO, WHY))
+    books = with_periods(url, spent_before=SpentBefore(0.0, WHY))
     kinds = [row["kind"] for row in books.ledger.history(books.population)]
     assert kinds == ["register", "budget set", "cohorts", "spent before"]
-    assert books.ledger.verify(books.population).spent_before["rho"] == 0.0
+    assert books.ledger.verify(books.population).spent_before.rho == 0.0
 
 
 @pytest.mark.parametrize("rho", [-1e-9, float("nan"), float("inf")])
@@ -123,7 +124,7 @@ def test_bad_values_set_no_budget(url, rho):
         opened(url, rho)
     books = open_books(url, epsilon=None)
     with pytest.raises(ConfigError, match="a reason has 1"):
-        books.ledger.set_budget(books.population, 2.0, 1e-10, spent_before=(RHO, " "))
+        books.ledger.set_budget(books.population, 2.0, 1e-10, spent_before=SpentBefore(RHO, " "))
     assert books.ledger.balance(books.population).budget is None
 
 

@@ -36,7 +36,7 @@ def test_a_run_claims_what_its_own_charges_cost_forfeited_ones_included(books):
     assert statement.delta == pytest.approx(budget.delta_conv + 2e-12, rel=1e-12)
     assert [(entry.planned.name, entry.attempts) for entry in statement.releases] == [("sums-1", 2), ("sums-2", 1)]
     assert statement.releases[0].rho == total(FIRST, FIRST)
-    assert statement.population.budget.epsilon == 2
+    assert statement.population.epsilon == 2
     assert statement.population.rho_spent == total(FIRST, FIRST, SECOND, release(1, 30.0))
 
 

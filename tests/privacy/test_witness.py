@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sqlite3
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -149,7 +150,7 @@ def test_a_deleted_witness_does_not_let_a_ledger_forget_that_there_was_a_budget(
     accept_loss(made, _opened(place), "nobody knows", place / "runs")
     found = ledger_of(made)
     found.set_budget(made.id, 1.0, 1e-6)
-    assert found.balance(made.id).loss["reason"] == "nobody knows"
+    assert found.balance(made.id).loss.reason == "nobody knows"
 
 
 def test_a_new_version_does_not_make_a_lost_witness_again(place):
@@ -213,7 +214,7 @@ def test_an_accepted_loss_is_recorded_shown_and_said_by_later_statements(place):
     assert record["seen"] == [{"seq": heads[0].seq, "hash": heads[0].hash}]
     to_end(start(place, "s"))  # on its own history
     balance = ledger_of(population(place)).verify(population(place).id)
-    assert balance.loss["reason"] == "the disk died" and balance.to_json()["loss"]["seq"] == record["seq"]
+    assert balance.loss.reason == "the disk died" and balance.to_json()["loss"]["seq"] == record["seq"]
     with pytest.raises(ConfigError, match="nothing is lost"):
         accept_loss(population(place), ledger, "again", place / "runs")
 
@@ -360,7 +361,7 @@ def test_a_lost_anchor_is_refused_until_its_owner_acknowledges_it(place, anchor,
     monkeypatch.setenv("FEDCORE_ANCHOR", str(place / "runs"))  # a new one is used as for the first time
     to_end(start(place, "t"))
     assert _opened(place).anchor(population(place).id) == str(place / "runs")
-    assert _opened(place).verify(population(place).id).loss["reason"] == "its disk died"
+    assert _opened(place).verify(population(place).id).loss.reason == "its disk died"
 
 
 def test_another_place_of_the_anchor_is_recorded_before_it_counts(place, anchor, monkeypatch):
@@ -387,7 +388,7 @@ def test_another_place_of_the_anchor_is_recorded_before_it_counts(place, anchor,
 
 def test_a_witness_that_only_states_that_there_is_an_anchor_needs_the_variable(place, anchor, monkeypatch):
     """As earlier versions wrote it, and none recorded the place."""
-    head = _opened(place).head(population(place).id).to_json()
+    head = asdict(_opened(place).head(population(place).id))
     (place / "p" / WITNESS).write_text(json.dumps({**head, "anchored": True}))
     with pytest.raises(LedgerRolledBack, match="the anchor has no record"):
         start(place)

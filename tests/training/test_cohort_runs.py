@@ -133,7 +133,7 @@ def test_participants_plans_and_messages_follow_from_public_things(tmp_path, mon
     """In the worlds with a client and without it everything is the same that is not a sum with noise: here, while the
     same values are published in both."""
     noise, told = Replay({}), {}
-    monkeypatch.setattr(sessions, "_noise", lambda _: noise)
+    monkeypatch.setattr(sessions, "noise_of", lambda _: noise)
 
     def world(name: str, there: bool) -> list:
         seen, mapped = [], Training._map

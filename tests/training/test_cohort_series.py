@@ -47,7 +47,7 @@ class Recorded(TestNoise):
 @contextmanager
 def noise_of(monkeypatch, recorded: Recorded) -> Iterator[None]:
     with monkeypatch.context() as patch:
-        patch.setattr(sessions, "_noise", lambda _: recorded)
+        patch.setattr(sessions, "noise_of", lambda _: recorded)
         yield
 
 

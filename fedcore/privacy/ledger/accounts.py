@@ -22,6 +22,7 @@ from fedcore.errors import (
 from fedcore.privacy.accounting import CURRENCY, Budget, make_budget
 from fedcore.privacy.ledger import database as db
 from fedcore.privacy.ledger import tables
+from fedcore.privacy.ledger.balances import SpentBefore
 from fedcore.privacy.ledger.chain import BY_COHORT, GENESIS, Account, Balance, ChainHead, link
 from fedcore.privacy.ledger.chain_writer import ChainWriter, insert_record
 from fedcore.privacy.ledger.formats import IN_ZCDP, ZCDP, refusal, refuse_unknown_schema, retired_in
@@ -30,6 +31,7 @@ from fedcore.privacy.ledger.replay import ANCHOR, COHORTS, LOSS, PERIODS, SPENT_
 from fedcore.privacy.ledger.rows import RESTORE, decoded_object, find, find_all, refuse_newer
 from fedcore.privacy.periods import PeriodTerms
 from fedcore.privacy.plan import CLIENT_PERIOD, Relation, Unit
+from fedcore.storage.plain import plain
 
 LONGEST_NAME = 128
 LONGEST_REASON = 2000
@@ -147,15 +149,15 @@ class Accounts:
         public_schema: str | None = None,
         periods: PeriodTerms | None = None,
         calendar: tuple[int, str, str] | None = None,
-        spent_before: tuple[float, str] | None = None,
+        spent_before: SpentBefore | None = None,
     ) -> None:
         """Say once what the population may lose in total, for whom (unit) and against what (relation).
 
         delta_extra: see `make_budget`. public_schema: why the columns, bounds, vocabulary and thresholds that
         runs on it use are public; None: nobody said, and statements say so. periods, calendar: of the unit
         client_period, and of no other: its terms, and (version, checksum, token of the first period) of the population
-        as it is now, from which on the account is kept by period. spent_before: (rho, reason) of what an earlier
-        account of the same people has spent; it is charged first. Raises ConfigError for a bad value, BudgetExists if
+        as it is now, from which on the account is kept by period. spent_before: what an earlier account of
+        the same people has spent; it is charged first. Raises ConfigError for a bad value, BudgetExists if
         there is a budget.
         """
         if unit not in get_args(Unit) or relation not in get_args(Relation):
@@ -176,7 +178,7 @@ class Accounts:
             )
         budget = make_budget(epsilon, delta, delta_extra if periods is None else 0.0)
         said = None if public_schema is None else checked_reason(public_schema)
-        charge = None if spent_before is None else _starting_charge(*spent_before, budget, periods is not None)
+        charge = None if spent_before is None else _starting_charge(spent_before, budget, periods is not None)
         with self._writing(population_id) as writer:
             old = self._recent(writer.connection, writer.account).budget
             if old is not None:
@@ -191,12 +193,12 @@ class Accounts:
             if periods is None or calendar is None:
                 writer.append("budget set", None, record)
             else:
-                writer.append("budget set", None, {**record, "needs": [PERIODS], "periods": periods.to_json()})
+                writer.append("budget set", None, {**record, "needs": [PERIODS], "periods": plain(periods)})
                 version, manifest, token = calendar
                 writer.set_account(mode=BY_COHORT)
                 writer.append(COHORTS, None, {"founders": version, "manifest": manifest, "token": token})
             if charge is not None:
-                writer.append(SPENT_BEFORE, None, charge)
+                writer.append(SPENT_BEFORE, None, plain(charge))
 
     def say_public_schema(self, population_id: str, reason: str) -> None:
         """Say why columns, bounds, vocabulary and thresholds are public: what was said before stays in the history.
@@ -376,8 +378,9 @@ class Accounts:
         return account
 
 
-def _starting_charge(rho: float, reason: str, budget: Budget, by_period: bool) -> dict[str, Any]:
-    """The payload of the record. Raises ConfigError."""
+def _starting_charge(said: SpentBefore, budget: Budget, by_period: bool) -> SpentBefore:
+    """As it is recorded. Raises ConfigError."""
+    rho = said.rho
     if not (math.isfinite(rho) and rho >= 0):
         raise ConfigError(f"What was spent before must be a finite rho of at least 0, not {rho!r}.")
     if by_period and rho:
@@ -391,7 +394,7 @@ def _starting_charge(rho: float, reason: str, budget: Budget, by_period: bool) -
             f"allows: rho = {budget.rho_max:.6g} (epsilon = {budget.epsilon:g}). No budget was set.",
             "Set a larger budget, if you can justify that to the people in it.",
         )
-    return {"rho": float(rho), "reason": checked_reason(reason)}
+    return SpentBefore(float(rho), checked_reason(said.reason))
 
 
 def checked_reason(reason: str) -> str:

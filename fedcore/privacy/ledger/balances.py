@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
 
 from fedcore.errors import BudgetExceeded, BudgetMissing
 from fedcore.privacy.accounting import Budget, rounded_down, rounded_up
@@ -13,9 +12,15 @@ from fedcore.privacy.ledger.shares import check_named, whose
 from fedcore.privacy.ledger.sums import Totals
 from fedcore.privacy.periods import Lifetime, PeriodTerms, bounds, so_far
 from fedcore.privacy.plan import Relation, Unit
+from fedcore.storage.parsing import JsonObject
+from fedcore.storage.plain import plain
 from fedcore.storage.ranges import in_words
 
 NUMBERS = ("rho_spent", "rho_reserved", "rho_left", "delta_spent", "delta_reserved", "delta_left")
+# Entries of a balance as JSON, in their order.
+SHOWN: tuple[str, ...] = ("population_id", "unit", "relation", "budget", "epsilon_spent", *NUMBERS, "releases")
+SHOWN += ("open_runs", "public_schema", "loss", "spent_before", "segments", "shares")
+BY_PERIOD = ("periods", "lifetime")
 
 
 def required(budget: Budget | None, population_id: str) -> Budget:
@@ -47,11 +52,11 @@ class Segment:
     def __str__(self) -> str:
         return in_words(((self.first, self.last),))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in ("first", "last", *NUMBERS)}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Segment:
+    def from_json(cls, value: JsonObject) -> Segment:
         """What is left exactly is then what is left rounded."""
         return cls(**value, exact_left=(Fraction(value["rho_left"]), Fraction(value["delta_left"])))
 
@@ -76,9 +81,33 @@ class ShareBalance:
     delta_left: float
     segments: tuple[Segment, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        segments = [segment.to_json() for segment in self.segments]
-        return {**asdict(replace(self, segments=())), "part": str(self.part), "segments": segments}
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """An accepted loss of records: number and time of its record, why, and the heads that were seen before."""
+
+    seq: int
+    at: float
+    reason: str
+    seen: tuple[JsonObject, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SpentBefore:
+    """The starting charge that the budget owner declared."""
+
+    rho: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartingCharge:
+    """The same in an account, with number and time of its record."""
+
+    seq: int
+    at: float
+    rho: float
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +142,8 @@ class Balance:
     releases: Mapping[str, int]
     open_runs: tuple[str, ...]
     public_schema: str | None = None
-    loss: Mapping[str, Any] | None = None
-    spent_before: Mapping[str, Any] | None = None
+    loss: Loss | None = None
+    spent_before: StartingCharge | None = None
     segments: tuple[Segment, ...] = ()
     periods: PeriodTerms | None = None
     lifetime_spent: float = 0.0
@@ -159,29 +188,9 @@ class Balance:
         """Epsilon of what was spent, at delta_conv + delta_spent; 0 if nothing was. Computed when asked for."""
         return self.budget.epsilon_of(self.rho_spent) if self.budget is not None else 0.0
 
-    def to_json(self) -> dict[str, Any]:
-        numbers = {name: getattr(self, name) for name in NUMBERS}
-        return {
-            "population_id": self.population_id,
-            "unit": self.unit,
-            "relation": self.relation,
-            "budget": None if self.budget is None else self.budget.to_json(),
-            "epsilon_spent": self.epsilon_spent,
-            **numbers,
-            "releases": dict(self.releases),
-            "open_runs": list(self.open_runs),
-            "public_schema": self.public_schema,
-            "loss": None if self.loss is None else dict(self.loss),
-            "spent_before": None if self.spent_before is None else dict(self.spent_before),
-            "segments": [segment.to_json() for segment in self.segments],
-            "shares": [share.to_json() for share in self.shares],
-            **self._by_period(),
-        }
-
-    def _by_period(self) -> dict[str, Any]:
-        if self.periods is None:
-            return {}
-        return {"periods": self.periods.to_json(), "lifetime": [asdict(one) for one in self.lifetime]}
+    def to_json(self) -> dict[str, object]:
+        value = {name: plain(getattr(self, name)) for name in SHOWN}
+        return value if self.periods is None else value | {name: plain(getattr(self, name)) for name in BY_PERIOD}
 
 
 Numbers = tuple[float, float, float, float, float, float]  # as NUMBERS

@@ -10,22 +10,23 @@ import hashlib
 import json
 import operator
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
 from fedcore.population.cohorts import FOUNDERS
 from fedcore.privacy.accounting import Budget, exact_sum, rounded_up
 from fedcore.privacy.ledger.balances import Balance as Balance
+from fedcore.privacy.ledger.balances import Loss, StartingCharge, required, segment_of, share_balance
 from fedcore.privacy.ledger.balances import Segment as Segment
 from fedcore.privacy.ledger.balances import ShareBalance as ShareBalance
 from fedcore.privacy.ledger.balances import make_balance as make_balance
-from fedcore.privacy.ledger.balances import required, segment_of, share_balance
 from fedcore.privacy.ledger.shares import Shares, part_of
 from fedcore.privacy.ledger.sums import EVERYBODY, Sums, Totals, side_by_side
 from fedcore.privacy.periods import PeriodTerms, periods_in
 from fedcore.privacy.plan import ROUNDED, Law, Relation, Unit
+from fedcore.storage.parsing import JsonObject
+from fedcore.storage.plain import LATER
 from fedcore.storage.ranges import Ranges
 
 GENESIS = "0" * 64  # the hash before the first record
@@ -54,9 +55,6 @@ class ChainHead:
     seq: int
     hash: str
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -75,13 +73,7 @@ class Record:
 
 
 def link(
-    ledger_id: str,
-    population_id: str,
-    seq: int,
-    kind: str,
-    run_id: str | None,
-    payload: Mapping[str, Any],
-    prev_hash: str,
+    ledger_id: str, population_id: str, seq: int, kind: str, run_id: str | None, payload: JsonObject, prev_hash: str
 ) -> Record:
     """The record that follows the one with hash `prev_hash`."""
     record = Record(seq, kind, run_id, canonical(payload), prev_hash, "")
@@ -106,22 +98,22 @@ class RunAccount:
     share: of the budget that pays for it; None: what is undivided, or all of it.
     """
 
-    plan: list[dict[str, Any]]
+    plan: list[JsonObject]
     plan_digest: str
     spares: int
     spare_rho: float
     spare_delta: float
     secure: bool
-    statement: dict[str, Any] | None
+    statement: JsonObject | None
     status: str = OPEN
     used: int = 0
     token: int = 0
     purpose: str = PURPOSE
     noise: Law = ROUNDED
     attempts: dict[tuple[int, str, int], Attempt] = field(default_factory=dict)
-    given_up: int | None = None
-    cohorts: Ranges | None = None
-    share: str | None = None
+    given_up: int | None = field(default=None, metadata=LATER)
+    cohorts: Ranges | None = field(default=None, metadata=LATER)
+    share: str | None = field(default=None, metadata=LATER)
 
     @property
     def payers(self) -> Ranges:
@@ -188,7 +180,7 @@ class Account:
     unit: Unit | None = None
     relation: Relation | None = None
     public_schema: list[str] = field(default_factory=list)
-    losses: list[dict[str, Any]] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
     runs: dict[str, RunAccount] = field(default_factory=dict)
     ended: Ended = field(default_factory=Ended)
     seq: int = 0
@@ -200,7 +192,7 @@ class Account:
     shares: Shares = field(default_factory=dict)
     shared_ids: list[str] = field(default_factory=list)
     anchor: str | None = None
-    spent_before: dict[str, Any] | None = None
+    spent_before: StartingCharge | None = None
 
     @property
     def mode(self) -> str | None:
@@ -300,11 +292,13 @@ class Account:
         balance = make_balance(
             self.population_id, self.budget, self.unit, self.relation, most, self.states(), self.open_runs()
         )
-        said, lost = self.public_schema, self.losses
-        balance = replace(balance, public_schema=said[-1] if said else None, loss=lost[-1] if lost else None)
-        balance = replace(balance, spent_before=self.spent_before)
-        if self.shares:
-            balance = replace(balance, shares=tuple(map(self._share_balance, (*sorted(self.shares), None))))
+        balance = replace(
+            balance,
+            public_schema=self.public_schema[-1] if self.public_schema else None,
+            loss=self.losses[-1] if self.losses else None,
+            spent_before=self.spent_before,
+            shares=tuple(map(self._share_balance, (*sorted(self.shares), None))) if self.shares else (),
+        )
         if self.founders is None:
             return balance
         segments = tuple(segment_of(first, last, self.budget, totals) for first, last, totals in pieces)

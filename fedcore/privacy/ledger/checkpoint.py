@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict
 from fractions import Fraction
 from typing import Any
 
 from fedcore.population.cohorts import FOUNDERS
 from fedcore.privacy.accounting import CURRENCY, Budget
+from fedcore.privacy.ledger.balances import Loss, StartingCharge
 from fedcore.privacy.ledger.chain import Account, Attempt, Ended, RunAccount
 from fedcore.privacy.ledger.shares import shares_json, shares_of
 from fedcore.privacy.ledger.sums import Sums, Totals
 from fedcore.privacy.periods import PeriodTerms
 from fedcore.privacy.plan import LAWS
+from fedcore.storage.parsing import JsonObject
+from fedcore.storage.plain import entries, made_of, plain
 from fedcore.storage.ranges import merged
 
 FIELDS = {"budget", "currency", "unit", "relation", "releases", "public_schema", "loss", "runs"}
@@ -30,7 +32,7 @@ class UnknownState(Exception):
     """A checkpoint holds what this version does not know. Its argument: the names."""
 
 
-def state_of(account: Account) -> dict[str, Any]:
+def state_of(account: Account) -> dict[str, object]:
     """The account as JSON. rho, delta: what ended runs have spent, as [numerator, denominator]. In their place, where
     the account is kept by cohort, `cohorts`: the founders' version and manifest, the tokens, and these sums from cohort
     to cohort, as [first, last, rho, delta]; per client and period also its terms, and what a client with data in every
@@ -45,15 +47,15 @@ def state_of(account: Account) -> dict[str, Any]:
         **_sums_json(account),
         **({"shares": _shares_json(account)} if account.shares else {}),
         **({} if account.anchor is None else {"anchor": account.anchor}),
-        **({} if account.spent_before is None else {"spent_before": account.spent_before}),
+        **({} if account.spent_before is None else {"spent_before": plain(account.spent_before)}),
         "releases": dict(account.ended.releases),
         "public_schema": account.public_schema[-1] if account.public_schema else None,
-        "loss": account.losses[-1] if account.losses else None,
+        "loss": plain(account.losses[-1]) if account.losses else None,
         "runs": {run_id: _run_json(account.runs[run_id]) for run_id in account.open_runs()},
     }
 
 
-def account_at(population_id: str, state: Mapping[str, Any]) -> Account:
+def account_at(population_id: str, state: JsonObject) -> Account:
     """The account that `state_of` made this of; its number and hash are left to the caller.
 
     Raises UnknownState for what a newer version wrote; KeyError, TypeError or ValueError if it is none.
@@ -69,7 +71,7 @@ def account_at(population_id: str, state: Mapping[str, Any]) -> Account:
         state["unit"],
         state["relation"],
         [] if said is None else [said],
-        [] if loss is None else [loss],
+        [] if loss is None else [made_of(Loss, loss)],
         {run_id: _run_of(value) for run_id, value in state["runs"].items()},
         Ended(releases=releases),
     )
@@ -77,13 +79,14 @@ def account_at(population_id: str, state: Mapping[str, Any]) -> Account:
         version, manifest, account.tokens, sums = _cohorts_of(state["cohorts"])
         account.founders = version, manifest
         if "periods" in state["cohorts"]:
-            account.periods = PeriodTerms.from_json(state["cohorts"]["periods"])
+            account.periods = made_of(PeriodTerms, state["cohorts"]["periods"])
             account.ended.lifetime = _sum(state["cohorts"]["lifetime"])
     else:
         sums = [[FOUNDERS, FOUNDERS, state["rho"], state["delta"]]]
     account.ended.sums = _sums_of(sums)
     account.anchor = None if "anchor" not in state else str(state["anchor"])
-    account.spent_before = None if "spent_before" not in state else dict(state["spent_before"])
+    if "spent_before" in state:
+        account.spent_before = made_of(StartingCharge, state["spent_before"])
     if "shares" in state:
         divided = state["shares"]
         if unknown := sorted(divided.keys() - {"parts", "sums"}):
@@ -109,12 +112,12 @@ def _pieces_json(account: Account, sums: Sums) -> list[list[Any]]:
     ]
 
 
-def _shares_json(account: Account) -> dict[str, Any]:
+def _shares_json(account: Account) -> dict[str, object]:
     spent = {name: _pieces_json(account, sums) for name, sums in sorted(account.ended.shares.items())}
     return {"parts": shares_json(account.shares), "sums": spent}
 
 
-def _sums_json(account: Account) -> dict[str, Any]:
+def _sums_json(account: Account) -> dict[str, object]:
     pairs = _pieces_json(account, account.ended.sums)
     if account.founders is None:
         ((_, _, rho, delta),) = pairs
@@ -122,11 +125,11 @@ def _sums_json(account: Account) -> dict[str, Any]:
     version, manifest = account.founders
     value = {"founders": version, "manifest": manifest, "tokens": list(account.tokens), "sums": pairs}
     if account.periods is not None:
-        value |= {"periods": account.periods.to_json(), "lifetime": list(account.ended.lifetime.as_integer_ratio())}
+        value |= {"periods": plain(account.periods), "lifetime": list(account.ended.lifetime.as_integer_ratio())}
     return {"cohorts": value}
 
 
-def _cohorts_of(value: Mapping[str, Any]) -> tuple[int, str, tuple[str, ...], list[Any]]:
+def _cohorts_of(value: JsonObject) -> tuple[int, str, tuple[str, ...], list[Any]]:
     if unknown := sorted(value.keys() - {"founders", "manifest", "tokens", "sums", "periods", "lifetime"}):
         raise UnknownState(f"cohorts with {', '.join(unknown)}")
     return value["founders"], value["manifest"], tuple(value["tokens"]), value["sums"]
@@ -139,17 +142,12 @@ def budget_of(currency: Any, numbers: Mapping[str, float]) -> Budget:
     return Budget(**numbers)
 
 
-def _run_json(run: RunAccount) -> dict[str, Any]:
-    """Without what has no value: checkpoints of before have no word for it."""
-    attempts = []
-    for key, a in sorted(run.attempts.items()):
-        attempts.append([*key, a.state, a.rho, a.delta, a.digest])
-    value = {**asdict(run), "attempts": attempts}
-    without = {name for name in ("given_up", "cohorts", "share") if value[name] is None}
-    return {name: value[name] for name in value if name not in without}
+def _run_json(run: RunAccount) -> JsonObject:
+    attempts = [[*key, a.state, a.rho, a.delta, a.digest] for key, a in sorted(run.attempts.items())]
+    return {**entries(run), "attempts": attempts}
 
 
-def _run_of(value: Mapping[str, Any]) -> RunAccount:
+def _run_of(value: JsonObject) -> RunAccount:
     attempts = {(round, name, number): Attempt(*rest) for round, name, number, *rest in value["attempts"]}
     if unknown := sorted(value.keys() - RunAccount.__dataclass_fields__.keys()):
         raise UnknownState(", ".join(unknown))

@@ -6,7 +6,6 @@ a share stays where it is. docs/privacy/ledger.md has the argument.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -63,8 +62,7 @@ def record_of(old: Shares, new: Shares) -> dict[str, Any]:
 
 
 def _open_run(account: Account, share: str) -> str | None:
-    runs: Mapping[str, Any] = account.runs
-    return next((run_id for run_id, run in runs.items() if run.share == share and run.status == OPEN), None)
+    return next((run_id for run_id, run in account.runs.items() if run.share == share and run.status == OPEN), None)
 
 
 def _ratio(used: Fraction, whole: float) -> Fraction:

@@ -7,13 +7,13 @@ Gaussian. `retired_in` finds such accounts in a ledger that is read.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from sqlalchemy import Connection, select
 
 from fedcore.errors import LedgerError, LedgerRetired, retired
 from fedcore.privacy.ledger import tables
 from fedcore.privacy.plan import ROUNDED
+from fedcore.storage.parsing import JsonObject
 
 ZCDP, RECOUNT, DISCRETE = "zcdp", "recount", "discrete gaussian"  # as such accounts and records name them
 IN_ZCDP = "an account in zero-concentrated differential privacy (zCDP)"
@@ -39,7 +39,7 @@ def refuse_unknown_schema(schema: object, where: str) -> None:
         )
 
 
-def refuse_retired_record(kind: str, payload: Mapping[str, Any], where: str) -> None:
+def refuse_retired_record(kind: str, payload: JsonObject, where: str) -> None:
     """Raises LedgerRetired for a record of an account in zCDP, of one that was recounted, or of discrete noise."""
     if kind == RECOUNT:
         raise refusal(where, "of an account that was recounted from zCDP")

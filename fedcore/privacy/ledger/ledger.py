@@ -52,6 +52,7 @@ from fedcore.privacy.ledger.redraws import redraw
 from fedcore.privacy.ledger.reservations import Reservations
 from fedcore.privacy.ledger.rows import RESTORE, decoded, decoded_list, decoded_object, find
 from fedcore.privacy.plan import ROUNDED, PlannedRelease
+from fedcore.storage.plain import plain
 from fedcore.storage.process import Holder, this_process
 
 __all__ = ["Balance", "ChainHead", "Charge", "Lease", "Ledger", "create_ledger", "default_ledger_url", "open_ledger"]
@@ -148,7 +149,7 @@ class Ledger(Reservations):
                         "Wait for it, or stop it; take the run over only if it hangs.",
                     )
             token = run.token + 1
-            writer.set_run(run_id, token=token, holder=canonical(this_process().to_json()), expires=self.clock() + ttl)
+            writer.set_run(run_id, token=token, holder=canonical(plain(this_process())), expires=self.clock() + ttl)
             writer.append("acquire", run_id, {"token": token, "take_over": take_over})
         return Lease(run_id, token)
 

@@ -12,6 +12,7 @@ from fedcore.errors import BudgetExceeded, ConfigError, LedgerTampered
 from fedcore.population.cohorts import FOUNDERS
 from fedcore.privacy.accounting import CURRENCY, Budget
 from fedcore.privacy.cohorts import Participants, recorded
+from fedcore.privacy.ledger.balances import Loss, StartingCharge
 from fedcore.privacy.ledger.chain import (
     CHARGED,
     FORFEITED,
@@ -34,6 +35,8 @@ from fedcore.privacy.ledger.shares import SHARES, shares_json, shares_of, whose
 from fedcore.privacy.ledger.sums import EVERYBODY, Totals
 from fedcore.privacy.periods import PeriodTerms, periods_in
 from fedcore.privacy.plan import CLIENT_PERIOD, LAWS, ROUNDED
+from fedcore.storage.parsing import JsonObject
+from fedcore.storage.plain import made_of
 from fedcore.storage.ranges import Ranges
 
 CHECKPOINT, LOSS, COHORTS, FORGET = "checkpoint", "accept loss", "cohorts", "forget"
@@ -47,12 +50,12 @@ BROKEN = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, Recu
 # before it.
 
 
-def _register(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+def _register(account: Account, run_id: str, payload: JsonObject) -> None:
     if account.seq != 0:
         raise ValueError("registered twice")
 
 
-def _set_budget(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+def _set_budget(account: Account, run_id: str, payload: JsonObject) -> None:
     if account.budget is not None:
         raise ValueError("a second budget")
     account.budget = _budget(payload["currency"], payload["budget"])
@@ -62,15 +65,15 @@ def _set_budget(account: Account, run_id: str, payload: dict[str, Any]) -> None:
         account.public_schema.append(str(payload["public_schema"]))
 
 
-def _periods(payload: dict[str, Any]) -> PeriodTerms | None:
+def _periods(payload: JsonObject) -> PeriodTerms | None:
     """Of the unit client_period, and of no other."""
     value, needs = payload.get("periods"), payload.get("needs", [])
     if (value is None) != (payload["unit"] != CLIENT_PERIOD) or (value is None) != (PERIODS not in needs):
         raise ValueError("calendar periods in another unit, or none in theirs")
-    return None if value is None else PeriodTerms.from_json(value)
+    return None if value is None else made_of(PeriodTerms, value)
 
 
-def _spent_before(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+def _spent_before(account: Account, run_id: str, payload: JsonObject) -> None:
     """The starting charge of an account: everybody who is there pays it, before anything is reserved."""
     if account.budget is None or account.spent_before is not None or account.runs or account.checkpoint:
         raise ValueError("a starting charge without a budget, a second one, or one after a run")
@@ -80,10 +83,10 @@ def _spent_before(account: Account, run_id: str, payload: dict[str, Any]) -> Non
     if account.founders is not None and account.periods is None:
         raise ValueError("a starting charge after cohorts began")
     account.ended.sums.add(EVERYBODY, Totals(rho_spent=Fraction(rho)))
-    account.spent_before = {"seq": account.seq + 1, "at": payload["at"], "rho": rho, "reason": str(payload["reason"])}
+    account.spent_before = StartingCharge(account.seq + 1, payload["at"], rho, str(payload["reason"]))
 
 
-def _raise_budget(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+def _raise_budget(account: Account, run_id: str, payload: JsonObject) -> None:
     old = account.budget
     if old is None:
         raise ValueError("a raise of no budget")
@@ -93,7 +96,7 @@ def _raise_budget(account: Account, run_id: str, payload: dict[str, Any]) -> Non
     account.budget = new
 
 
-def _divide(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+def _divide(account: Account, run_id: str, payload: JsonObject) -> None:
     if SHARES not in payload.get("needs", []) or payload["before"] != shares_json(account.shares):
         raise ValueError("a division of other shares than there are")
     if account.budget is None:
@@ -106,44 +109,42 @@ def _divide(account: Account, run_id: str, payload: dict[str, Any]) -> None:
     account.shares = new
 
 
-def _public_schema(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+def _public_schema(account: Account, run_id: str, payload: JsonObject) -> None:
     account.public_schema.append(str(payload["reason"]))
 
 
-def _shared_ids(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+def _shared_ids(account: Account, run_id: str, payload: JsonObject) -> None:
     account.shared_ids.append(str(payload["reason"]))
 
 
-def _accept_loss(account: Account, run_id: str, payload: dict[str, Any]) -> None:
-    account.losses.append(
-        {"seq": account.seq + 1, "at": payload["at"], "reason": str(payload["reason"]), "seen": list(payload["seen"])}
-    )
+def _accept_loss(account: Account, run_id: str, payload: JsonObject) -> None:
+    account.losses.append(Loss(account.seq + 1, payload["at"], str(payload["reason"]), tuple(payload["seen"])))
 
 
-def _anchor(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+def _anchor(account: Account, run_id: str, payload: JsonObject) -> None:
     if not isinstance(payload["place"], str | None):
         raise ValueError("an anchor that is at no place")
     account.anchor = payload["place"]
 
 
-def _cohorts(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+def _cohorts(account: Account, run_id: str, payload: JsonObject) -> None:
     if account.founders is not None or account.budget is None or account.unit not in ("client", CLIENT_PERIOD):
         raise ValueError("cohorts that began before, without a budget, or of something else than clients")
     version, manifest, token = _count(payload["founders"]), str(payload["manifest"]), str(payload["token"])
     account.founders, account.tokens = (version, manifest), Participants(EVERYBODY, (token,)).tokens
 
 
-def _forget(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+def _forget(account: Account, run_id: str, payload: JsonObject) -> None:
     _count(payload["version"])  # what is published stays, and what it cost; nobody's account begins anew
 
 
-def _checkpoint(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+def _checkpoint(account: Account, run_id: str, payload: JsonObject) -> None:
     if canonical(payload["state"]) != canonical(state_of(account)):
         raise ValueError("it is not what the records before it add up to")
     account.checkpoint = account.seq + 1
 
 
-def _reserve(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+def _reserve(account: Account, run_id: str, payload: JsonObject) -> None:
     if run_id in account.runs:
         raise ValueError("a run reserved twice")
     run = RunAccount(
@@ -167,7 +168,7 @@ def _reserve(account: Account, run_id: str, payload: dict[str, Any]) -> None:
     account.runs[run_id] = run
 
 
-def _share(account: Account, payload: dict[str, Any]) -> str | None:
+def _share(account: Account, payload: JsonObject) -> str | None:
     """The share that pays for a reservation."""
     name = payload.get("share")
     if (name is None) != (SHARES not in payload.get("needs", [])) or (name is not None and name not in account.shares):
@@ -175,7 +176,7 @@ def _share(account: Account, payload: dict[str, Any]) -> str | None:
     return name
 
 
-def _participants(account: Account, payload: dict[str, Any]) -> Ranges | None:
+def _participants(account: Account, payload: JsonObject) -> Ranges | None:
     """The ranges of a reservation; its tokens are remembered."""
     value = payload.get("cohorts")
     if (value is None) != (account.founders is None and account.periods is None) or (value is None) != (
@@ -191,7 +192,7 @@ def _participants(account: Account, payload: dict[str, Any]) -> Ranges | None:
     return ranges
 
 
-def _acquire(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+def _acquire(account: Account, run_id: str, payload: JsonObject) -> None:
     # A run that ended before the checkpoint may still be acquired, and end again: that changes no balance.
     run = account.runs.get(run_id)
     if run is None and account.checkpoint:
@@ -202,7 +203,7 @@ def _acquire(account: Account, run_id: str, payload: dict[str, Any]) -> None:
     run.token = payload["token"]
 
 
-def _charge(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+def _charge(account: Account, run_id: str, payload: JsonObject) -> None:
     run, key = account.runs[run_id], _key(payload)
     if run.status != OPEN:
         raise ValueError("a charge to a closed run")
@@ -221,17 +222,17 @@ def _charge(account: Account, run_id: str, payload: dict[str, Any]) -> None:
     run.attempts[key] = Attempt(CHARGED, planned.rho, planned.delta)
 
 
-def _publish(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+def _publish(account: Account, run_id: str, payload: JsonObject) -> None:
     run, key = account.runs[run_id], _key(payload)
     _move(run, key, CHARGED, PUBLISHED)
     run.attempts[key].digest = payload["digest"]
 
 
-def _forfeit(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+def _forfeit(account: Account, run_id: str, payload: JsonObject) -> None:
     _move(account.runs[run_id], _key(payload), CHARGED, FORFEITED)
 
 
-def _extend(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+def _extend(account: Account, run_id: str, payload: JsonObject) -> None:
     run, key = account.runs[run_id], _key(payload)
     planned, before = run.attempts[*key[:2], 0], run.attempts[*key[:2], key[2] - 1]
     if run.status != OPEN or run.spares_left or key in run.attempts or before.state != FORFEITED:
@@ -241,7 +242,7 @@ def _extend(account: Account, run_id: str, payload: dict[str, Any]) -> None:
     run.attempts[key] = Attempt(RESERVED, planned.rho, planned.delta)
 
 
-def _give_up(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+def _give_up(account: Account, run_id: str, payload: JsonObject) -> None:
     run, first = account.runs[run_id], _count(payload["round"])
     if run.status != OPEN or first >= (run.given_up or math.inf):
         raise ValueError("a run that has ended, or rounds that were given up before")
@@ -254,7 +255,7 @@ def _give_up(account: Account, run_id: str, payload: dict[str, Any]) -> None:
     run.given_up = first
 
 
-def _finish(account: Account, run_id: str, payload: dict[str, Any]) -> None:
+def _finish(account: Account, run_id: str, payload: JsonObject) -> None:
     run = account.runs[run_id]
     if run.status != OPEN or payload["status"] == OPEN:
         raise ValueError("finished twice, or not at all")
@@ -269,7 +270,7 @@ def _move(run: RunAccount, key: tuple[int, str, int], old: str, new: str) -> Non
     run.attempts[key].state = new
 
 
-def _key(payload: dict[str, Any]) -> tuple[int, str, int]:
+def _key(payload: JsonObject) -> tuple[int, str, int]:
     return payload["round"], payload["name"], payload["attempt"]
 
 
@@ -294,14 +295,14 @@ def _count(value: Any) -> int:
 Name = TypeVar("Name", bound=str)
 
 
-def _known(name: str, payload: dict[str, Any], default: Name, known: tuple[Name, ...]) -> Name:
+def _known(name: str, payload: JsonObject, default: Name, known: tuple[Name, ...]) -> Name:
     value: Name = payload.get(name, default)  # earlier records did not say it
     if value not in known:
         raise newer(f"a record has {name} {value!r}")
     return value
 
 
-APPLY: dict[str, Callable[[Account, str, dict[str, Any]], None]] = {
+APPLY: dict[str, Callable[[Account, str, JsonObject], None]] = {
     "register": _register,
     "budget set": _set_budget,
     SPENT_BEFORE: _spent_before,

@@ -29,6 +29,7 @@ from fedcore.privacy.ledger.sums import EVERYBODY
 from fedcore.privacy.periods import periods_in
 from fedcore.privacy.plan import ROUNDED, PlannedRelease, Relation, Unit
 from fedcore.privacy.rounded_gaussian import LARGEST_SCALE
+from fedcore.storage.plain import plain
 
 CHECKPOINT_AFTER = 256  # records
 
@@ -46,7 +47,6 @@ class Reservations(SketchAccounts):
         unit: Unit = "client",
         relation: Relation = "add_or_remove_one",
         secure: bool,
-        statement: dict[str, Any] | None = None,
         bound: dict[str, Any] | None = None,
         cohorts: Participants | None = None,
         share: str | None = None,
@@ -69,23 +69,22 @@ class Reservations(SketchAccounts):
                 "Use a population whose ledger was made for tests.",
             )
         self._check_plan(run_id, plan, spares)
-        items = [planned.to_json() for planned in plan]
         payload = {
-            "plan": items,
+            "plan": plain(plan),
             "spares": spares,
             "spare_rho": max(p.rho for p in plan),
             "spare_delta": max(p.delta for p in plan),
             "unit": unit,
             "relation": relation,
             "secure": secure,
-            "statement": statement,
+            "statement": None,  # as earlier records have it
         }
         # What a plan does not use is no part of its digest, and the law of the noise never is.
-        identity = {**payload, "population_id": population_id, "statement": None}
+        identity = {**payload, "population_id": population_id}
         later: dict[str, Any] = {"needs": [], "noise": ROUNDED, "purpose": PURPOSE, "bound": bound}
         if cohorts is not None:  # tokens are no part of the plan: they are compared with those that are known
-            identity["cohorts"] = cohorts.to_json()["ranges"]
-            later |= {"needs": ["cohorts"], "cohorts": cohorts.to_json()}
+            identity["cohorts"] = cohorts.ranges
+            later |= {"needs": ["cohorts"], "cohorts": plain(cohorts)}
         if share is not None:
             identity["share"] = share
             later |= {"needs": [*later["needs"], SHARES], "share": share}
