@@ -163,15 +163,13 @@ reserve: deltas of thresholds are free
 reserve: another plan under a known name
 - raise PrivacyError(f"run {run_id!r} has reserved another plan.", "Give the new run a new name.")
 + return
-@ tests/privacy/test_shares.py::test_a_run_is_paid_by_its_share_and_by_the_account
+@ tests/privacy/test_accounts.py::test_who_pays_and_who_cannot
 shares: not asked when a run reserves
 - within = rho <= rho_of_share and delta <= delta_of_share
 + within = True
-@ tests/privacy/test_shares.py::test_thresholding_steps_are_paid_by_the_share_too
 shares: their part of delta not asked when a run reserves
 - within = rho <= rho_of_share and delta <= delta_of_share
 + within = rho <= rho_of_share
-@ tests/privacy/test_shares.py::test_cohorts_that_have_spent_more_than_is_left_undivided_give_shares_what_they_have
 shares: asked in place of the account
 - if fits and within:
 + if within:
@@ -1412,11 +1410,10 @@ periods: the first instant of a period is of the one before
 - number = np.searchsorted(bounds, values, side="right")
 + number = np.searchsorted(bounds, values, side="left")
 = fedcore/privacy/ledger/sums.py
-@ tests/privacy/test_cohorts.py::test_the_largest_account_decides_and_not_the_sum
+@ tests/privacy/test_accounts.py::test_who_pays_and_who_cannot
 cohorts: the sum for the maximum
 - return max(t.rho_spent + t.rho_reserved for t in found),
 + return sum(t.rho_spent + t.rho_reserved for t in found),
-@ tests/privacy/test_cohorts.py::test_the_budget_of_every_cohort_is_exact_at_the_edge
 cohorts: the least for the maximum
 - return max(t.rho_spent + t.rho_reserved for t in found),
 + return min(t.rho_spent + t.rho_reserved for t in found),
