@@ -4,7 +4,6 @@ nothing left behind that a reader would take for whole: no population, no versio
 
 import json
 import os
-import shlex
 import shutil
 import sqlite3
 from dataclasses import dataclass
@@ -15,16 +14,14 @@ import pytest
 import scipy.sparse as sp
 
 from fedcore.errors import FedcoreError
-from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
-from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url, open_ledger
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, start_run
 from tests.command import fedcore, private_population, works
-from tests.conftest import small_counts, write_counts
+from tests.conftest import small_counts, write_counts, write_population
 
 SMALL = "--set clusters=2 --set rounds=2"
 TRAIN = "train histograms p --local --run-id r"
@@ -33,10 +30,6 @@ RESUME = "resume runs/r --local"
 INGEST = "population ingest a.csv p --option features=3"
 HALF = f"train histograms p --local --run-id half --set epsilon=3 {SMALL}"
 SHOW, SET, RAISE = "budget show p", "budget set p --public-schema 'made up'", "budget raise p"
-
-
-def does(line: str):
-    return works(*shlex.split(line))
 
 
 # --- what is there before a command ---------------------------------------------------------------------------------
@@ -70,9 +63,7 @@ def counts(place: Path) -> None:
 
 
 def rows(place: Path) -> None:
-    with PopulationWriter(place / "p", "rows", 2) as writer:
-        writer.write(["ann", "bob"], (np.array([0, 1, 2]), np.ones((2, 2))))
-        writer.commit(Provenance())
+    write_population(place / "p", "rows", 2, ["ann", "bob"], (np.array([0, 1, 2]), np.ones((2, 2))))
 
 
 def private(place: Path, **options) -> None:
@@ -90,28 +81,28 @@ def nobody_declared(place: Path) -> None:
 def spent(place: Path) -> None:
     """A run took all that there was, but for what rounding left."""
     private(place)
-    does(f"train histograms p --local --run-id all --set spare_releases=0 {SMALL}")
+    works(f"train histograms p --local --run-id all --set spare_releases=0 {SMALL}")
 
 
 def half_spent(place: Path) -> None:
     private(place, epsilon=4.0)
-    does(HALF)
+    works(HALF)
 
 
 def trained(place: Path) -> None:
     counts(place)
-    does(PLAIN)
+    works(PLAIN)
 
 
 def scored(place: Path) -> None:
     """A run, and a population with held-out data that is not public."""
     write_counts(place / "p", small_counts(), heldout=small_counts(seed=1))
-    does(PLAIN)
+    works(PLAIN)
 
 
 def public_without_heldout(place: Path) -> None:
     write_counts(place / "p", small_counts(), public_for_evaluation="made up")
-    does(PLAIN)
+    works(PLAIN)
 
 
 def other_features(place: Path) -> None:
@@ -202,7 +193,7 @@ def rolled_back(place: Path) -> None:
     """An old copy of the ledger is put back after a run."""
     private(place, epsilon=4.0)
     copy_ledger(place)
-    does(HALF)
+    works(HALF)
     put_the_copy_back(place)
 
 
@@ -695,7 +686,7 @@ def test_every_mistake_is_named_and_leaves_nothing_behind(row, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     row.before(tmp_path)
     before, variables = visible(tmp_path), {**os.environ}
-    outcome = fedcore(*shlex.split(row.command))
+    outcome = fedcore(row.command)
     assert outcome.code == 2, (outcome.out, outcome.err)
     error, *words = row.error.split(" | ")
     assert {**os.environ} == variables | {"PYTEST_CURRENT_TEST": os.environ["PYTEST_CURRENT_TEST"]}
@@ -709,7 +700,7 @@ def test_every_mistake_is_named_and_leaves_nothing_behind(row, tmp_path, monkeyp
         assert after["ledger"] == before["ledger"]
     assert {**after, "ledger": None} == {**before, "ledger": None}
     if row.later:
-        does(row.later)
+        works(row.later)
 
 
 def _errors(cls: type) -> list[type]:
@@ -719,7 +710,7 @@ def _errors(cls: type) -> list[type]:
 def test_json_says_the_same(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     private(tmp_path)
-    outcome = fedcore(*TRAIN.split(), "--set", "epsilon=50", "--json")
+    outcome = fedcore(f"{TRAIN} --set epsilon=50 --json")
     assert outcome.code == 2 and outcome.json["error"] == "BudgetExceeded"
     assert outcome.json["message"] in outcome.err and outcome.json["remedy"] in outcome.err
 
@@ -730,7 +721,7 @@ def test_an_unreadable_file(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).write_text(table("ann,0,1"))
     (tmp_path / name).chmod(0)
-    outcome = fedcore(*INGEST.replace("a.csv", name).split())
+    outcome = fedcore(INGEST.replace("a.csv", name))
     assert outcome.code == 2 and "IngestError" in outcome.err and name in outcome.err
     assert not (tmp_path / "p").exists()
 
@@ -750,7 +741,7 @@ def test_a_client_in_several_files_is_added_together(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in").mkdir()
     files(a__csv=table("ann,0,1", "bob,2,1", "ann,0,2"), b__csv=table("ann,0,4", "ann,1,1"))(tmp_path / "in")
-    assert does("population ingest in p --option features=3 --json").json["clients"] == 2
+    assert works("population ingest in p --option features=3 --json").json["clients"] == 2
     assert contents(tmp_path / "p") == {"ann": [7, 1, 0], "bob": [0, 0, 1]}
 
 
@@ -760,14 +751,14 @@ def test_empty_clients_are_kept(tmp_path, monkeypatch):
     made = works("population", "ingest", "texts", "p", "--vocabulary", "words.txt", "--json").json
     assert made["clients"] == 3
     assert contents(tmp_path / "p") == {"full.txt": [2, 1], "empty.txt": [0, 0], "strange.txt": [0, 0]}
-    assert does(f"{PLAIN} --json").json["metrics"]["clients"] == 1
+    assert works(f"{PLAIN} --json").json["metrics"]["clients"] == 1
 
 
 def test_tolerated_rows_are_counted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     files(a__csv=table("ann,0,1", "ann,1,nan", "bob,2,-3"))(tmp_path)
-    assert fedcore(*f"{INGEST} --tolerance 1".split()).code == 2
-    assert does(f"{INGEST} --tolerance 2 --json").json["bad_rows"] == 2
+    assert fedcore(f"{INGEST} --tolerance 1").code == 2
+    assert works(f"{INGEST} --tolerance 2 --json").json["bad_rows"] == 2
 
 
 # --- data that are damaged while a run goes on ----------------------------------------------------------------------
@@ -793,7 +784,7 @@ def test_a_damaged_block_ends_a_private_run_before_anything_is_charged(tmp_path,
     victim = sorted((tmp_path / "p" / "blocks").glob(f"*/train/{array}/c/0"))[2]
     whole = victim.read_bytes()
     damage(victim)
-    outcome = fedcore(*f"{TRAIN} {SMALL}".split())
+    outcome = fedcore(f"{TRAIN} {SMALL}")
     assert outcome.code == 2 and "ChunkError: Block 2 " in outcome.err and "backup" in outcome.err
     run = Run.open(tmp_path / "runs" / "r")
     assert run.status == "failed" and run.round == 0 and not run.releases()
@@ -802,10 +793,10 @@ def test_a_damaged_block_ends_a_private_run_before_anything_is_charged(tmp_path,
     assert json.loads(works("runs", "show", "runs/r", "--json").out)["private"] is False
     if damage is flipped:
         victim.write_bytes(whole)
-        assert does(f"{RESUME} --json").json["status"] == "finished"
+        assert works(f"{RESUME} --json").json["status"] == "finished"
     else:
         works("runs", "abandon", "runs/r")
-        assert does(f"{SHOW} --json").json["rho_left"] == balance.budget.rho_max
+        assert works(f"{SHOW} --json").json["rho_left"] == balance.budget.rho_max
 
 
 def test_a_damaged_block_of_a_personalisation_leaves_no_folder(tmp_path, monkeypatch):
@@ -820,5 +811,5 @@ def test_a_damaged_block_of_a_personalisation_leaves_no_folder(tmp_path, monkeyp
 def test_a_damaged_vocabulary(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     damaged_vocabulary(tmp_path)
-    outcome = fedcore(*PLAIN.split())
+    outcome = fedcore(PLAIN)
     assert outcome.code == 2 and "ManifestError" in outcome.err and "checksum" in outcome.err

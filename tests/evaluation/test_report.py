@@ -263,18 +263,10 @@ def test_a_private_run_states_its_privacy(private):
     found = page(private)
     assert "privacy: none" not in found.text
     for part in (
-        "(5.25, 1e-10)-differential privacy per client",
-        "the presence or absence of one client",
-        "add_or_remove_one",
-        "ε of this run 5.25",
-        "ρ of this run 0.48",
-        "ε of the population, all runs 15",
-        "ρ of the population, all runs 2.03",
-        "exact noise",
-        "clusters_004",
-        "One cell per client",
-        "docs/privacy/histograms.md",
-        "Not covered",
+        *("(5.25, 1e-10)-differential privacy per client", "the presence or absence of one client"),
+        *("add_or_remove_one", "ε of this run 5.25", "ρ of this run 0.48", "ε of the population, all runs 15"),
+        *("ρ of the population, all runs 2.03", "exact noise", "clusters_004", "One cell per client"),
+        *("docs/privacy/histograms.md", "Not covered"),
         *NOT_COVERED,
     ):
         assert part in found.text, part
@@ -367,20 +359,8 @@ def test_whole_rounds_count_where_they_were_timed(tmp_path):
 def test_the_page_tells_what_was_run_and_what_it_used(private):
     found = page(private)
     for part in (
-        "Run run-1",
-        "authors",
-        "version 2",
-        "finished after 3 rounds",
-        "epsilon",
-        "mystery",
-        "kept",
-        "12345",
-        "3 MiB",
-        "5 MiB",
-        "5.25 s",
-        "load_run",
-        "metrics.jsonl",
-        "the",
+        *("Run run-1", "authors", "version 2", "finished after 3 rounds", "epsilon", "mystery", "kept", "12345"),
+        *("3 MiB", "5 MiB", "5.25 s", "load_run", "metrics.jsonl", "the"),
     ):
         assert part in found.text, part
     given = [attributes for tag, attributes in found.tags if tag == "tr" and attributes.get("class") == "given"]

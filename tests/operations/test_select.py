@@ -20,6 +20,7 @@ from fedcore.runs.store import Run, load_run
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import abandon, concluding, resume, start_run
 from tests.command import fedcore, works
+from tests.conftest import write_population
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +30,7 @@ def population(tmp_path_factory):
     centres = np.array([[0.0, 0.0], [8.0, 0.0], [0.0, 8.0]])
     rows = centres[random.integers(3, size=1200)] + random.normal(size=(1200, 2))
     path = tmp_path_factory.mktemp("select") / "p"
-    with PopulationWriter(path, "rows", 2, dtype="float64") as writer:
-        writer.write(range(20), (np.arange(0, 1201, 60), rows))
-        writer.commit()
+    write_population(path, "rows", 2, range(20), (np.arange(0, 1201, 60), rows), dtype="float64")
     return path
 
 

@@ -209,9 +209,7 @@ publish: drawn again after a failure
 +             return self.ledger.publish(self.lease, charge, drawn)
 @ tests/privacy/test_order.py::test_what_was_given_up_is_not_drawn
 release: what was given up is drawn all the same
--         if charge is None:
 -             return None
-+         if charge is None:
 +             return self.noise.draw(planned, self.run.id, grid_values)
 release: what was given up is not looked at
 -         if charge is None:
@@ -271,9 +269,7 @@ charge: a lost value is drawn again for nothing
 + if last.state in (RESERVED, CHARGED):
 pay again: nothing is forfeited
 -             writer.forfeit(run_id, round, name, last.attempt)
--         if way
 +             pass
-+         if way
 pay again: an extension is not recorded
 -             writer.append("extend", run_id, {**again, **price})
 +             pass
@@ -296,27 +292,19 @@ charge: a release that is not planned like this
 @ tests/privacy/test_ledger_runs.py::test_a_run_that_has_ended_stays_as_it_is
 charge: to a run that has ended
 -             if run.status != OPEN:
--                 kind = BudgetExceeded
 +             if False:
-+                 kind = BudgetExceeded
 @ tests/privacy/test_ledger_faults.py::test_a_published_value_that_is_gone_is_not_drawn_again
 charge: a published value that is gone is drawn again
 -             if last.state == PUBLISHED:
--                 raise LedgerTampered(
 +             if False:
-+                 raise LedgerTampered(
 @ tests/privacy/test_ledger_faults.py::test_of_two_publications_one_holds_and_both_return_it
 @ tests/privacy/test_ledger_runs.py::test_a_published_release_is_free_and_never_replaced
 publish: the later value leaves
 -                 return stored[1]
--             if not own
 +                 return noised
-+             if not own
 @ tests/privacy/test_ledger_runs.py::test_a_published_release_is_free_and_never_replaced
 publish: a stored value is overwritten
--             if stored is not None:
 -                 if own and own[0].state == CHARGED:
-+             if stored is not None:
 +                 changed = {'data': noised.astype('<i8').tobytes()}
 +                 writer.connection.execute(update(tables.published).where(tables.published.c.name == name).values(changed))
 +                 if own and own[0].state == CHARGED:
@@ -343,9 +331,7 @@ lease: a live holder loses the run
 @ tests/privacy/test_redraws.py::test_an_optional_release_that_is_lost_is_given_up_itself
 pay again: what was forfeited is forfeited again
 -         if last.state == CHARGED:
--             writer.forfeit(
 +         if True:
-+             writer.forfeit(
 pay again: what is given up is paid by a spare that is not there
 -         if way.paid_by is None:
 -             return False
@@ -356,10 +342,8 @@ pay again: what is given up is not recorded
 @ tests/privacy/test_redraws.py::test_what_another_run_has_reserved_pays_for_nothing
 pay again: who cannot pay draws all the same
 -         if way is None:
--             raise BudgetExceeded(
 +         if way is None:
 +             return True
-+             raise BudgetExceeded(
 @ tests/privacy/test_publishing.py::test_a_connection_that_breaks_at_the_commit_loses_nothing
 publish: another draw at every try
 - lambda: self._publish(lease, charge, noised)
@@ -496,14 +480,10 @@ clip: left out of federated EM
 - (np.minimum(1.0, message.clip / np.maximum(norms, message.clip)) / grid_step(message.clip))[:, None]
 + 1.0 / grid_step(message.clip)
 -     if len(long):
--         q = means
 +     if False:
-+         q = means
 clip: of the first half of the clients of federated EM
 -     for low in range(0, len(grid), step):
--         _clip(grid[low : low + step]
 +     for low in range(0, len(grid), 2 * step):
-+         _clip(grid[low : low + step]
 sensitivity: federated EM does not know replacement
 - "replace_one": 2.0}
 + "replace_one": 1.0}
@@ -705,11 +685,7 @@ vocabulary: drawn before it is charged
 +         charge = self.ledger.charge(self.lease, planned)
 @ tests/training/test_vocabulary.py::test_errors_on_the_way_are_told_without_their_text
 vocabulary: errors are told with what they say
--     except Exception as error:
--         raise WorkerFailed(
 -             f"{what} ({type(error).__name__});
-+     except Exception as error:
-+         raise WorkerFailed(
 +             f"{what} ({error});
 = fedcore/population/encoding.py
 @ tests/population/test_documents_of_words.py::test_words_are_dealt_by_document_and_stay_so_when_they_are_encoded
@@ -864,9 +840,7 @@ redraw: its delta is forgotten
 +  - delta_used
 redraw: after giving up, an extension is not limited in delta
 -         if rho >= 0 and delta >= 0:
--             return Redraw("extension", last)
 +         if rho >= 0:
-+             return Redraw("extension", last)
 redraw: the edge of an extension
 -     if rho >= 0 and delta >= 0:
 -         return Redraw("extension")
@@ -879,9 +853,7 @@ redraw: the edge of an extension in delta
 +         return Redraw("extension")
 redraw: the edge of giving up
 -         if rho >= 0 and delta >= 0:
--             return Redraw("extension", last)
 +         if rho > 0 and delta > 0:
-+             return Redraw("extension", last)
 redraw: in floats
 -     if rho >= 0 and delta >= 0:
 -         return Redraw("extension")
@@ -949,9 +921,7 @@ budget: a raise that lowers delta
 @ tests/privacy/test_ledger.py::test_a_budget_is_set_once
 budget: set twice
 -             if old is not None:
--                 raise BudgetExists(
 +             if False:
-+                 raise BudgetExists(
 @ tests/privacy/test_order.py::test_a_record_of_the_right_number_and_another_hash_was_not_seen
 witness: its hash is not compared
 - return [head for head in wanted if (head.ledger_id, head.seq, head.hash) not in found]
@@ -1030,13 +1000,7 @@ replay: spares are never used up
 -     run.used += 1
 replay: an extension costs nothing
 -     run.attempts[key] = Attempt(RESERVED, planned.rho, planned.delta)
--
--
-- def _give_up
 +     run.attempts[key] = Attempt(RESERVED, 0.0, 0.0)
-+
-+
-+ def _give_up
 replay: what was charged comes back when its round is given up
 -         if round >= first and attempt.state == RESERVED:
 +         if round >= first and attempt.state in (RESERVED, CHARGED):
@@ -1128,9 +1092,7 @@ publish: a lost lease is tried again
 = fedcore/rounds/engine.py
 @ tests/rounds/test_engine.py::test_a_run_ends_before_the_round_that_was_given_up
 release: a round goes on without what was given up
--             if noised is None:
 -                 return None
-+             if noised is None:
 +                 noised = grid[release.name]
 @ tests/privacy/test_order.py::test_every_release_of_a_round_is_charged_and_published
 publish: one release of several without the ledger
@@ -1240,18 +1202,12 @@ copies: put over a ledger that is there
 @ tests/privacy/test_ledger_copies.py::test_a_copy_is_replaced_by_a_newer_one_of_the_same_ledger_only
 copies: a newer one is replaced by an older one
 -             made.check_not_rolled_back(population_id, head)
--         replace_durably(partial, path)
 +             pass
-+         replace_durably(partial, path)
 @ tests/privacy/test_ledger_copies.py::test_nothing_is_kept_of_a_ledger_that_does_not_verify
 copies: made of a damaged ledger
 -         made.verify_all()
 -         for population_id, head in heads.items():
--             made.check_not_rolled_back(population_id, head)
--         replace_durably
 +         for population_id, head in heads.items():
-+             made.check_not_rolled_back(population_id, head)
-+         replace_durably
 = fedcore/training/earlier_accounts.py
 @ tests/training/test_earlier_accounts.py::test_a_ledger_of_schema_1_in_the_data_folder_stops_it
 spent before: not required beside an old ledger
@@ -1499,9 +1455,7 @@ vocabulary: a threshold without the weight of the words
 + highest = max(highest, above)
 vocabulary: a threshold for short lists only
 -     for k in range(1, LIST + 1):
--         each
 +     for k in range(1, 3):
-+         each
 vocabulary: a threshold for noise of one step less in 10 000
 - one: arb = (arb(above) / arb(scale) / arb(2).sqrt()).erfc() / 2
 + one: arb = (arb(above) / arb(scale * 0.9999) / arb(2).sqrt()).erfc() / 2
@@ -1591,12 +1545,8 @@ shown: the rough mean is reliable if it is not
 + _info(state, count, not reliable, 0.0)
 @ tests/histograms/test_server.py::test_centres_do_not_move_where_every_cell_is_dead
 shown: dead centres move
--     if not alive.any():
 -         return 0.0
--     new =
-+     if not alive.any():
 +         return 1.0
-+     new =
 = fedcore/evaluation/report.py
 @ tests/evaluation/test_report.py::test_paragraphs_of_a_statement_are_those_without_a_list
 report: items of lists are paragraphs
