@@ -293,6 +293,14 @@ def toml(what: str, text: str, words: str) -> Row:
     return Row(f"deployment: {what}", files(d__toml=text), "serve d.toml", f"ConfigError | d.toml | {words}")
 
 
+def array(what: str, content, words: str) -> Row:
+    return Row(what, files(a__npz=content), "population ingest a.npz p", f"IngestError | {words}")
+
+
+def outputs(what: str, before, dest: str, error: str) -> Row:
+    return Row(what, before, f"personalise runs/r p {dest}", error)
+
+
 ENTRY = '[[deployment]]\nname = "a"\nmethod = "histograms"\npopulation = "p"\n'
 
 TABLE = [
@@ -316,25 +324,12 @@ TABLE = [
         "population ingest a.csv p",
         "IngestError | line 2 | y is infinite",
     ),
-    Row(
-        "wrong dtype",
-        files(a__npz=npz(x=np.array([["a", "b"]]), client=np.array(["ann"]))),
-        "population ingest a.npz p",
-        "IngestError | a.npz | not rows of numbers",
+    array("wrong dtype", npz(x=np.array([["a", "b"]]), client=np.array(["ann"])), "a.npz | not rows of numbers"),
+    array("wrong shape", npz(x=np.ones(4), client=np.array(list("abcd"))), "(4,) | (rows, features)"),
+    array(
+        "ids that do not fit", npz(x=np.ones((4, 2)), client=np.array(["ann"])), "not one client id for each of 4 rows"
     ),
-    Row(
-        "wrong shape",
-        files(a__npz=npz(x=np.ones(4), client=np.array(list("abcd")))),
-        "population ingest a.npz p",
-        "IngestError | (4,) | (rows, features)",
-    ),
-    Row(
-        "ids that do not fit",
-        files(a__npz=npz(x=np.ones((4, 2)), client=np.array(["ann"]))),
-        "population ingest a.npz p",
-        "IngestError | not one client id for each of 4 rows",
-    ),
-    Row("ragged array", files(a__npz=ragged), "population ingest a.npz p", "IngestError | Python objects"),
+    array("ragged array", ragged, "Python objects"),
     Row(
         "ragged line", files(a__csv=table("ann,0,1", "bob,1")), INGEST, "IngestError | line 3 | 2 columns instead of 3"
     ),
@@ -344,9 +339,7 @@ TABLE = [
         INGEST,
         "IngestError | no column 'client' | user, token",
     ),
-    Row(
-        "missing array", files(a__npz=npz(y=np.ones((2, 2)))), "population ingest a.npz p", "IngestError | no array 'x'"
-    ),
+    array("missing array", npz(y=np.ones((2, 2))), "no array 'x'"),
     Row(
         "missing file",
         files(),
@@ -369,7 +362,7 @@ TABLE = [
     Row("empty file", files(a__csv=""), INGEST, "IngestError | a.csv | empty"),
     Row("head without rows", files(a__csv=table()), INGEST, "IngestError | holds no client"),
     Row("empty folder", files(texts=Path.mkdir), "population ingest texts p", "IngestError | holds no file"),
-    Row("torn matrix", files(a__npz=torn), "population ingest a.npz p", "IngestError | whole"),
+    array("torn matrix", torn, "whole"),
     Row("unknown format", files(a__xyz="?"), "population ingest a.xyz p", "IngestError | not clear | Name the format"),
     Row("an unknown kind", one_row, f"{INGEST} --kind graphs", "ConfigError | 'graphs' | counts"),
     Row("population exists", counts, INGEST, "IngestError | a.csv"),
@@ -563,40 +556,34 @@ TABLE = [
     ),
     Row("resume with the population gone", both(interrupted, files(p=shutil.rmtree)), RESUME, "PopulationNotFound | p"),
     # outputs and scores
-    Row(
-        "output folder exists",
-        both(trained, files(out=Path.mkdir)),
-        "personalise runs/r p out",
-        "PopulationError | 'out' | exists already",
+    outputs(
+        "output folder exists", both(trained, files(out=Path.mkdir)), "out", "PopulationError | 'out' | exists already"
     ),
-    Row(
-        "outputs in a file of another kind",
-        trained,
-        "personalise runs/r p out.txt",
-        "ConfigError | '.txt' | 'out.txt' | .parquet, .csv",
+    outputs(
+        "outputs in a file of another kind", trained, "out.txt", "ConfigError | '.txt' | 'out.txt' | .parquet, .csv"
     ),
-    Row(
+    outputs(
         "outputs in a folder with the name of a file",
         trained,
-        "personalise runs/r p out.csv/",
+        "out.csv/",
         "ConfigError | 'out.csv/' | ends like a file",
     ),
-    Row(
+    outputs(
         "output file exists",
         both(trained, files(out__csv="mine")),
-        "personalise runs/r p out.csv",
+        "out.csv",
         "PopulationError | out.csv | exists already",
     ),
-    Row(
+    outputs(
         "a file of somebody beside the output file",
         both(trained, files(out__csv__about__json='{"mine": 1}')),
-        "personalise runs/r p out.csv",
+        "out.csv",
         "PopulationError | out.csv.about.json | exists already",
     ),
-    Row(
+    outputs(
         "outputs with a setting that acted on training",
         trained,
-        "personalise runs/r p out --set algorithm=ifca",
+        "out --set algorithm=ifca",
         "ConfigError | 'algorithm' of method 'paper_histograms' acts on training | prior_tokens, floor, weights",
     ),
     Row(
@@ -605,24 +592,14 @@ TABLE = [
         "evaluate runs/r p --not-private scores.json --set algorithm=ifca",
         "ConfigError | 'algorithm' of method 'paper_histograms' acts on training | prior_tokens, floor, weights",
     ),
-    Row(
-        "output below a file",
-        both(trained, files(out="")),
-        "personalise runs/r p out/here",
-        "PopulationError | 'out/here'",
-    ),
+    outputs("output below a file", both(trained, files(out="")), "out/here", "PopulationError | 'out/here'"),
     Row(
         "output for another width",
         other_features,
         "personalise runs/r q out",
         "WrongKind | 7 features | holds counts with 9",
     ),
-    Row(
-        "output of a run without rounds",
-        unstarted,
-        "personalise runs/r p out",
-        "RunError | not finished a round | Resume",
-    ),
+    outputs("output of a run without rounds", unstarted, "out", "RunError | not finished a round | Resume"),
     Row("scores of people", scored, "evaluate runs/r p --local", "PrivacyError | not declared public | --not-private"),
     Row(
         "scores without held-out data",
