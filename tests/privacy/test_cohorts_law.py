@@ -305,7 +305,7 @@ DIVIDE = st.tuples(st.just("divide"), numbers, numbers, numbers)
 COME, BEGIN, LARGER = (st.tuples(st.just(name), numbers, numbers, numbers) for name in ("come", "begin", "larger"))
 FINISH, CRASH, PUBLISH = (st.tuples(st.just(name), runs, numbers, numbers) for name in ("finish", "crash", "publish"))
 STEPS = {
-    "one account": (RESERVE, RESERVE, *WORK, *WORK, PUBLISH, CRASH, FINISH),
+    "one account": (RESERVE, RESERVE, RESERVE, RESERVE, *WORK, PUBLISH, CRASH, FINISH),
     "cohorts": (RESERVE, RESERVE, *WORK, PUBLISH, CRASH, COME, BEGIN, FINISH),
     "periods": (RESERVE, RESERVE, RESERVE, *WORK, COME, COME, DIVIDE, LARGER, FINISH),
     "shares": (DIVIDE, DIVIDE, RESERVE, RESERVE, RESERVE, *WORK, COME, BEGIN, LARGER, FINISH),
