@@ -5,6 +5,7 @@ populations with a budget.
 import contextlib
 import io
 import json
+import shlex
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -34,9 +35,12 @@ class Outcome:
 
 
 def fedcore(*arguments) -> Outcome:
-    """`fedcore ARGUMENTS`. What `main` does not catch is raised here, as it would end a process with a traceback."""
+    """`fedcore ARGUMENTS`; one text is split as by a shell. What `main` does not catch is raised here, as it would end
+    a process with a traceback.
+    """
     out, err = io.StringIO(), io.StringIO()
-    argv = ["fedcore", *map(str, arguments)]
+    text = len(arguments) == 1 and isinstance(arguments[0], str)
+    argv = ["fedcore", *(shlex.split(arguments[0]) if text else map(str, arguments))]
     same = mock.patch.object(commands, "get_command", TREE)
     with same, mock.patch.object(sys, "argv", argv), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:

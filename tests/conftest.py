@@ -79,13 +79,19 @@ def small_counts(clients: int = 50, features: int = 7, seed: int = 0) -> sp.csr_
     return sp.csr_matrix(counts)
 
 
-def write_counts(path, matrix, *, leaf=4, block=8, heldout=None, ids=None, **options):
+def write_population(path, kind, features, ids, data, heldout=None, *, provenance=None, **options):
+    """A population of one call of `write`; options: of the writer, but leaf and block for its clients_per_*."""
+    sizes = {f"clients_per_{name}": options.pop(name) for name in ("leaf", "block") if name in options}
+    with PopulationWriter(path, kind, features, **sizes, **options) as writer:
+        writer.write(ids, data, heldout)
+        return writer.commit(provenance)
+
+
+def write_counts(path, matrix, *, heldout=None, ids=None, **options):
     """A population of the rows of `matrix`."""
-    with PopulationWriter(
-        path, "counts", matrix.shape[1], clients_per_leaf=leaf, clients_per_block=block, **options
-    ) as writer:
-        writer.write(ids or [f"c{i}" for i in range(matrix.shape[0])], matrix, heldout)
-        return writer.commit(Provenance(sources=("test",)))
+    ids, options = ids or [f"c{i}" for i in range(matrix.shape[0])], {"leaf": 4, "block": 8, **options}
+    source = Provenance(sources=("test",))
+    return write_population(path, "counts", matrix.shape[1], ids, matrix, heldout, provenance=source, **options)
 
 
 def spec_of(request):

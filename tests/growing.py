@@ -15,6 +15,7 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.budget import begin_cohorts
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import Session, concluding, start_run
+from tests import sessions
 from tests.conftest import small_counts, write_counts
 from tests.population.contents import ids_of, write_csv
 
@@ -65,16 +66,8 @@ class Growing:
         **settings,
     ) -> TrainRequest:
         given = {"private": True, "rounds": 1, "spare_releases": 0} if method == "toy" else {}
-        return TrainRequest(
-            method=method,
-            population=str(self.path),
-            settings={**given, **settings},
-            runs=str(self.folder / "runs"),
-            run_id=run_id,
-            start_from=start_from,
-            test_noise=NOISE,
-            share=share,
-        )
+        named = {"run_id": run_id, "start_from": start_from, "test_noise": NOISE, "share": share}
+        return sessions.request_for(self.path, self.folder, method, {**given, **settings}, **named)
 
     def begin(self, *asked, **settings) -> Session:
         return start_run(self.request(*asked, **settings), InProcessBackend(), stamp="then")

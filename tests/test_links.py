@@ -27,36 +27,13 @@ from tests.sessions import to_end
 
 LEAVING = "leaving.txt"
 RUN_LINKS = (
-    "run.json",
-    "head.json",
-    "metrics.jsonl",
-    "lock",
-    "start.zip",
-    "statement.json",
-    "report.html",
-    "result.json",
-    "state",
-    "state/{last}.zip",
-    "memory",
-    "memory/{last}",
-    "memory/{last}/{file}",
-    "memory/{last}.json",
-    "releases",
+    *("run.json", "head.json", "metrics.jsonl", "lock", "start.zip", "statement.json", "report.html", "result.json"),
+    *("state", "state/{last}.zip", "memory", "memory/{last}", "memory/{last}/{file}", "memory/{last}.json", "releases"),
     "releases/{release}",
 )
 POPULATION_LINKS = (
-    "zarr.json",
-    "ledger-head.json",
-    ".writer.lock",
-    "forget.json",
-    "versions",
-    "versions/000001.json",
-    "blocks",
-    "blocks/{slot}",
-    "blocks/{slot}/digests.json",
-    "blocks/{slot}/{array}",
-    "vocabularies",
-    "forgotten",
+    *("zarr.json", "ledger-head.json", ".writer.lock", "forget.json", "versions", "versions/000001.json", "blocks"),
+    *("blocks/{slot}", "blocks/{slot}/digests.json", "blocks/{slot}/{array}", "vocabularies", "forgotten"),
 )
 
 

@@ -34,24 +34,12 @@ def messy(path):
         writer.writerow(["person", *TEXTS, "age", "income", "joined", "born", *flags_named, "city", *MEASURES])
         for number in range(PEOPLE):
             year, month, day = str(dates[number, 1]).split("-")
-            writer.writerow(
-                [
-                    f"p{number}",
-                    f"Person {number}",
-                    "Main Street; 7",
-                    'said "hello"' if number % 50 == 0 else "",
-                    "+41 31 000 00 00",
-                    "n/a",
-                    "-",
-                    "n/a" if missing[number] else round(float(age[number])),
-                    "-" if missing[number] else f"{income[number]:.2f}".replace(".", ","),
-                    dates[number, 0],
-                    f"{day}.{month}.{year}",
-                    *("yes" if flag else "no" for flag in flags[number]),
-                    (CITIES + other)[city[number]],
-                    *spelled[number],
-                ]
-            )
+            said = 'said "hello"' if number % 50 == 0 else ""
+            person = [f"p{number}", f"Person {number}", "Main Street; 7", said, "+41 31 000 00 00", "n/a", "-"]
+            amount = f"{income[number]:.2f}".replace(".", ",")
+            person += ["n/a", "-"] if missing[number] else [round(float(age[number])), amount]
+            person += [dates[number, 0], f"{day}.{month}.{year}", *("yes" if flag else "no" for flag in flags[number])]
+            writer.writerow([*person, (CITIES + other)[city[number]], *spelled[number]])
 
 
 def filled_in(drafted: str) -> str:

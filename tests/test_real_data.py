@@ -7,24 +7,16 @@ import pytest
 
 from fedcore.evaluation.evaluate import evaluate_run
 from fedcore.population.ingest.ingest import ingest
-from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.budget import ledger_name, ledger_of
-from fedcore.training.request import TrainRequest
-from fedcore.training.session import start_run
-from tests.conftest import counts_method
-from tests.sessions import to_end
+from tests import sessions
 
 FOLDER = os.environ.get("FEDCORE_DATA")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not FOLDER, reason="FEDCORE_DATA names no folder of data sets")]
 
 
 def scores(tmp_path, population, **settings) -> dict[str, float]:
-    request = TrainRequest(
-        method=counts_method(settings), population=str(population.path), settings=settings, runs=str(tmp_path / "runs")
-    )
-    session = start_run(request, InProcessBackend(), stamp="t")
-    to_end(session)
-    rows = evaluate_run(session.run.path, population)["rows"]
+    run = sessions.train(population, tmp_path, settings=settings)
+    rows = evaluate_run(run.path, population)["rows"]
     suffix = {"": "", "validation clients": " chosen", "each client": " own"}
     return {row["method"] + suffix[row["chosen_by"]]: row["kl"] for row in rows}
 

@@ -31,19 +31,8 @@ def printed(code: str) -> str:
 @pytest.mark.slow
 def test_a_private_run_in_this_process_imports_no_accountant_and_no_orchestration(tmp_path):
     private_population(tmp_path / "p", small_counts(60))
-    arguments = [
-        "train",
-        "histograms",
-        str(tmp_path / "p"),
-        "--local",
-        "--runs",
-        str(tmp_path / "runs"),
-        "--json",
-        "--set",
-        "clusters=2",
-        "--set",
-        "rounds=2",
-    ]
+    place = f"{tmp_path / 'p'} --local --runs {tmp_path / 'runs'} --json"
+    arguments = f"train histograms {place} --set clusters=2 --set rounds=2".split()
     out = printed(f"""
 import sys
 from fedcore.cli import main

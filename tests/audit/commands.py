@@ -5,6 +5,7 @@ Every command of the command line is here, and every flow; `tests/audit/test_com
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,8 +14,7 @@ from tests.audit.observing import Declared
 
 Calls = Sequence[Sequence[object]]
 JSON = "--json"
-SCHEMA = ("--public-schema", "made up")
-SHARED = ("--shared-ids", "the same clients")
+SCHEMA = "--public-schema 'made up'"
 
 TIMES = "times, which limitations.md declares"
 SIZES = "bytes on disk and in memory, which limitations.md declares"
@@ -85,6 +85,11 @@ RUN_TIMES = (
 )
 
 
+def lines(*texts: str) -> Callable[[World], Calls]:
+    """Calls as a shell reads them; @NAME is a place of the world."""
+    return lambda w: [[w / word[1:] if word[0] == "@" else word for word in shlex.split(text)] for text in texts]
+
+
 def settings(values: dict) -> list[str]:
     return [part for name, value in values.items() for part in ("--set", f"{name}={_toml(value)}")]
 
@@ -98,7 +103,7 @@ def _ingest(w: World) -> Calls:
     made = ("--vocabulary", w / "vocabulary.txt", "--nominal-clients", "1000")
     return (
         ("population", "ingest", w / "source.csv", w / "made", *csv, *made, JSON),
-        ("budget", "set", w / "made", "--epsilon", "3", "--delta", "1e-6", *SCHEMA, JSON),
+        ("budget", "set", w / "made", "--epsilon", "3", "--delta", "1e-6", *shlex.split(SCHEMA), JSON),
         ("population", "ingest", w / "more.csv", w / "made", *csv, "--append"),
         (
             *("population", "ingest", w / "source.csv", w / "made_of_rows", "--kind", "rows", "--columns", "count"),
@@ -139,22 +144,6 @@ def _plan(w: World) -> Calls:
     )
 
 
-def _promote(w: World) -> Calls:
-    return (
-        ("runs", "promote", w / "series/older", JSON),
-        ("runs", "promote", w / "runs/finished", "--deployment", "weekly", "--because", "so"),
-        ("runs", "promote", w / "runs/given", "--deployment", "weekly"),
-    )
-
-
-def _evaluate(w: World) -> Calls:
-    return (
-        ("evaluate", w / "runs/finished", w / "public", "--local", JSON),
-        ("evaluate", w / "runs/finished", w / "counts", "--local"),
-        ("evaluate", w / "runs/finished", w / "counts", "--not-private", w / "scores.json", JSON),
-    )
-
-
 COMMANDS: dict[str, Command] = {
     "population ingest": Command(
         _ingest,
@@ -169,37 +158,32 @@ COMMANDS: dict[str, Command] = {
         "reads private files and writes them as a population; names and modes of its files are compared",
     ),
     "population sketch": Command(
-        lambda w: (
-            ("population", "sketch", w / "source.csv", w / "schema.toml"),
-            ("population", "sketch", w / "source.csv"),
-        ),
+        lines("population sketch @source.csv @schema.toml", "population sketch @source.csv"),
         because="reads names and kinds of the head of a table; whether a column is of numbers may follow from one row",
     ),
     "population generate": Command(because="invents its clients"),
-    "population describe": Command(
-        lambda w: (("population", "describe", w / "counts", JSON), ("population", "describe", w / "rows")), DESCRIBED
-    ),
+    "population describe": Command(lines("population describe @counts --json", "population describe @rows"), DESCRIBED),
     "population open-cohort": Command(because="copies a manifest and prints what `population describe` does"),
     "population check-ids": Command(
         because="compares ids, copies a manifest and prints counts of them, and ids where --show asks for them"
     ),
     "population vocabulary": Command(
-        lambda w: (
-            ("population", "vocabulary", w / "words", "--epsilon", "5", JSON),
-            ("population", "vocabulary", w / "words", "--private", "--epsilon", "5", "--delta", "4e-8", JSON),
-            ("population", "vocabulary", w / "words", "--private", "--epsilon", "3", "--delta", "1e-8"),
-            ("population", "vocabulary", w / "words", "--private", "--epsilon", "90"),
-            ("population", "vocabulary", w / "words", "--private", "--delta", "4e-7"),
-            ("population", "vocabulary", w / "words", "--out", w / "words.txt"),
+        lines(
+            "population vocabulary @words --epsilon 5 --json",
+            "population vocabulary @words --private --epsilon 5 --delta 4e-8 --json",
+            "population vocabulary @words --private --epsilon 3 --delta 1e-8",
+            "population vocabulary @words --private --epsilon 90",
+            "population vocabulary @words --private --delta 4e-7",
+            "population vocabulary @words --out @words.txt",
         ),
         exits=(0, 0, 0, 2, 2, 0),
     ),
     "population encode": Command(
-        lambda w: (
-            ("population", "vocabulary", w / "words", "--private", "--epsilon", "1", "--delta", "1e-8"),
-            ("population", "encode", w / "words", w / "encoded", JSON),
-            ("population", "encode", w / "words", w / "listed", "--vocabulary", w / "vocabulary.txt"),
-            ("population", "encode", w / "encoded", w / "again"),
+        lines(
+            "population vocabulary @words --private --epsilon 1 --delta 1e-8",
+            "population encode @words @encoded --json",
+            "population encode @words @listed --vocabulary @vocabulary.txt",
+            "population encode @encoded @again",
         ),
         (
             *DESCRIBED,
@@ -215,154 +199,123 @@ COMMANDS: dict[str, Command] = {
         because="is told whom by its caller, and says how many of them were there, to whoever may read the data"
     ),
     "population compact": Command(because="writes the same data again; prints a version and bytes freed"),
-    "population verify": Command(
-        lambda w: (("population", "verify", w / "counts", JSON), ("population", "verify", w / "points")), STORED
-    ),
+    "population verify": Command(lines("population verify @counts --json", "population verify @points"), STORED),
     "population copy": Command(
-        lambda w: (
-            ("population", "copy", w / "counts", w / "copied", JSON),
-            ("population", "copy", w / "counts", w / "copied"),
-        ),
+        lines("population copy @counts @copied --json", "population copy @counts @copied"),
         (*STORED, *files_of("copied/blocks/*"), Declared("copied/*", None, RAW)),
         "writes private data where it is told to",
     ),
-    "verify": Command(
-        lambda w: (("verify", w / "counts", JSON), ("verify", w / "runs/finished", JSON), ("verify", w / "runs/given")),
-        STORED,
-    ),
+    "verify": Command(lines("verify @counts --json", "verify @runs/finished --json", "verify @runs/given"), STORED),
     "verify-statement": Command(
-        lambda w: (
-            ("verify-statement", w / "runs/finished/statement.json", JSON),
-            ("verify-statement", w / "runs/finished/statement.json"),
-            ("verify-statement", w / "runs/given/run.json"),
+        lines(
+            "verify-statement @runs/finished/statement.json --json",
+            "verify-statement @runs/finished/statement.json",
+            "verify-statement @runs/given/run.json",
         ),
         exits=(0, 0, 2),
     ),
     "budget set": Command(
-        lambda w: (
-            ("budget", "set", w / "bare", "--epsilon", "2", "--delta", "1e-6", *SCHEMA, *SHARED, JSON),
-            ("budget", "set", w / "bare", "--epsilon", "9", "--delta", "1e-6", *SCHEMA, JSON),
+        lines(
+            f"budget set @bare --epsilon 2 --delta 1e-6 {SCHEMA} --shared-ids 'the same clients' --json",
+            f"budget set @bare --epsilon 9 --delta 1e-6 {SCHEMA} --json",
         ),
         (SKETCHED,),
         exits=(0, 2),
     ),
     "budget raise": Command(
-        lambda w: (
-            ("budget", "raise", w / "bare", "--epsilon", "3", "--delta", "1e-6"),
-            ("budget", "raise", w / "bare", "--epsilon", "1", "--delta", "1e-6"),
-        ),
+        lines("budget raise @bare --epsilon 3 --delta 1e-6", "budget raise @bare --epsilon 1 --delta 1e-6"),
         exits=(0, 2),
     ),
     "budget divide": Command(
-        lambda w: (
-            ("budget", "divide", w / "bare", "--share", "a=1/3", "--share", "b=.5", JSON),
-            ("budget", "divide", w / "bare", "--share", "b=.7"),
-            ("budget", "divide", w / "counts", "--share", "a=.9999"),
+        lines(
+            "budget divide @bare --share a=1/3 --share b=.5 --json",
+            "budget divide @bare --share b=.7",
+            "budget divide @counts --share a=.9999",
         ),
         exits=(0, 2, 2),
     ),
-    "budget public-schema": Command(
-        lambda w: (("budget", "public-schema", w / "bare", "words of a public dictionary"),)
-    ),
-    "budget shared-ids": Command(
-        lambda w: (("budget", "shared-ids", w / "bare"), ("budget", "shared-ids", w / "bare", "row numbers", JSON))
-    ),
+    "budget public-schema": Command(lines("budget public-schema @bare 'words of a public dictionary'")),
+    "budget shared-ids": Command(lines("budget shared-ids @bare", "budget shared-ids @bare 'row numbers' --json")),
     "budget accept-loss": Command(
-        lambda w: (("budget", "accept-loss", w / "bare", "--because", "nothing is lost", "--runs", w / "runs"),),
-        exits=(2,),
+        lines("budget accept-loss @bare --because 'nothing is lost' --runs @runs"), exits=(2,)
     ),
     "ledger backup": Command(
-        lambda w: (("ledger", "backup", w / "copy", JSON), ("ledger", "backup", w / "copy")),
+        lines("ledger backup @copy --json", "ledger backup @copy"),
         (Declared("copy", None, "the ledger, whose rows are compared"),),
     ),
     "ledger restore": Command(
-        lambda w: (
-            ("ledger", "backup", w / "copy"),
-            ("ledger", "restore", w / "copy", "--check", "--runs", w / "runs", JSON),
-            ("ledger", "restore", w / "copy", "--runs", w / "runs"),
+        lines(
+            "ledger backup @copy",
+            "ledger restore @copy --check --runs @runs --json",
+            "ledger restore @copy --runs @runs",
         ),
         (Declared("copy", None, "the ledger, whose rows are compared"),),
         exits=(0, 0, 2),
     ),
-    "budget show": Command(
-        lambda w: (
-            ("budget", "show", w / "counts", JSON),
-            ("budget", "show", w / "points"),
-            ("budget", "show", w / "bare"),
-        )
-    ),
+    "budget show": Command(lines("budget show @counts --json", "budget show @points", "budget show @bare")),
     "budget plan": Command(
-        lambda w: (
-            ("budget", "plan", w / "counts", "--runs", "3", JSON),
-            ("budget", "plan", w / "points", "--runs", "2", "--method", "private_gmm", "--set", "radius=60.0"),
+        lines(
+            "budget plan @counts --runs 3 --json", "budget plan @points --runs 2 --method private_gmm --set radius=60.0"
         )
     ),
     "methods": Command(because="reads no population"),
     "plan": Command(_plan, PLANNED, "may say what this machine takes for clients of such a shape, not for these"),
     "select": Command(
-        lambda w: (
-            ("select", "histograms", w / "counts", "--try", "clusters=1,2", "--local", JSON),
-            ("select", "federated_em", w / "rows", "--set", "algorithm=private", "--try", "components=1,2", "--local"),
+        lines(
+            "select histograms @counts --try clusters=1,2 --local --json",
+            "select federated_em @rows --set algorithm=private --try components=1,2 --local",
         ),
         because="compares runs that are not private only: private ones are refused",
         exits=(2, 2),
     ),
     "train": Command(_train, exits=(0, 0, 0, 2, 2, 2)),
-    "resume": Command(
-        lambda w: (("resume", w / "runs/broken", "--local"), ("resume", w / "runs/broken", "--local", JSON)),
-        exits=(0, 2),
+    "resume": Command(lines("resume @runs/broken --local", "resume @runs/broken --local --json"), exits=(0, 2)),
+    "runs list": Command(lines("runs list --runs @runs --json", "runs list --runs ../series")),
+    "runs show": Command(lines("runs show @runs/finished --json", "runs show @runs/given")),
+    "runs abandon": Command(lines("runs abandon @runs/given --json", "runs abandon @runs/given"), exits=(0, 2)),
+    "runs latest": Command(lines("runs latest --runs ../series", "runs latest --runs @runs --json")),
+    "runs promote": Command(
+        lines(
+            "runs promote @series/older --json",
+            "runs promote @runs/finished --deployment weekly --because so",
+            "runs promote @runs/given --deployment weekly",
+        ),
+        exits=(0, 0, 2),
     ),
-    "runs list": Command(
-        lambda w: (("runs", "list", "--runs", w / "runs", JSON), ("runs", "list", "--runs", "../series"))
-    ),
-    "runs show": Command(lambda w: (("runs", "show", w / "runs/finished", JSON), ("runs", "show", w / "runs/given"))),
-    "runs abandon": Command(
-        lambda w: (("runs", "abandon", w / "runs/given", JSON), ("runs", "abandon", w / "runs/given")), exits=(0, 2)
-    ),
-    "runs latest": Command(
-        lambda w: (("runs", "latest", "--runs", "../series"), ("runs", "latest", "--runs", w / "runs", JSON))
-    ),
-    "runs promote": Command(_promote, exits=(0, 0, 2)),
     "runs prune": Command(
-        lambda w: (
-            ("runs", "prune", "--keep", "1", "--runs", w / "series", "--dry-run", JSON),
-            ("runs", "prune", "--keep", "1", "--runs", "../series"),
-        )
+        lines("runs prune --keep 1 --runs @series --dry-run --json", "runs prune --keep 1 --runs ../series")
     ),
     "runs outliers": Command(
-        lambda w: (("runs", "outliers", w / "runs/finished", w / "counts", JSON),),
+        lines("runs outliers @runs/finished @counts --json"),
         because="names clients, of runs that are not private only: a private run is refused",
         exits=(2,),
     ),
     "runs anomalies": Command(
-        lambda w: (("runs", "anomalies", w / "runs/finished", w / "counts", JSON),),
+        lines("runs anomalies @runs/finished @counts --json"),
         because="names clients, of runs that are not private only: a private run is refused",
         exits=(2,),
     ),
     "report": Command(
-        lambda w: (
-            ("report", w / "runs/finished", JSON),
-            ("report", w / "runs/finished", "--plan", w / "plan.json", JSON),
-        ),
+        lines("report @runs/finished --json", "report @runs/finished --plan @plan.json --json"),
         PLANNED,
         "the plan that is kept with the run says nothing exact of the population",
     ),
     "export": Command(
-        lambda w: (
-            ("export", w / "runs/finished", w / "exported"),
-            ("export", w / "runs/finished", w / "exported.json", JSON),
-            ("export", w / "runs/finished", w / "exported.npz"),
-            ("export", w / "runs/finished", w / "exported.zarr"),
-            ("export", w / "runs/finished", w / "exported.parquet", "--table", "profiles"),
-            ("export", w / "runs/finished", w / "exported.joblib"),
+        lines(
+            "export @runs/finished @exported",
+            "export @runs/finished @exported.json --json",
+            "export @runs/finished @exported.npz",
+            "export @runs/finished @exported.zarr",
+            "export @runs/finished @exported.parquet --table profiles",
+            "export @runs/finished @exported.joblib",
         ),
         because="writes what is committed of the run",
         exits=(0, 0, 0, 0, 0, 2),
     ),
     "personalise": Command(
-        lambda w: (
-            ("personalise", w / "runs/finished", w / "counts", w / "own"),
-            ("personalise", w / "runs/finished", w / "counts", w / "own.csv", "--set", "prior_tokens=9"),
+        lines(
+            "personalise @runs/finished @counts @own",
+            "personalise @runs/finished @counts @own.csv --set prior_tokens=9",
         ),
         (
             *files_of("own/*/c/*"),
@@ -373,29 +326,33 @@ COMMANDS: dict[str, Command] = {
         "writes each client's own output where it is told to",
     ),
     "evaluate": Command(
-        _evaluate,
+        lines(
+            "evaluate @runs/finished @public --local --json",
+            "evaluate @runs/finished @counts --local",
+            "evaluate @runs/finished @counts --not-private @scores.json --json",
+        ),
         (Declared("scores.json", None, RAW), *(item for item in PLANNED if item.where == "*report.html")),
         "of a population that is not public into a file of the operator only",
         exits=(0, 2, 0),
     ),
     "serve": Command(because="runs the training flows of a file; the flows are audited"),
     "deploy": Command(
-        lambda w: (("deploy", w / "deployments.toml"), ("deploy", w / "deployments.toml", "--size-from-plan")),
+        lines("deploy @deployments.toml", "deploy @deployments.toml --size-from-plan"),
         because="registers names with a server: refused without; sizes are those that `plan` says",
         exits=(2, 2),
     ),
     "pipeline show": Command(
-        lambda w: (("pipeline", "show", w / "pipelines.toml", *AT, JSON), ("pipeline", "show", w / "pipelines.toml")),
+        lines("pipeline show @pipelines.toml --at 2026-01-01T03:00:00Z --json", "pipeline show @pipelines.toml"),
         RUN_TIMES,
         "names new files, and rows of them that are bad, to whoever may read them",
     ),
     "pipeline run": Command(
-        lambda w: (("pipeline", "run", w / "pipelines.toml", "audit", "--local", *AT, JSON),),
+        lines("pipeline run @pipelines.toml audit --local --at 2026-01-01T03:00:00Z --json"),
         RUN_TIMES,
         "ingests, forgets, trains and exports as the commands of these names do",
     ),
     "watch": Command(
-        lambda w: (("watch", w / "deployments.toml", "--once"),),
+        lines("watch @deployments.toml --once"),
         because="reads records of runs and asks a server: refused without",
         exits=(2,),
     ),
@@ -412,11 +369,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "demo series": Command(because="invents its clients"),
     "budget cohorts": Command(
-        lambda w: (
-            ("budget", "cohorts", w / "counts", JSON),
-            ("budget", "cohorts", w / "counts"),
-            ("budget", "cohorts", w / "bare"),
-        ),
+        lines("budget cohorts @counts --json", "budget cohorts @counts", "budget cohorts @bare"),
         (Declared("*/versions/*", None, COUNTS),),
         "writes a manifest, beside the data",
     ),

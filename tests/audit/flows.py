@@ -31,17 +31,8 @@ DATABASE = "home/prefect/prefect.db"
 EM = {"algorithm": "private", "covariance": "known", "components": 2, "rounds": 2, "epsilon": 1.0}
 # What Prefect keeps of runs. Its other tables hold its own services, in the order of their clocks.
 KEPT = (
-    "artifact",
-    "artifact_collection",
-    "block_document",
-    "deployment",
-    "flow",
-    "flow_run",
-    "flow_run_state",
-    "log",
-    "task_run",
-    "task_run_state",
-    "variable",
+    *"artifact artifact_collection block_document deployment flow flow_run flow_run_state".split(),
+    *("log", "task_run", "task_run_state", "variable"),
 )
 OWN_EVENTS = b'"event": fedcore.'  # rows of the table of events that fedcore sent; Prefect's follow its clocks
 PREFECT = (

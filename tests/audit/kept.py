@@ -34,14 +34,12 @@ from fedcore.privacy.mechanisms import NoiseSource, SecureNoise
 from fedcore.privacy.plan import Relation, Unit
 from fedcore.rounds.caches import BLOCKS
 from fedcore.rounds.clients import block_key
-from fedcore.rounds.engine import InProcessBackend
 from fedcore.rounds.statistics import merge
 from fedcore.training import budget
 from fedcore.training.budget import remember_head
-from fedcore.training.request import TrainRequest
-from fedcore.training.session import start_run
 from fedcore.training.shared_ids import register
 from fedcore.training.spec import RunSpec
+from tests import sessions
 from tests.audit.attack import CANARY, CLIENTS, INSTEAD, evidence
 from tests.audit.bounds import mu_lower_bound
 from tests.audit.em_releases import rows_of_client
@@ -226,16 +224,9 @@ def run_once(kept: Kept, population: Population, ledger: Ledger, folder: Path, n
     if kept.start:
         np.savez(folder / "start.npz", **kept.start)
         start = {"start_from": str(folder / "start.npz"), "public_start_because": "made up"}
-    request = TrainRequest(
-        method=kept.method,
-        population=str(population.path),
-        settings=kept.settings | {"epsilon": _epsilon()},
-        runs=str(folder / "runs"),
-        run_id=name,
-        **start,
-    )
+    settings = kept.settings | {"epsilon": _epsilon()}
     with mock.patch.object(fedcore.training.session, "noise_of", lambda test_noise: noise):
-        session = start_run(request, InProcessBackend(), stamp="then")
+        session = sessions.begin(population, folder, kept.method, settings, run_id=name, **start)
         to_end(session)
     account = ledger.account(population.id).runs[name]
     values = {planned.name: ledger.published(name, planned.name) for planned in session.spec.releases}

@@ -45,11 +45,10 @@ from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.ledger.ledger import Ledger, create_ledger, open_ledger
 from fedcore.privacy.mechanisms import SecureNoise, TestNoise
 from fedcore.rounds.caches import BLOCKS
-from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.budget import remember_head
-from fedcore.training.request import Series, TrainRequest
-from fedcore.training.session import start_run
+from fedcore.training.request import Series
 from fedcore.training.shared_ids import register
+from tests import sessions
 from tests.audit.em_releases import STARTS, rows_of_client
 from tests.conftest import small_counts, write_counts
 from tests.private_gmm.worlds import CENTRES, D
@@ -331,10 +330,8 @@ class World:
 
     def run(self, population: str, method: str, settings: dict, name: str, rounds=None, runs="runs", **asked) -> None:
         """A run in this process; of so many rounds, or to its end."""
-        request = TrainRequest(
-            method=method, population=self / population, settings=settings, runs=self / runs, run_id=name, **asked
-        )
-        session = start_run(request, InProcessBackend(), stamp="then")
+        asked |= {"runs": self / runs, "run_id": name}
+        session = sessions.begin(self / population, self.folder, method, settings, **asked)
         if rounds is not None:
             for _ in range(rounds):
                 session.training.step()

@@ -18,7 +18,7 @@ from fedcore.population.blocks import leaves
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url
-from fedcore.training.request import TrainRequest
+from tests import sessions
 from tests.audit.bounds import CONFIDENCE, mu_of, upper_rate
 
 ROWS, MANY = 20, 1200  # of each client, and of one of them in a neighbour
@@ -58,9 +58,7 @@ def neighbours(folder, clients: int) -> list:
 
 
 def plans(population, folder, times: int, limit: float) -> list[dict]:
-    request = TrainRequest(
-        method="private_gmm", population=str(population.path), runs=str(folder / "runs"), settings=SETTINGS
-    )
+    request = sessions.request_for(population, folder, "private_gmm", SETTINGS)
     return [plan_run(request, Resources(workers=0), limit=limit) for _ in range(times)]
 
 

@@ -17,7 +17,6 @@ from fedcore.methods.registry import OWN, make_method
 from fedcore.population.blocks import leaves
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
-from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.grid import grid_step
 from fedcore.privacy.ledger.ledger import create_ledger
 from fedcore.rounds.caches import BLOCKS
@@ -26,6 +25,7 @@ from fedcore.runs.store import Run
 from fedcore.training.budget import public_facts
 from fedcore.training.shared_ids import register
 from tests.audit.search import Secrets
+from tests.conftest import write_population
 
 CLIENTS, FEATURES, LEAF = 40_000, 8, 4096
 TOKENS = 918273645546  # of the canary
@@ -46,17 +46,11 @@ def populate(path: Path, world: str, seed: int, ledger: dict) -> Population:
     counts[CLIENTS // 3, 2] = TOKENS
     names = [f"client-{i}" for i in range(CLIENTS)]
     names[CLIENTS // 3] = canary_name(world)
-    with PopulationWriter(
-        path,
-        "counts",
-        FEATURES,
-        clients_per_leaf=LEAF,
-        clients_per_block=2 * LEAF,
-        nominal_clients=50_000,
-        ledger=ledger,
-    ) as writer:
-        writer.write(names, sp.csr_matrix(counts))
-        return writer.commit(Provenance(sources=("made",)))
+    sizes = {"leaf": LEAF, "block": 2 * LEAF, "nominal_clients": 50_000}
+    source = Provenance(sources=("made",))
+    return write_population(
+        path, "counts", FEATURES, names, sp.csr_matrix(counts), provenance=source, ledger=ledger, **sizes
+    )
 
 
 def make_worlds(folder: Path, methods: dict[str, str]) -> None:

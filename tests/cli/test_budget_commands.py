@@ -249,19 +249,7 @@ def test_a_budget_per_client_and_month(tmp_path, monkeypatch):
     shown = works(*budget, "--json").json
     assert shown["periods"] == {"unit": "month", "window": 2} and shown["unit"] == "client_period"
     assert [one["periods"] for one in shown["lifetime"]] == [12, 24, None] and shown["lifetime"][2]["epsilon"] == 0
-    works(
-        "population",
-        "ingest",
-        "late.csv",
-        "p",
-        "--client",
-        "user",
-        "--append",
-        "--through",
-        "2025-04",
-        "--nominal-clients",
-        1000,
-    )
+    works(f"population ingest late.csv p --client user --append --through 2025-04 --nominal-clients {1000}")
     told = works("population", "open-cohort", "p", "--through", "2025-05", "--json").json
     assert [one["clients"] for one in told["cohorts"]] == [6, 6, 6, 1, 0]
     settings = ("--set", "clusters=2", "--set", "rounds=2", "--set", "horizon=2", "--set", "nominal_clients=1000")

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -18,54 +19,20 @@ from fedcore.errors import ConfigError
 from fedcore.methods.registry import method_class
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.ledger import default_ledger_url, open_ledger
-from fedcore.rounds.engine import InProcessBackend, Training
+from fedcore.rounds.engine import Training
 from fedcore.runs.store import Run
-from fedcore.training.request import TrainRequest
-from fedcore.training.session import concluding, start_run
+from fedcore.training.session import concluding
+from tests import sessions
 from tests.command import fedcore, private_population, works
-from tests.conftest import counts_method, small_counts, write_counts
+from tests.conftest import small_counts, write_counts
 
 SMALL = ("--set", "clusters=2", "--set", "rounds=2")
-COMMANDS = [
-    (),
-    ("population",),
-    ("population", "generate"),
-    ("population", "ingest"),
-    ("population", "sketch"),
-    ("population", "describe"),
-    ("population", "open-cohort"),
-    ("population", "check-ids"),
-    ("population", "verify"),
-    ("methods",),
-    ("train",),
-    ("resume",),
-    ("runs",),
-    ("runs", "list"),
-    ("runs", "show"),
-    ("runs", "abandon"),
-    ("runs", "latest"),
-    ("runs", "promote"),
-    ("runs", "prune"),
-    ("deploy",),
-    ("reproduce",),
-    ("population", "copy"),
-    ("budget", "plan"),
-    ("report",),
-    ("personalise",),
-    ("evaluate",),
-    ("budget",),
-    ("budget", "set"),
-    ("budget", "raise"),
-    ("budget", "show"),
-    ("budget", "public-schema"),
-    ("budget", "accept-loss"),
-    ("serve",),
-    ("demo",),
-    ("plan",),
-    ("select",),
-    ("runs", "outliers"),
-    ("runs", "anomalies"),
-]
+COMMANDS = {
+    "population": ",generate,ingest,sketch,describe,open-cohort,check-ids,verify,copy",
+    "runs": ",list,show,abandon,latest,promote,prune,outliers,anomalies",
+    "budget": ",set,raise,show,plan,public-schema,accept-loss",
+    "": ",methods,train,resume,deploy,reproduce,report,personalise,evaluate,serve,demo,plan,select",
+}
 
 
 @pytest.fixture
@@ -85,20 +52,28 @@ def texts(place):
     return place
 
 
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    folder, public = tmp_path_factory.mktemp("trained"), "made up"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        write_counts("p", small_counts(), heldout=small_counts(seed=1), public_for_evaluation=public)
+        works("train", "paper_histograms", "p", "--local", "--run-id", "open", "--set", "algorithm=algorithm2", *SMALL)
+    return folder
+
+
 @pytest.fixture
-def trained(place):
+def trained(place, template):
     """A population of counts with a held-out part, public for evaluation, and a run over it that is not private."""
-    write_counts(place / "p", small_counts(), heldout=small_counts(seed=1), public_for_evaluation="made up")
-    works("train", "paper_histograms", "p", "--local", "--run-id", "open", "--set", "algorithm=algorithm2", *SMALL)
-    return place
+    return shutil.copytree(template, place, dirs_exist_ok=True)
 
 
 # --- help and mistakes ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("command", [f"{group} {name}" for group in COMMANDS for name in COMMANDS[group].split(",")])
 def test_every_command_has_help(command):
-    outcome = works(*command, "--help")
+    outcome = works(f"{command} --help")
     assert "Usage:" in outcome.out and len(outcome.out.splitlines()) > 4
 
 
@@ -196,15 +171,11 @@ def test_a_population_is_copied_and_a_url_is_not_written_to_directly(texts):
 
 @pytest.mark.slow
 def test_the_commands_of_the_readme(texts):
-    ingested = works(
-        "population", "ingest", "texts/", "blogs", "--vocabulary", "words.txt", "--nominal-clients", "10000", "--json"
-    ).json
+    ingested = works("population ingest texts/ blogs --vocabulary words.txt --nominal-clients 10000 --json").json
     assert (ingested["clients"], ingested["features"], ingested["nominal_clients"]) == (30, 5, 10000)
     assert ingested["ledger"]["url"] == default_ledger_url()
 
-    budget = works(
-        "budget", "set", "blogs", "--public-schema", "made up", "--epsilon", "8", "--delta", "1e-8", "--json"
-    ).json
+    budget = works("budget set blogs --public-schema 'made up' --epsilon 8 --delta 1e-8 --json").json
     assert budget["budget"]["epsilon"] == 8 and budget["rho_spent"] == 0 and budget["unit"] == "client"
 
     shown = works("train", "histograms", "blogs", "--set", "epsilon=2", "--local", "--run-id", "first", *SMALL)
@@ -294,19 +265,9 @@ def test_columns_are_separated_by_commas(place):
 
 def test_what_is_said_of_columns(place):
     (place / "a.csv").write_text("who;age;since;city;new\nann;130;31.01.1970;Bern;yes\nbob;-;;Zug;no\n")
-    said = [
-        "--client",
-        "who",
-        "--bounds",
-        "age=0:120",
-        "--date",
-        "since=days,%d.%m.%Y",
-        "--category",
-        "city=Bern,<other>",
-    ]
-    said += ["--boolean", "new", "--na", "n/a,-", "--decimal", ",", "--option", "delimiter=;"]
-    said += ["--units", "age=years"]
-    told = works("population", "ingest", "a.csv", "p", *said, "--json").json
+    said = "--client who --bounds age=0:120 --date since=days,%d.%m.%Y --category 'city=Bern,<other>' --boolean new"
+    said += " --na n/a,- --decimal , --option 'delimiter=;' --units age=years --json"
+    told = works(f"population ingest a.csv p {said}").json
     assert told["columns"][0] == "age (years) from 0 to 120" and told["clipped_values"] == 1
     rows = Population.open("p").read(0).x.tolist()
     assert sorted(row[2:] for row in rows) == [[0, 1, 0], [1, 0, 1]] and [120, 30, 1, 0, 1] in rows
@@ -406,21 +367,7 @@ def test_settings_of_a_file_reach_the_run(place):
     write_counts(place / "p", small_counts())
     (place / "run.toml").write_text('algorithm = "algorithm2"\nclusters = 4\nrounds = 3\n')
     answer = works(
-        "train",
-        "paper_histograms",
-        "p",
-        "--local",
-        "--json",
-        "--config",
-        "run.toml",
-        "--set",
-        "clusters=3",
-        "--seed",
-        "5",
-        "--runs",
-        "kept",
-        "--run-id",
-        "mine",
+        "train paper_histograms p --local --json --config run.toml --set clusters=3 --seed 5 --runs kept --run-id mine"
     ).json
     run = Run.open(place / "kept" / "mine")
     assert answer["run"] == "kept/mine" and run.info["seed"] == 5
@@ -430,9 +377,7 @@ def test_settings_of_a_file_reach_the_run(place):
 def test_an_older_version_can_be_trained_on(texts):
     works("population", "ingest", "texts", "p", "--vocabulary", "words.txt")
     works("population", "ingest", "texts", "p", "--append")
-    answer = works(
-        "train", "paper_histograms", "p", "--local", "--json", "--version", "1", "--set", "algorithm=fedavg"
-    ).json
+    answer = works("train paper_histograms p --local --json --version 1 --set algorithm=fedavg").json
     assert answer["population"]["version"] == 1
 
 
@@ -451,14 +396,7 @@ def test_workers_answer_the_same_and_report_their_memory(place):
 def interrupt(place, run_id="half", **changes):
     """A run whose process was interrupted after its first round."""
     settings = {"clusters": 2, "rounds": 2, **changes}
-    request = TrainRequest(
-        method=counts_method(settings),
-        population=str(place / "p"),
-        runs=str(place / "runs"),
-        run_id=run_id,
-        settings=settings,
-    )
-    session = start_run(request, InProcessBackend(), stamp="then")
+    session = sessions.begin(place / "p", place, settings=settings, run_id=run_id)
     with pytest.raises(KeyboardInterrupt), concluding(session):
         session.training.step()
         raise KeyboardInterrupt
@@ -609,20 +547,7 @@ def test_budget_set_raise_show(place):
     private_population(place / "p", small_counts(), epsilon=None)
     none = works("budget", "show", "p", "--json").json
     assert none["budget"] is None and [record["kind"] for record in none["history"]] == ["register"]
-    first = works(
-        "budget",
-        "set",
-        "p",
-        "--public-schema",
-        "made up",
-        "--epsilon",
-        "1",
-        "--delta",
-        "1e-6",
-        "--delta-extra",
-        "1e-7",
-        "--json",
-    ).json
+    first = works("budget set p --public-schema 'made up' --epsilon 1 --delta 1e-6 --delta-extra 1e-7 --json").json
     assert first["budget"]["delta_extra"] == 1e-7 and first["population"] == "p"
     raised = works("budget", "raise", "p", "--epsilon", "2", "--delta", "1e-6", "--json").json
     assert raised["budget"]["rho_max"] > first["budget"]["rho_max"]

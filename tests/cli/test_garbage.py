@@ -92,7 +92,7 @@ def some(names, quick=("deep", "digits")) -> list:
 
 
 RUN_FILES = ["run.json", "head.json", "metrics.jsonl", "statement.json", "evaluation.json", "plan.json"]
-SHOWS = [("runs", "show", "runs/r"), ("report", "runs/r"), ("runs", "list"), RESUME, ("runs", "abandon", "runs/r")]
+SHOWS = [line.split() for line in ("runs show runs/r", "report runs/r", "runs list", RESUME, "runs abandon runs/r")]
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +166,7 @@ def test_garbage_beside_a_population(inside, name, garbage):
     before = path.read_bytes()
     try:
         written(path, GARBAGE[garbage])
-        for command in (("budget", "show", "p"), TRAIN, RESUME, ("population", "describe", "p")):
+        for command in (("budget", "show", "p"), TRAIN.split(), RESUME.split(), ("population", "describe", "p")):
             if name != "ledger-head.json" or command[0] != "population":
                 refused(*command)
     finally:
@@ -178,7 +178,7 @@ def test_garbage_as_a_plan_or_a_setting(inside, tmp_path, garbage):
     inside("trained")
     written(tmp_path / "garbage", GARBAGE[garbage])
     assert "RunError" in refused("report", "runs/r", "--plan", tmp_path / "garbage")
-    assert "ConfigError" in refused(*TRAIN, "--config", tmp_path / "garbage")
+    assert "ConfigError" in refused(*TRAIN.split(), "--config", tmp_path / "garbage")
     assert "ConfigError" in refused("serve", tmp_path / "garbage")
 
 
@@ -186,7 +186,7 @@ def test_garbage_as_a_plan_or_a_setting(inside, tmp_path, garbage):
 def test_garbage_as_the_value_of_a_setting(inside, value):
     inside("trained")
     for command in (
-        (*TRAIN, "--set"),
+        (*TRAIN.split(), "--set"),
         ("population", "ingest", "x", "y", "--option"),
         ("plan", "histograms", "p", "--set"),
     ):
@@ -314,14 +314,14 @@ def test_a_start_that_declares_more_than_it_holds(inside, tmp_path, shape):
     inside("trained")
     with zipfile.ZipFile(tmp_path / "start.npz", "w") as archive:
         archive.writestr("clusters.npy", npy_head(shape, "f8") + bytes(8))
-    told = refused(*PLAIN, "--run-id", "s", "--start-from", tmp_path / "start.npz")
+    told = refused(*PLAIN.split(), "--run-id", "s", "--start-from", tmp_path / "start.npz")
     assert "ConfigError" in told and "start.npz" in told
 
 
 def test_a_start_that_unpacks_to_gigabytes(inside, tmp_path):
     inside("trained")
     bomb(tmp_path / "start.npz", "clusters.npy", npy_head((LARGE // 8,), "f8"), LARGE)
-    told = refused(*PLAIN, "--run-id", "s", "--start-from", tmp_path / "start.npz")
+    told = refused(*PLAIN.split(), "--run-id", "s", "--start-from", tmp_path / "start.npz")
     assert "ConfigError" in told and "start.npz" in told
 
 
@@ -435,10 +435,10 @@ def test_dev_zero_is_no_vocabulary_and_no_settings(inside, tmp_path):
     inside("trained")
     (tmp_path / "a.csv").write_text("client,token\nann,x\n")
     assert "device" in refused("population", "ingest", tmp_path / "a.csv", tmp_path / "q", "--vocabulary", "/dev/zero")
-    assert "ConfigError" in refused(*TRAIN, "--config", "/dev/zero")
+    assert "ConfigError" in refused(*TRAIN.split(), "--config", "/dev/zero")
     assert "ConfigError" in refused("serve", "/dev/zero")
     (tmp_path / "start.npz").symlink_to("/dev/zero")
-    start = (*PLAIN, "--start-from", tmp_path / "start.npz")
+    start = (*PLAIN.split(), "--start-from", tmp_path / "start.npz")
     for command in (("report", "runs/r", "--plan", "/dev/zero"), start):
         assert "regular file" in refused(*command)
 

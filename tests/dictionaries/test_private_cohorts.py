@@ -12,12 +12,10 @@ from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.ledger.ledger import create_ledger
-from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import load_run
 from fedcore.training.budget import begin_cohorts
-from fedcore.training.request import TrainRequest
-from fedcore.training.session import start_run
-from tests.growing import price_of, published, ranges_of_run, to_end
+from tests import sessions
+from tests.growing import price_of, published, ranges_of_run
 
 D, COME = 5, 12
 SETTINGS = {"private": True, "global_atoms": 4, "sparsity": 2, "rounds": 1, "horizon": 2}
@@ -63,16 +61,8 @@ class Series:
             self._commit(writer)
 
     def run(self, name, **changes):
-        request = TrainRequest(
-            method="dictionaries",
-            population=str(self.path),
-            settings=SETTINGS | changes,
-            runs=str(self.folder / "runs"),
-            run_id=name,
-            start_from="previous",
-            test_noise="k",
-        )
-        return to_end(start_run(request, InProcessBackend(), stamp="then"))
+        named = {"run_id": name, "start_from": "previous", "test_noise": "k"}
+        return sessions.train(self.path, self.folder, "dictionaries", SETTINGS | changes, **named)
 
 
 @pytest.mark.slow

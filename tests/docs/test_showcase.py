@@ -6,9 +6,8 @@ from uuid import uuid4
 import pytest
 from fedcore.tasks import artifacts, schedules
 
-from fedcore.rounds.engine import InProcessBackend
-from fedcore.training.request import TrainRequest
-from fedcore.training.session import concluding, start_run
+from fedcore.training.session import concluding
+from tests import sessions
 from tests.conftest import small_counts, write_counts
 from tests.sessions import to_end
 
@@ -59,13 +58,8 @@ def sent(monkeypatch, clock):
 @pytest.fixture
 def session(tmp_path):
     write_counts(tmp_path / "population", small_counts(40))
-    request = TrainRequest(
-        method="paper_histograms",
-        population=str(tmp_path / "population"),
-        runs=str(tmp_path / "runs"),
-        settings={"algorithm": "algorithm2", "clusters": 2, "rounds": 12},
-    )
-    session = start_run(request, InProcessBackend(), stamp="")
+    settings = {"algorithm": "algorithm2", "clusters": 2, "rounds": 12}
+    session = sessions.begin(tmp_path / "population", tmp_path, settings=settings, run_id=None, stamp="")
     yield session
     session.close()
 

@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 
 from fedcore.evaluation.anomalies import unusual_rows
-from fedcore.population.writer import PopulationWriter
 from tests.command import works
+from tests.conftest import write_population
 
 
 def rows_population(path, rows):
-    with PopulationWriter(path, "rows", 2, dtype="float64") as writer:
-        writer.write(range(10), (np.arange(0, len(rows) + 1, len(rows) // 10), rows))
-        writer.commit()
+    write_population(path, "rows", 2, range(10), (np.arange(0, len(rows) + 1, len(rows) // 10), rows), dtype="float64")
     return path
 
 

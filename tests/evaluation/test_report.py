@@ -23,37 +23,17 @@ from fedcore.storage.files import write_json
 
 EVIL = '<script>alert("x")</script><img src="http://evil.example/x.png">'
 VOCABULARY = ["the", EVIL, "$x$", "| pipe", "中文", "z"]
+RELEASE = {"shape": [2, 6], "sensitivity": 65536, "noise_multiplier": 2.5, "argument": "docs/privacy/histograms.md"}
+RELEASE |= {"composition": "one cell per client"}
+NOISE = {"noise": ["rounded gaussian 1"]}
 RELEASES = tuple(
-    {
-        "name": f"clusters_{r:03d}",
-        "round": r,
-        "shape": [2, 6],
-        "sensitivity": 65536,
-        "noise_multiplier": 2.5,
-        "attempts": r,
-        "argument": "docs/privacy/histograms.md",
-        "composition": "one cell per client",
-        "rho": 0.08 * r,
-        "noise": ["rounded gaussian 1"],
-    }
-    for r in (1, 2, 3)
+    {"name": f"clusters_{r:03d}", "round": r, **RELEASE, "attempts": r, "rho": 0.08 * r, **NOISE} for r in (1, 2, 3)
 )
 OF_DELTA = {"delta": 1e-9, "delta_conv": 1e-10, "delta_extra": 9e-10}
 BUDGET = {"epsilon": 15.0, **OF_DELTA, "rho_max": 2.03, "rho_spent": 0.9, "epsilon_spent": 9.5}
-STATEMENT = PrivacyStatement.from_json(
-    {
-        "private": True,
-        "unit": "client",
-        "relation": "add_or_remove_one",
-        "epsilon": 5.25,
-        "delta": 1e-10,
-        "rho": 0.48,
-        "mu": mu_of(0.48),
-        "releases": RELEASES,
-        "mechanism": "exact noise",
-        "population": BUDGET,
-    }
-).to_json()
+PRICE = {"epsilon": 5.25, "delta": 1e-10, "rho": 0.48, "mu": mu_of(0.48)}
+PROMISE = {"private": True, "unit": "client", "relation": "add_or_remove_one", **PRICE, "mechanism": "exact noise"}
+STATEMENT = PrivacyStatement.from_json({**PROMISE, "releases": RELEASES, "population": BUDGET}).to_json()
 
 
 def state(round: int) -> HistogramsState:
@@ -65,58 +45,20 @@ def state(round: int) -> HistogramsState:
 
 def make(folder, *, private, rounds=3, statement=None, status="finished", **info) -> Run:
     """A run that committed `rounds` rounds; its metrics name an objective in any case."""
-    plan = [
-        {
-            "name": f"clusters_{r:03d}",
-            "round": r,
-            "shape": [2, 6],
-            "sensitivity": 65536,
-            "noise_multiplier": 2.5,
-            "argument": "docs/privacy/histograms.md",
-            "composition": "one cell per client",
-            "delta": 0.0,
-            "rho": 0.08,
-        }
-        for r in range(1, 5)
-    ]
-    run = Run.create(
-        folder,
-        {
-            "run_id": "run-1",
-            "method": "histograms" if private else "paper_histograms",
-            "config": {"epsilon": 5.0, "clip": 3.0, "mystery": "kept"},
-            "seed": 12345,
-            "code_version": "0.1.0",
-            "kernel": "k1",
-            "features": 6,
-            "nominal_clients": 1000,
-            "private": private,
-            "rho": 0.3,
-            "population": {"path": "/secret/place", "name": "authors", "version": 2, "id": "p-77"},
-            "plan": plan if private else [],
-            "test_noise": None,
-            "started": "20260102-0304",
-            **info,
-        },
-    )
+    plan = [{"name": f"clusters_{r:03d}", "round": r, **RELEASE, "delta": 0.0, "rho": 0.08} for r in range(1, 5)]
+    config = {"epsilon": 5.0, "clip": 3.0, "mystery": "kept"}
+    about = {"seed": 12345, "code_version": "0.1.0", "kernel": "k1", "features": 6, "nominal_clients": 1000, "rho": 0.3}
+    population = {"path": "/secret/place", "name": "authors", "version": 2, "id": "p-77"}
+    given = {"config": config, "population": population, **about, "test_noise": None, "started": "20260102-0304"}
+    method, plan = ("histograms", plan) if private else ("paper_histograms", [])
+    run = Run.create(folder, {"run_id": "run-1", "method": method, "private": private, "plan": plan, **given, **info})
     run.commit(0, state(0))
     for r in range(1, rounds + 1):
         if private:
             run.keep_release(f"clusters_{r:03d}", np.zeros(3, np.int64))
-        run.commit(
-            r,
-            state(r),
-            [
-                {
-                    "round": r,
-                    "movement": 0.5**r,
-                    "objective": 777.125 + r,
-                    "log_likelihood": -888.25,
-                    "seconds_clients": 1.5,
-                    "seconds_server": 0.25,
-                }
-            ],
-        )
+        seconds = {"seconds_clients": 1.5, "seconds_server": 0.25}
+        row = {"round": r, "movement": 0.5**r, "objective": 777.125 + r, "log_likelihood": -888.25, **seconds}
+        run.commit(r, state(r), [row])
     run.note(peak_memory_of_workers=[2**20, 3 * 2**20], peak_memory_of_flow=5 * 2**20)
     if statement is not None:
         write_json(run.path / "statement.json", statement)
@@ -263,18 +205,10 @@ def test_a_private_run_states_its_privacy(private):
     found = page(private)
     assert "privacy: none" not in found.text
     for part in (
-        "(5.25, 1e-10)-differential privacy per client",
-        "the presence or absence of one client",
-        "add_or_remove_one",
-        "ε of this run 5.25",
-        "ρ of this run 0.48",
-        "ε of the population, all runs 15",
-        "ρ of the population, all runs 2.03",
-        "exact noise",
-        "clusters_004",
-        "One cell per client",
-        "docs/privacy/histograms.md",
-        "Not covered",
+        *("(5.25, 1e-10)-differential privacy per client", "the presence or absence of one client"),
+        *("add_or_remove_one", "ε of this run 5.25", "ρ of this run 0.48", "ε of the population, all runs 15"),
+        *("ρ of the population, all runs 2.03", "exact noise", "clusters_004", "One cell per client"),
+        *("docs/privacy/histograms.md", "Not covered"),
         *NOT_COVERED,
     ):
         assert part in found.text, part
@@ -367,20 +301,8 @@ def test_whole_rounds_count_where_they_were_timed(tmp_path):
 def test_the_page_tells_what_was_run_and_what_it_used(private):
     found = page(private)
     for part in (
-        "Run run-1",
-        "authors",
-        "version 2",
-        "finished after 3 rounds",
-        "epsilon",
-        "mystery",
-        "kept",
-        "12345",
-        "3 MiB",
-        "5 MiB",
-        "5.25 s",
-        "load_run",
-        "metrics.jsonl",
-        "the",
+        *("Run run-1", "authors", "version 2", "finished after 3 rounds", "epsilon", "mystery", "kept", "12345"),
+        *("3 MiB", "5 MiB", "5.25 s", "load_run", "metrics.jsonl", "the"),
     ):
         assert part in found.text, part
     given = [attributes for tag, attributes in found.tags if tag == "tr" and attributes.get("class") == "given"]
@@ -440,13 +362,7 @@ def test_markup_in_any_text_is_shown_as_text(tmp_path, drawn):
         statement=statement,
         config={EVIL: EVIL, "epsilon": EVIL},
         population={"name": EVIL, "version": EVIL, "id": EVIL},
-        started=EVIL,
-        code_version=EVIL,
-        seed=EVIL,
-        kernel=EVIL,
-        features=EVIL,
-        nominal_clients=EVIL,
-        method=EVIL,
+        **dict.fromkeys(("started", "code_version", "seed", "kernel", "features", "nominal_clients", "method"), EVIL),
     )
     run.info["run_id"] = EVIL
     for item in run.info["plan"]:

@@ -38,15 +38,9 @@ from fedcore.training.session import concluding, resume, start_run
 PROCESSES = multiprocessing.get_context("forkserver")  # children without the threads of the test process
 PROCESSES.set_forkserver_preload(
     [
-        "tests.faults.driver",
-        "fedcore.methods.histograms",
-        "fedcore.methods.federated_em",
-        "fedcore.evaluation.report",
-        "matplotlib.figure",
-        "matplotlib.backends.backend_agg",
-        "jinja2",
-        "rich.progress",
-        "flint",
+        *("tests.faults.driver", "fedcore.methods.histograms", "fedcore.methods.federated_em"),
+        *("fedcore.evaluation.report", "matplotlib.figure", "matplotlib.backends.backend_agg", "jinja2"),
+        *("rich.progress", "flint"),
     ]
 )
 PATIENCE = 120.0  # of a test for one of its processes, seconds

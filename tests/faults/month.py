@@ -49,14 +49,8 @@ WARM = "the runs of this test are made with test noise"
 ROUND_SECONDS = 0.4  # a round waits so long, so that there is a middle of it
 FAULTS = ("none", "worker", "server", "flow")
 STEPS = (
-    "before-charge",
-    "after-charge",
-    "before-draw",
-    "after-draw",
-    "before-publish",
-    "after-publish",
-    "before-commit",
-    "after-head",
+    *(f"{when}-{step}" for step in ("charge", "draw", "publish") for when in ("before", "after")),
+    *("before-commit", "after-head"),
 )
 FORFEITS = {"after-charge", "before-draw", "after-draw", "before-publish"}  # charged, and then lost
 

@@ -29,6 +29,7 @@ from fedcore.runs.store import list_runs, load_run
 from fedcore.training.budget import begin_cohorts
 from fedcore.training.request import Series, TrainRequest
 from fedcore.training.session import concluding, start_run
+from tests import sessions
 from tests.command import private_population
 from tests.conftest import small_counts, write_counts
 from tests.federated_em.test_run import rows_population
@@ -398,15 +399,9 @@ def test_a_refused_run_says_why_in_its_state(prefect_server, tmp_path):
     bare, _ = private_population(tmp_path / "bare", small_counts(100), epsilon=None)
     (tmp_path / "one.csv").write_text("client,a,b\nu,1,2\n")
     open_one = write_counts(tmp_path / "open", small_counts(100))
-    request = TrainRequest(
-        method="paper_histograms",
-        population=str(open_one.path),
-        runs=str(tmp_path / "runs"),
-        run_id="interrupted",
-        settings={"algorithm": "algorithm2", "clusters": 2, "rounds": 2},
-        deployment="weekly",
-        series=Series(),
-    )
+    settings = {"algorithm": "algorithm2", "clusters": 2, "rounds": 2}
+    named = {"run_id": "interrupted", "deployment": "weekly", "series": Series()}
+    request = sessions.request_for(open_one, tmp_path, settings=settings, **named)
     start_run(request, InProcessBackend(), stamp="then").close()
     trained_and_not_concluded(request.model_copy(update={"run_id": "trained", "deployment": "yearly"}))
     command = [
@@ -419,18 +414,9 @@ def test_a_refused_run_says_why_in_its_state(prefect_server, tmp_path):
     ]
     environment = os.environ | {"PREFECT_API_URL": prefect_server + "/api", "PYTHONPATH": str(HERE)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.stdout.split() == [
-        "BudgetExceeded",
-        "BudgetMissing",
-        "PopulationNotFound",
-        str(tmp_path / "ingested"),
-        str(tmp_path / "runs" / "interrupted"),
-        str(tmp_path / "runs" / "trained"),
-        "PrivacyError",
-        "IngestError",
-        "ConfigError",
-        "RunNotFound",
-    ], done.stderr[-3000:]
+    made = [str(tmp_path / name) for name in ("ingested", "runs/interrupted", "runs/trained")]
+    first, later = "BudgetExceeded BudgetMissing PopulationNotFound", "PrivacyError IngestError ConfigError RunNotFound"
+    assert done.stdout.split() == [*first.split(), *made, *later.split()], done.stderr[-3000:]
     assert "Traceback" not in done.stderr
     runs = ask(
         prefect_server,

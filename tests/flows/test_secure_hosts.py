@@ -18,15 +18,12 @@ import pytest
 from fedcore.tasks.dask_backend import dask_client
 
 from fedcore.errors import ConfigError
-from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import load_run
-from fedcore.training.request import TrainRequest
-from fedcore.training.session import start_run
+from tests import sessions
 from tests.command import private_population
 from tests.conftest import small_counts
 from tests.faults.month import Server
 from tests.faults.test_cluster import free_port
-from tests.sessions import to_end
 from tests.tls import certificate, tls_environment
 
 SECRET = "operator:correct horse"
@@ -61,22 +58,10 @@ def test_a_private_run_over_tls(tmp_path):
         [*dask, "worker", address, "--nthreads", "1", "--no-dashboard", "--no-nanny"],
     ]
     settings = ["--set", "clusters=2", "--set", "rounds=2", "--set", "epsilon=4"]
+    place = ["--local", "--dask", address, "--runs", str(tmp_path / "runs"), "--run-id", "run"]
     with processes(commands, environment):
         done = subprocess.run(
-            [
-                sys.executable,
-                *TRAIN[:-1],
-                "histograms",
-                str(population.path),
-                *settings,
-                "--local",
-                "--dask",
-                address,
-                "--runs",
-                str(tmp_path / "runs"),
-                "--run-id",
-                "run",
-            ],
+            [sys.executable, *TRAIN[:-1], "histograms", str(population.path), *settings, *place],
             env=environment,
             capture_output=True,
             text=True,
@@ -101,25 +86,11 @@ def test_a_server_that_wants_a_password(tmp_path):
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(f"{server.api}/admin/version", timeout=20)
         assert refused.value.code == 401
-        told = {}
+        settings, told = f"--set clusters=2 --set rounds=2 --workers 1 --runs {tmp_path / 'runs'}".split(), {}
         for name, more in (("knows", {"PREFECT_API_AUTH_STRING": SECRET}), ("does not", {})):
             environment = {key: value for key, value in server.environment.items() if "AUTH_STRING" not in key} | more
             told[name] = subprocess.run(
-                [
-                    sys.executable,
-                    *TRAIN,
-                    str(population.path),
-                    "--set",
-                    "clusters=2",
-                    "--set",
-                    "rounds=2",
-                    "--workers",
-                    "1",
-                    "--runs",
-                    str(tmp_path / "runs"),
-                    "--run-id",
-                    name.replace(" ", "-"),
-                ],
+                [sys.executable, *TRAIN, str(population.path), *settings, "--run-id", name.replace(" ", "-")],
                 env=environment,
                 capture_output=True,
                 text=True,
@@ -187,14 +158,7 @@ def test_runs_need_few_rights_in_the_ledger(postgres, tmp_path, monkeypatch):
         for statement in grants():
             owner.execute(statement)
     monkeypatch.setenv("FEDCORE_LEDGER", f"postgresql+psycopg://fedcore_runs@{postgres}")
-    request = TrainRequest(
-        method="histograms",
-        population=str(population.path),
-        runs=str(tmp_path / "runs"),
-        settings={"clusters": 2, "rounds": 2, "epsilon": 4.0},
-        run_id="run",
-    )
-    to_end(start_run(request, InProcessBackend(), stamp="then"))
+    sessions.train(population, tmp_path, settings={"clusters": 2, "rounds": 2, "epsilon": 4.0}, run_id="run")
     assert load_run(tmp_path / "runs" / "run").head["status"] == "finished"
     assert ledger.verify(population.id).releases["published"] == 4
     with psycopg.connect(f"postgresql://fedcore_runs@{postgres}", autocommit=True) as runs:

@@ -21,30 +21,20 @@ from fedcore.population.copying import copy_population
 from fedcore.population.store import Population
 from fedcore.privacy.accounting import exact_sum, rounded_up
 from fedcore.privacy.ledger.ledger import open_ledger
-from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run, load_run
-from fedcore.training.request import TrainRequest
-from fedcore.training.session import start_run
+from tests import sessions
 from tests.command import private_population, works
 from tests.conftest import small_counts
 from tests.faults.month import Server
 from tests.faults.place import same_result
 from tests.faults.test_cluster import free_port
 from tests.flows.test_secure_hosts import postgres  # noqa: F401  a fixture
-from tests.sessions import to_end
 from tests.tls import certificate, tls_environment
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 120.0  # for anything that processes of other hosts do, seconds
-SHARED = (
-    "AWS_ENDPOINT_URL",
-    "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_DEFAULT_REGION",
-    "AWS_EC2_METADATA_DISABLED",
-    "PATH",
-    "OMP_NUM_THREADS",
-)
+SHARED = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
+SHARED += ("AWS_EC2_METADATA_DISABLED", "PATH", "OMP_NUM_THREADS")
 SETTINGS = {"clusters": 2, "rounds": 3, "epsilon": 2.0}
 FILE = """
 [[deployment]]
@@ -219,19 +209,10 @@ def test_hosts_that_share_a_store_and_servers_train_together(postgres, s3, tmp_p
     monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{tmp_path / 'near.sqlite'}")
     (tmp_path / "alone").mkdir()
     alone, _ = private_population(tmp_path / "alone" / "pop", small_counts(400), test=True, leaf=8, block=32)
-    request = TrainRequest(
-        method="histograms",
-        population=str(alone.path),
-        settings=SETTINGS,
-        seed=3,
-        runs=str(tmp_path / "alone" / "runs"),
-        run_id="run",
-        test_noise="a key",
-    )
-    session = start_run(request, InProcessBackend(), stamp="then")
-    to_end(session)
+    named = {"seed": 3, "run_id": "run", "test_noise": "a key"}
+    run = sessions.train(alone, tmp_path / "alone", "histograms", SETTINGS, **named)
     found = load_run(f"{s3}/runs/latest-nightly.json")
-    assert found.info["deployment"] == "nightly" and same_result(found, load_run(session.run.path))
+    assert found.info["deployment"] == "nightly" and same_result(found, load_run(run.path))
 
     # The ledger in PostgreSQL, which nobody but the population named.
     monkeypatch.delenv("FEDCORE_LEDGER")

@@ -18,26 +18,10 @@ from tests.histograms.run_in_memory import answer, facts, rounded_normal
 def state_for_rounds(centres, rounds, sigma=1e-6, **fields) -> HistogramsState:
     k, d = np.shape(centres)
     uniform = np.full(d, 1 / d)
-    defaults = dict(
-        phase="rounds",
-        round=0,
-        seed=0,
-        rounds=rounds,
-        clusters=k,
-        overseed=k,
-        merge_after=0,
-        perturbation=0.3,
-        multipliers=np.full(rounds + 2, sigma),
-        mean=uniform,
-        mean_precision=1e30,
-        metric=uniform,
-        centres=np.array(centres),
-        counts=np.zeros(k),
-        sums=np.zeros((0, d)),
-        reseed=np.zeros(0, np.int64),
-        entropy=0.0,
-        clients=0.0,
-    )
+    numbers = dict(round=0, seed=0, rounds=rounds, clusters=k, overseed=k, merge_after=0, perturbation=0.3)
+    start = dict(mean=uniform, mean_precision=1e30, metric=uniform, multipliers=np.full(rounds + 2, sigma))
+    held = dict(centres=np.array(centres), counts=np.zeros(k), sums=np.zeros((0, d)), reseed=np.zeros(0, np.int64))
+    defaults = dict(phase="rounds", **numbers, **start, **held, entropy=0.0, clients=0.0)
     return HistogramsState(**{**defaults, **fields})
 
 

@@ -9,9 +9,8 @@ import pytest
 from fedcore.operations.in_process import to_the_end
 from fedcore.operations.verify_statement import verify_statement
 from fedcore.rounds.engine import InProcessBackend
-from fedcore.training.request import TrainRequest
-from fedcore.training.session import start_run
 from fedcore.training.warm_start import lineage_of
+from tests import sessions
 from tests.command import private_population
 from tests.conftest import small_counts
 
@@ -21,10 +20,10 @@ WHY = "files are made of a public calendar."
 def made(population, folder, name, **asked):
     backend = InProcessBackend()
     settings = {"clusters": 2, "rounds": 2, "epsilon": 1.0, "anyway": True}
-    request = TrainRequest(
-        method="histograms", population=str(population.path), runs=str(folder), run_id=name, settings=settings, **asked
+    session = sessions.begin(
+        population, folder, settings=settings, backend=backend, runs=str(folder), run_id=name, **asked
     )
-    path = to_the_end(start_run(request, backend, stamp="then"), backend, report=False)
+    path = to_the_end(session, backend, report=False)
     return path, json.loads((path / "statement.json").read_text())
 
 

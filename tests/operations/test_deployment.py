@@ -322,17 +322,8 @@ def test_a_file_that_is_no_text(tmp_path):
         read_deployments(tmp_path / "d.toml")
 
 
-SHIPPED = [
-    "histograms",
-    "federated_em",
-    "gradient_em",
-    "mixed_effects",
-    "private_gmm",
-    "private_mixture",
-    "perma",
-    "background",
-    "dictionaries",
-]
+SHIPPED = ["histograms", "federated_em", "gradient_em", "mixed_effects", "private_gmm", "private_mixture"]
+SHIPPED += ["perma", "background", "dictionaries"]
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -15,30 +15,22 @@ from fedcore.operations.hanging import hanging_runs
 from fedcore.operations.monitoring import Monitoring
 from fedcore.operations.schedule import Schedule
 from fedcore.population.store import Population
-from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run
 from fedcore.training.budget import begin_cohorts
-from fedcore.training.request import Series, TrainRequest
-from fedcore.training.session import start_run
+from fedcore.training.request import Series
+from tests import sessions
 from tests.command import private_population
-from tests.conftest import counts_method, small_counts, write_counts
+from tests.conftest import small_counts, write_counts
 from tests.operations.test_deployment import ENTRY
 from tests.sessions import to_end
 
 
 def trained(population, folder, number, deployment="weekly", finish=True, share=None, **settings):
     """A finished run of the deployment, and what is left then."""
-    request = TrainRequest(
-        method=counts_method(settings),
-        population=str(population.path),
-        runs=str(folder),
-        run_id=f"r{number}",
-        settings={"clusters": 2, "rounds": 1, **({} if "algorithm" in settings else {"anyway": True}), **settings},
-        deployment=deployment,
-        series=Series() if deployment else None,
-        share=share,
-    )
-    session = start_run(request, InProcessBackend(), stamp=f"202601{number + 1:02d}T030000")
+    settings = {"clusters": 2, "rounds": 1, **({} if "algorithm" in settings else {"anyway": True}), **settings}
+    named = {"run_id": f"r{number}", "deployment": deployment, "series": Series() if deployment else None}
+    named |= {"share": share, "runs": str(folder), "stamp": f"202601{number + 1:02d}T030000"}
+    session = sessions.begin(population, folder, settings=settings, **named)
     to_end(session)
     return session, budget_left(session)
 
@@ -217,16 +209,9 @@ def test_when_a_run_hangs(tmp_path):
     """Longer than ten of its rounds without another one, and never within `patience`; finished runs do not hang."""
     population = write_counts(tmp_path / "p", small_counts())
     trained(population, tmp_path / "runs", 0, algorithm="algorithm2")
-    request = TrainRequest(
-        method="paper_histograms",
-        population=str(population.path),
-        runs=str(tmp_path / "runs"),
-        run_id="now",
-        settings={"algorithm": "algorithm2", "clusters": 2, "rounds": 3},
-        deployment="weekly",
-        series=Series(),
-    )
-    session = start_run(request, InProcessBackend(), stamp="20260201T030000")
+    settings = {"algorithm": "algorithm2", "clusters": 2, "rounds": 3}
+    named = {"run_id": "now", "deployment": "weekly", "series": Series(), "stamp": "20260201T030000"}
+    session = sessions.begin(population, tmp_path, settings=settings, **named)
     begun = (session.run.path / "head.json").stat().st_mtime
 
     def found(seconds, patience=60.0, hanging=10.0, name="weekly"):

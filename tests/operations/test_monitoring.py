@@ -13,9 +13,8 @@ from fedcore.flows.server import server
 
 from fedcore.operations.deployment import read_file
 from fedcore.privacy.ledger.ledger import default_ledger_url
-from fedcore.rounds.engine import InProcessBackend
-from fedcore.training.request import Series, TrainRequest
-from fedcore.training.session import start_run
+from fedcore.training.request import Series
+from tests import sessions
 from tests.command import fedcore, private_population, works
 from tests.conftest import small_counts, write_counts
 from tests.flows.test_prefect import HERE, ask, first, listening, process
@@ -156,16 +155,9 @@ def test_missed_starts_and_runs_that_hang_are_told_once(own_server, tmp_path):
     from fedcore.flows.watch import look
 
     population = write_counts(tmp_path / "public", small_counts(100))
-    request = TrainRequest(
-        method="paper_histograms",
-        population=str(population.path),
-        runs=str(tmp_path / "runs"),
-        run_id="stuck",
-        settings={"algorithm": "algorithm2", "clusters": 2, "rounds": 3},
-        deployment="often",
-        series=Series(),
-    )
-    session = start_run(request, InProcessBackend(), stamp="then")
+    settings = {"algorithm": "algorithm2", "clusters": 2, "rounds": 3}
+    named = {"run_id": "stuck", "deployment": "often", "series": Series()}
+    session = sessions.begin(population, tmp_path, settings=settings, **named)
     session.training.step()
     address = own_server + "/api"
     with listening() as (webhook, told):

@@ -18,10 +18,11 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.rounds.method import Method
 from fedcore.runs.store import Run, load_run
 from fedcore.training.personalise import personalise, trained
-from fedcore.training.request import Series, TrainRequest
-from fedcore.training.session import concluding, resume, start_run
+from fedcore.training.request import Series
+from fedcore.training.session import concluding, resume
+from tests import sessions
 from tests.command import fedcore, private_population, works
-from tests.conftest import counts_method, edit_record, small_counts, write_counts
+from tests.conftest import edit_record, small_counts, write_counts
 from tests.sessions import to_end
 
 OPEN = {"algorithm": "algorithm2", "clusters": 2, "rounds": 2}
@@ -31,16 +32,8 @@ KEPT = ("run.json", "head.json", "metrics.jsonl", "statement.json")
 
 
 def begin(population, tmp_path, run_id, settings=OPEN, deployment="nightly", stamp=None, **more):
-    request = TrainRequest(
-        method=counts_method(settings),
-        population=str(population.path),
-        runs=str(tmp_path / "runs"),
-        run_id=run_id,
-        settings=settings,
-        deployment=deployment,
-        **more,
-    )
-    return start_run(request, InProcessBackend(), stamp=stamp or run_id)
+    named = {"run_id": run_id, "deployment": deployment, "stamp": stamp or run_id, **more}
+    return sessions.begin(population, tmp_path, settings=settings, **named)
 
 
 def train(*arguments, **named) -> Run:

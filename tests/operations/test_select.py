@@ -20,6 +20,7 @@ from fedcore.runs.store import Run, load_run
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import abandon, concluding, resume, start_run
 from tests.command import fedcore, works
+from tests.conftest import write_population
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +30,7 @@ def population(tmp_path_factory):
     centres = np.array([[0.0, 0.0], [8.0, 0.0], [0.0, 8.0]])
     rows = centres[random.integers(3, size=1200)] + random.normal(size=(1200, 2))
     path = tmp_path_factory.mktemp("select") / "p"
-    with PopulationWriter(path, "rows", 2, dtype="float64") as writer:
-        writer.write(range(20), (np.arange(0, 1201, 60), rows))
-        writer.commit()
+    write_population(path, "rows", 2, range(20), (np.arange(0, 1201, 60), rows), dtype="float64")
     return path
 
 
@@ -151,17 +150,7 @@ def test_runs_of_other_arithmetic_and_abandoned_ones_are_not_taken_for_candidate
 
 def test_private_runs_and_methods_without_held_out_rows_are_refused(population, tmp_path):
     with pytest.raises(ConfigError, match="private"):
-        requests(
-            TrainRequest(
-                method="federated_em",
-                population=str(population),
-                settings={"algorithm": "private", "epsilon": 1.0},
-                runs=str(tmp_path),
-            ),
-            {"components": (1, 2)},
-            0.2,
-            "s",
-        )
+        requests(request(population, tmp_path, algorithm="private", epsilon=1.0), {"components": (1, 2)}, 0.2, "s")
     with pytest.raises(ConfigError, match="holds no rows back"):
         requests(TrainRequest(method="histograms", population="x"), {"clusters": (1, 2)}, 0.2, "s")
 

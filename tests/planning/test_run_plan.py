@@ -25,6 +25,7 @@ from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import PublicFacts
 from fedcore.training.request import TrainRequest
+from tests import sessions
 from tests.command import fedcore, private_population, works
 from tests.conftest import small_counts, write_counts
 
@@ -60,50 +61,18 @@ def rows_with_a_budget(path, epsilon: float):
 
 
 def timed(**changed) -> Timed:
-    values = dict(
-        phase="rounds",
-        count=5,
-        clients=8,
-        entries=48.0,
-        pieces=1,
-        whole=0.9,
-        half=0.5,
-        server=0.2,
-        server_half=0.2,
-        stacked=False,
-        leaf_bytes=1000,
-        half_bytes=600,
-        server_bytes=50,
-        statistics=10,
-        memory=0.0,
-    )
-    return Timed(**(values | changed))
+    counted = dict(phase="rounds", count=5, clients=8, entries=48.0, pieces=1, stacked=False, statistics=10, memory=0.0)
+    seconds = dict(whole=0.9, half=0.5, server=0.2, server_half=0.2)
+    sizes = dict(leaf_bytes=1000, half_bytes=600, server_bytes=50)
+    return Timed(**(counted | seconds | sizes | changed))
 
 
 def measured(*kinds: Timed, **changed) -> Calibration:
-    values = dict(
-        pace=1.0,
-        leaf_clients=8,
-        rounds=kinds or (timed(),),
-        whole=True,
-        reading=0.001,
-        reading_bytes=1.5,
-        stored=0.5,
-        memory_write=0.0,
-        memory_flush=0.0,
-        memory_read=0.0,
-        memory_file=0.0,
-        commit=0.01,
-        state=100,
-        noise=0.002,
-        noise_start=0.1,
-        start=0.5,
-        start_bytes=1000,
-        flow_bytes=2000,
-        stacked_clients=60,
-        seconds=1.0,
-    )
-    return Calibration(**(values | changed))
+    made = dict(pace=1.0, leaf_clients=8, rounds=kinds or (timed(),), whole=True, stacked_clients=60, seconds=1.0)
+    memory = dict(memory_write=0.0, memory_flush=0.0, memory_read=0.0, memory_file=0.0)
+    stored = dict(reading=0.001, reading_bytes=1.5, stored=0.5, commit=0.01, state=100, noise=0.002, noise_start=0.1)
+    start = dict(start=0.5, start_bytes=1000, flow_bytes=2000)
+    return Calibration(**(made | memory | stored | start | changed))
 
 
 def facts_of(kind, features=8, nominal=60, **changes) -> PublicFacts:
@@ -115,16 +84,7 @@ def facts_of(kind, features=8, nominal=60, **changes) -> PublicFacts:
 
 def test_work_is_linear_in_clients_and_leaves():
     # A piece of 8 clients takes 0.9 s and its half 0.5 s: 0.1 s a client and 0.1 s a leaf.
-    load = Load(
-        clients=80,
-        sizes=FIVE,
-        leaves=10,
-        entries=480,
-        block_clients=16,
-        streams=False,
-        shares_commits=False,
-        remote=False,
-    )
+    load = Load(80, FIVE, 10, 480, 16, streams=False, shares_commits=False, remote=False)
     assert run_plan._work(timed(), load, measured()) == pytest.approx(10 * 0.1 + 80 * 0.1)
     heavier = replace(load, entries=960)  # twice the rows for each client
     assert run_plan._work(timed(), heavier, measured()) == pytest.approx(10 * 0.1 + 80 * 0.2)
@@ -303,11 +263,8 @@ def test_a_method_that_needs_more_clients_still_has_a_plan(tmp_path, quick):
     # Eight clients of a leaf of eight cannot fill nine clusters; what was measured until then stands.
     write_counts(tmp_path / "p", small_counts(), block=16, leaf=8)
     told = plan_run(
-        TrainRequest(
-            method="paper_histograms",
-            population=str(tmp_path / "p"),
-            runs=str(tmp_path / "runs"),
-            settings={"algorithm": "algorithm2", "clusters": 9, "rounds": 3},
+        sessions.request_for(
+            tmp_path / "p", tmp_path, settings={"algorithm": "algorithm2", "clusters": 9, "rounds": 3}
         ),
         Resources(workers=0),
         limit=30.0,
@@ -370,6 +327,12 @@ def test_the_servers_seconds_do_not_keep_stand_ins_away(monkeypatch):
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
+def planned(population, runs, *more):
+    """`fedcore plan federated_em` in this process."""
+    asked = ("plan", "federated_em", population, "--local", "--runs", runs, "--calibration", "30", *more, *FEDEM)
+    return works(*asked)
+
+
 def everything_below(folder) -> dict:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -379,18 +342,7 @@ def test_a_plan_leaves_nothing_and_is_kept_by_the_run(tmp_path, quick):
     write_rows(tmp_path / "p")
     works("train", "federated_em", tmp_path / "p", "--local", "--runs", tmp_path / "runs", "--run-id", "r", *FEDEM)
     before = everything_below(tmp_path)
-    told = works(
-        "plan",
-        "federated_em",
-        tmp_path / "p",
-        "--local",
-        "--runs",
-        tmp_path / "runs",
-        "--calibration",
-        "30",
-        "--json",
-        *FEDEM,
-    ).json
+    told = planned(tmp_path / "p", tmp_path / "runs", "--json").json
     assert everything_below(tmp_path) == before
     (tmp_path / "plan.json").write_text(json.dumps(told))
     held = works("report", tmp_path / "runs" / "r", "--plan", tmp_path / "plan.json", "--json").json["promise"]
@@ -406,24 +358,8 @@ def test_a_plan_leaves_nothing_and_is_kept_by_the_run(tmp_path, quick):
 def test_a_private_plan_reserves_and_releases_nothing(tmp_path, quick):
     population, ledger = private_population(tmp_path / "p", small_counts(400), epsilon=50.0, nominal=400)
     before, chain = ledger.balance(population.id), ledger.head(population.id)
-    asked = (
-        "plan",
-        "histograms",
-        tmp_path / "p",
-        "--runs",
-        tmp_path / "runs",
-        "--calibration",
-        "30",
-        "--json",
-        "--set",
-        "clusters=2",
-        "--set",
-        "rounds=3",
-        "--set",
-        "overseed=2",
-        "--workers",
-        "2",
-    )
+    sizes = ("--set", "clusters=2", "--set", "rounds=3", "--set", "overseed=2", "--workers", "2")
+    asked = ("plan", "histograms", tmp_path / "p", "--runs", tmp_path / "runs", "--calibration", "30", "--json", *sizes)
     told = works(*asked).json
     assert ledger.balance(population.id) == before and ledger.head(population.id) == chain
     assert told["passes"] == 5 and told["seconds_of_releases"] > 0
@@ -540,9 +476,7 @@ def test_a_search_finds_what_stands_in(components, features, unit):
 def test_phases_are_those_of_the_schedule_whatever_the_trial_meets(tmp_path, quick, monkeypatch):
     """A budget too small for anything to be found, and a trial that is cut off at once."""
     population, _ = rows_with_a_budget(tmp_path / "p", epsilon=0.01)
-    request = TrainRequest(
-        method="private_gmm", population=str(population.path), runs=str(tmp_path / "runs"), settings={"radius": 20.0}
-    )
+    request = sessions.request_for(population, tmp_path, "private_gmm", {"radius": 20.0})
     whole = plan_run(request, Resources(workers=0), limit=30.0)
     run = trial_rounds.Trial.run
     monkeypatch.setattr(trial_rounds.Trial, "run", lambda self, pieces, limit, least=3: run(self, pieces, 0.0, 1))
@@ -587,21 +521,8 @@ def test_more_clients_take_more_and_a_foreign_plan_is_refused(tmp_path, quick):
     assert told["clients"] == 60_000_000 and told["bytes_read_first_pass"] == 10**6 * one["bytes_read_first_pass"]
     assert told["disk_bytes"] > 10**5 * one["disk_bytes"] / 2 and told["seconds"] > 10**3 * one["seconds"]
     write_counts(tmp_path / "q", small_counts())
-    works(
-        "train",
-        "paper_histograms",
-        tmp_path / "q",
-        "--local",
-        "--runs",
-        tmp_path / "runs",
-        "--run-id",
-        "h",
-        "--set",
-        "algorithm=algorithm2",
-        "--set",
-        "clusters=2",
-        "--set",
-        "rounds=2",
+    sessions.train(
+        tmp_path / "q", tmp_path, settings={"algorithm": "algorithm2", "clusters": 2, "rounds": 2}, run_id="h"
     )
     refused = fedcore("report", tmp_path / "runs" / "h", "--plan", tmp_path / "one.json", "--json")
     assert refused.code == 2 and "the plan is of method" in refused.json["message"]
@@ -613,30 +534,8 @@ def test_more_clients_take_more_and_a_foreign_plan_is_refused(tmp_path, quick):
 def test_populations_and_runs_behind_urls(tmp_path, memory, quick):
     write_rows(tmp_path / "p")
     works("population", "copy", tmp_path / "p", f"{memory}/p")
-    told = works(
-        "plan",
-        "federated_em",
-        f"{memory}/p",
-        "--local",
-        "--runs",
-        f"{memory}/runs",
-        "--calibration",
-        "30",
-        "--json",
-        *FEDEM,
-    ).json
-    here = works(
-        "plan",
-        "federated_em",
-        tmp_path / "p",
-        "--local",
-        "--runs",
-        tmp_path / "runs",
-        "--calibration",
-        "30",
-        "--json",
-        *FEDEM,
-    ).json
+    told = planned(f"{memory}/p", f"{memory}/runs", "--json").json
+    here = planned(tmp_path / "p", tmp_path / "runs", "--json").json
     same = ("passes", "bytes_read", "disk_bytes", "clients", "released_bytes")
     assert [told[name] for name in same] == [here[name] for name in same]
     import fsspec
@@ -651,18 +550,6 @@ def test_a_fresh_process_says_how_long_its_imports_take(tmp_path):
 
 def test_people_read_units(tmp_path, quick):
     write_rows(tmp_path / "p")
-    shown = works(
-        "plan",
-        "federated_em",
-        tmp_path / "p",
-        "--local",
-        "--runs",
-        tmp_path / "runs",
-        "--calibration",
-        "30",
-        "--deadline",
-        "1h",
-        *FEDEM,
-    ).out
+    shown = planned(tmp_path / "p", tmp_path / "runs", "--deadline", "1h").out
     assert "MiB" in shown and "workers for deadline       1" in shown and "1.00 h" in shown
     assert Population.open(tmp_path / "p").versions() == [1]

@@ -10,6 +10,7 @@ from fedcore.population import layout, slots
 from fedcore.population import manifest as manifests
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
+from tests.conftest import write_population
 
 
 def some_counts(clients: int, features: int = 7, seed: int = 0) -> sp.csr_matrix:
@@ -54,9 +55,7 @@ def counts_population(tmp_path):
 @pytest.fixture
 def rows_population(tmp_path):
     """10 clients with dense rows, in leaves and blocks of 4."""
-    with PopulationWriter(tmp_path / "p", "rows", 3, clients_per_leaf=4, clients_per_block=4) as writer:
-        writer.write(names(0, 10), some_rows(10))
-        return writer.commit()
+    return write_population(tmp_path / "p", "rows", 3, names(0, 10), some_rows(10), leaf=4, block=4)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from fedcore.population import arrays, layout
 from fedcore.population.chunks import PlainArray
 from fedcore.population.slots import Slot
 from fedcore.population.store import Population
-from fedcore.population.writer import PopulationWriter
+from tests.conftest import write_population
 
 from .conftest import names, sealed_again
 
@@ -21,9 +21,7 @@ from .conftest import names, sealed_again
 def test_every_array_of_the_writer_is_decoded_as_zarr_would(tmp_path, monkeypatch, counts_population):
     monkeypatch.setattr(arrays, "CHUNK_BYTES", 400)  # several chunks, the last of which is padded
     x = np.random.default_rng(0).normal(size=(33, 5))
-    with PopulationWriter(tmp_path / "rows", "rows", 5, dtype="float64") as writer:
-        writer.write(["a", "b"], (np.array([0, 30, 33]), x))
-        rows = writer.commit()
+    rows = write_population(tmp_path / "rows", "rows", 5, ["a", "b"], (np.array([0, 30, 33]), x), dtype="float64")
     seen = 0
     for population in (rows, counts_population):
         for entry in population.blocks:
@@ -122,9 +120,7 @@ def test_a_chunk_cut_short_by_a_faulty_writer_is_refused(tmp_path, counts_popula
     file.write_bytes(file.read_bytes()[:20])
     with pytest.raises(ChunkError, match="Block 1.*train/counts: a chunk is truncated or altered"):
         sealed_again(counts_population).read(1)
-    with PopulationWriter(tmp_path / "rows", "rows", 2) as writer:
-        writer.write(["a"], (np.array([0, 9]), np.ones((9, 2))))
-        rows = writer.commit()
+    rows = write_population(tmp_path / "rows", "rows", 2, ["a"], (np.array([0, 9]), np.ones((9, 2))))
     file = layout.block_folder(rows.path, rows.blocks[0].slot) / "train" / "x" / "c" / "0" / "0"
     content = file.read_bytes()
     for other in (content[:20], content + b"more"):
@@ -145,9 +141,7 @@ def test_metadata_of_another_kind_of_array_are_an_error(counts_population):
 def test_large_counts_keep_their_value(tmp_path, largest):
     """float32 up to 2**24, then float64; totals are exact where sums of int32 would overflow."""
     counts = np.array([[1, 0, largest], [0, 0, 0], [largest, largest, 2]], np.int64)
-    with PopulationWriter(tmp_path / "p", "counts", 3) as writer:
-        writer.write(names(0, 3), sp.csr_matrix(counts))
-        writer.commit()
+    write_population(tmp_path / "p", "counts", 3, names(0, 3), sp.csr_matrix(counts))
     block = Population.open(tmp_path / "p").read(0)
     assert block.data.dtype == (np.float32 if largest < 2**24 else np.float64)
     assert np.array_equal(block.csr.toarray(), counts) and block.totals.tolist() == counts.sum(axis=1).tolist()

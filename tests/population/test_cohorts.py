@@ -20,6 +20,7 @@ from fedcore.population.ingest.ingest import ingest
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 from fedcore.storage.ranges import holds, in_words, merged, numbers_in, parsed, ranges_of
+from tests.conftest import write_population
 from tests.population.conftest import names, some_counts, some_rows
 from tests.population.contents import counts_of, ids_of, write_csv
 
@@ -133,9 +134,7 @@ def test_nothing_happens_if_the_ledger_refuses(counts_population):
 
 
 def test_founders_have_the_declared_size(tmp_path):
-    with PopulationWriter(tmp_path / "p", "counts", 7, nominal_clients=20) as writer:
-        writer.write(names(0, 23), some_counts(23))
-        made = writer.commit()
+    made = write_population(tmp_path / "p", "counts", 7, names(0, 23), some_counts(23), nominal_clients=20)
     made = begun(made)
     assert made.manifest.cohorts[0].nominal == 20
 
@@ -175,9 +174,7 @@ def test_a_population_without_cohorts_has_everybody(counts_population):
     ],
 )
 def test_a_cohorts_declared_size_is_what_the_total_grew_by(tmp_path, totals, sizes):
-    with PopulationWriter(tmp_path / "p", "counts", 7, nominal_clients=totals[0]) as writer:
-        writer.write(names(0, 23), some_counts(23))
-        made = writer.commit()
+    made = write_population(tmp_path / "p", "counts", 7, names(0, 23), some_counts(23), nominal_clients=totals[0])
     made = begun(made)
     for number, total in enumerate(totals[1:]):
         if number % 2:
@@ -189,9 +186,7 @@ def test_a_cohorts_declared_size_is_what_the_total_grew_by(tmp_path, totals, siz
 
 
 def test_a_smaller_total_is_refused(tmp_path):
-    with PopulationWriter(tmp_path / "p", "counts", 7, nominal_clients=20) as writer:
-        writer.write(names(0, 23), some_counts(23))
-        made = writer.commit()
+    made = write_population(tmp_path / "p", "counts", 7, names(0, 23), some_counts(23), nominal_clients=20)
     made = begun(made)
     for append in (
         lambda: open_cohort(made, 19),
@@ -213,9 +208,7 @@ def test_a_matrix_without_ids_opens_no_cohort(counts_population, tmp_path):
 @pytest.mark.parametrize("form", ["csv", "parquet", "npz", "npy"])
 def test_sources_that_name_nobody_open_a_cohort(tmp_path, form):
     columns = ["client", "a", "b", "c"]
-    with PopulationWriter(tmp_path / "p", "rows", 3, dtype="float64", clients_per_leaf=4) as writer:
-        writer.write(names(0, 10), some_rows(10))
-        made = writer.commit()
+    made = write_population(tmp_path / "p", "rows", 3, names(0, 10), some_rows(10), dtype="float64", leaf=4)
     made = begun(made)
     nobody, options = tmp_path / f"nobody.{form}", {}
     if form == "csv":

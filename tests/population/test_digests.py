@@ -15,6 +15,7 @@ from fedcore.population import manifest as manifests
 from fedcore.population.copying import copy_population
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
+from tests.conftest import write_population
 from tests.population.conftest import names, some_counts
 
 
@@ -36,9 +37,7 @@ def alike_counts(path):
     """Two blocks of the same shapes, types and lengths, with other values."""
     first, none = np.arange(1, 25).reshape(4, 6), np.zeros((4, 1), int)
     matrix = sp.csr_matrix(np.concatenate([np.hstack([first, none]), np.hstack([none, first[::-1]])]))
-    with PopulationWriter(path, "counts", 7, clients_per_leaf=4, clients_per_block=4) as writer:
-        writer.write(names(1, 8), matrix, matrix[::-1].copy())
-        return writer.commit()
+    return write_population(path, "counts", 7, names(1, 8), matrix, matrix[::-1].copy(), leaf=4, block=4)
 
 
 def alike_rows(path, chunk_bytes=None):
@@ -252,9 +251,7 @@ def test_nobody_else_may_look_at_a_population_with_a_ledger(tmp_path, umask, the
         path.chmod(0o755)
     ledger = {"id": "0" * 32, "url": "sqlite:///nowhere"}
     options = {"vocabulary": list("abcdefg"), "ledger": ledger, "clients_per_leaf": 4, "clients_per_block": 4}
-    with PopulationWriter(path, "counts", 7, **options) as writer:
-        writer.write(names(0, 6), some_counts(6))
-        population = writer.commit()
+    population = write_population(path, "counts", 7, names(0, 6), some_counts(6), **options)
     layout.write_beside(path, layout.WITNESS, b"{}")
     with PopulationWriter.extending(population) as writer:
         writer.keep(population.blocks[0])

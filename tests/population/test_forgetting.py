@@ -21,6 +21,7 @@ from fedcore.population.suppression import Suppression
 from fedcore.population.writer import PopulationWriter
 from fedcore.storage import files
 from tests.command import works
+from tests.conftest import write_population
 from tests.population.conftest import names, some_counts, some_rows
 from tests.population.contents import counts_of, everything_in, ids_of, rows_of, write_csv
 
@@ -431,9 +432,7 @@ EVENTS = st.lists(
 def test_nobodys_cohort_changes(tmp_path_factory, events):
     """Against a model that knows nothing of indices: who is there, with how many tokens, and in which cohort."""
     folder = tmp_path_factory.mktemp("events")
-    with PopulationWriter(folder / "p", "counts", 7, clients_per_leaf=LEAF, clients_per_block=BLOCK) as writer:
-        writer.write(names(0, 5), some_counts(5))
-        population = writer.commit()
+    population = write_population(folder / "p", "counts", 7, names(0, 5), some_counts(5), leaf=LEAF, block=BLOCK)
     counts = counts_of(population)
     cohort_of, cohorts, ever = dict.fromkeys(counts, 1), 0, dict.fromkeys(counts, 1)
     for what, value in events:

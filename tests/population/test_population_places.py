@@ -14,8 +14,8 @@ from fedcore.rounds.caches import BLOCKS
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.storage import files
 from fedcore.training.budget import ledger_of
-from fedcore.training.request import TrainRequest
-from fedcore.training.session import concluding, resume, start_run
+from fedcore.training.session import concluding, resume
+from tests import sessions
 from tests.command import private_population
 from tests.conftest import small_counts
 from tests.sessions import to_end
@@ -32,15 +32,8 @@ def place(tmp_path, monkeypatch):
 
 
 def start(population, run="r"):
-    request = TrainRequest(
-        method="histograms",
-        population=str(population),
-        settings={"clusters": 2, "rounds": 2, "epsilon": 1.0},
-        runs="runs",
-        run_id=run,
-        test_noise="k",
-    )
-    return start_run(request, InProcessBackend(), stamp="now")
+    settings = {"clusters": 2, "rounds": 2, "epsilon": 1.0}
+    return sessions.begin(population, Path(), settings=settings, run_id=run, test_noise="k")
 
 
 def interrupted(population):

@@ -10,6 +10,7 @@ from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 from fedcore.storage import files
 from fedcore.storage import objects as object_storage
+from tests.conftest import write_population
 
 from .conftest import names, some_counts, some_rows
 from .remote_places import DAMAGES, copied, damage, snapshot
@@ -54,9 +55,7 @@ def test_an_interrupted_copy_is_not_visible_and_goes_on(counts_population, memor
         copy_population(counts_population.path, where, progress=interrupt)
     with pytest.raises(PopulationNotFound):
         Population.open(where)
-    with PopulationWriter(tmp_path / "other", "counts", 7) as writer:
-        writer.write(names(0, 4), some_counts(4))
-        other = writer.commit()
+    other = write_population(tmp_path / "other", "counts", 7, names(0, 4), some_counts(4))
     with pytest.raises(PopulationError, match="Another population is being copied"):
         copy_population(other.path, where)
     done = copy_population(counts_population.path, where)
@@ -127,9 +126,7 @@ def extended(population, seed):
 
 
 def test_what_is_there_is_never_overwritten(counts_population, memory, tmp_path):
-    with PopulationWriter(tmp_path / "other", "counts", 7) as writer:
-        writer.write(names(0, 4), some_counts(4))
-        other = writer.commit()
+    other = write_population(tmp_path / "other", "counts", 7, names(0, 4), some_counts(4))
     there = copied(counts_population, f"{memory}/p")
     with pytest.raises(PopulationError, match="another population"):
         copy_population(other.path, f"{memory}/p")
@@ -171,9 +168,7 @@ def test_two_copies_of_different_populations_at_once(counts_population, rows_pop
 
 @pytest.fixture
 def rows_population_elsewhere(tmp_path):
-    with PopulationWriter(tmp_path / "rows", "rows", 3, clients_per_leaf=4, clients_per_block=4) as writer:
-        writer.write(names(0, 10), some_rows(10))
-        return writer.commit()
+    return write_population(tmp_path / "rows", "rows", 3, names(0, 10), some_rows(10), leaf=4, block=4)
 
 
 def test_a_manifest_is_created_once(s3):

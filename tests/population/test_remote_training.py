@@ -13,8 +13,8 @@ from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url, ope
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import load_run
 from fedcore.training.budget import ledger_name, ledger_of, remember_head
-from fedcore.training.request import TrainRequest
-from fedcore.training.session import concluding, resume, start_run
+from fedcore.training.session import concluding, resume
+from tests import sessions
 from tests.command import private_population
 from tests.conftest import small_counts, write_counts
 from tests.sessions import to_end
@@ -26,10 +26,7 @@ fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
 
 
 def trained(location, tmp_path, run_id, backend=None, **changes):
-    request = TrainRequest(
-        **{"method": "toy", "population": str(location), "runs": str(tmp_path / "runs"), "run_id": run_id, **changes}
-    )
-    return to_end(start_run(request, backend or InProcessBackend(), stamp="then"))
+    return sessions.train(location, tmp_path, changes.pop("method", "toy"), run_id=run_id, backend=backend, **changes)
 
 
 def bits(run) -> dict:
@@ -135,10 +132,7 @@ def test_a_run_that_loses_its_storage_can_be_resumed(tmp_path, toy, s3, server):
     population = write_counts(tmp_path / "p", small_counts(30))
     there = copied(population, f"{s3}/p")
     reference = trained(population.path, tmp_path, "reference")
-    request = TrainRequest(
-        method="toy", population=there.location, runs=str(tmp_path / "runs"), run_id="r", cache_bytes=0
-    )
-    session = start_run(request, InProcessBackend(), stamp="then")
+    session = sessions.begin(there.location, tmp_path, "toy", cache_bytes=0)
     try:
         with pytest.raises(PopulationError, match="cannot be reached"), concluding(session):
             session.training.step()

@@ -75,17 +75,7 @@ def test_the_scanner_counts_the_records_that_the_csv_module_reads(tmp_path, monk
     for _ in range(400):
         delimiter = draw.choice(",;§")
         parts = (
-            "\n",
-            "\r\n",
-            "\r",
-            "a",
-            "é",
-            delimiter,
-            '"',
-            '""',
-            f'{delimiter}"b\n"{delimiter}',
-            '"c\r\n"\n',
-            "\n\n",
+            *("\n", "\r\n", "\r", "a", "é", delimiter, '"', '""', f'{delimiter}"b\n"{delimiter}', '"c\r\n"\n', "\n\n"),
         )
         text = f"x{delimiter}y\n" + "".join(draw.choices(parts, k=draw.randrange(40)))
         file.write_bytes(b"\xef\xbb\xbf" * draw.randrange(2) + text.encode())

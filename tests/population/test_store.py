@@ -13,6 +13,7 @@ from fedcore.population import arrays, layout
 from fedcore.population.blocks import leaves
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
+from tests.conftest import write_population
 
 from .conftest import names, sealed_again, some_counts, some_rows
 
@@ -190,9 +191,7 @@ def test_wrong_content_with_right_checksums_of_chunks(tmp_path, array, values, w
     import zarr
 
     matrix = sp.csr_matrix(np.array([[1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 0]]), shape=(3, 4))
-    with PopulationWriter(tmp_path / "p", "counts", 4) as writer:
-        writer.write(["a", "b", "c"], matrix)
-        population = writer.commit()
+    population = write_population(tmp_path / "p", "counts", 4, ["a", "b", "c"], matrix)
     stored = zarr.open_array(str(layout.block_folder(population.path, population.blocks[0].slot) / "train" / array))
     stored[...] = np.array(values)
     with pytest.raises(ChunkError, match=what):
@@ -202,9 +201,7 @@ def test_wrong_content_with_right_checksums_of_chunks(tmp_path, array, values, w
 def test_unsorted_tokens_are_found_by_verify(tmp_path):
     import zarr
 
-    with PopulationWriter(tmp_path / "p", "counts", 7) as writer:
-        writer.write(names(0, 20), some_counts(20))
-        population = writer.commit()
+    population = write_population(tmp_path / "p", "counts", 7, names(0, 20), some_counts(20))
     stored = zarr.open_array(str(layout.block_folder(population.path, population.blocks[0].slot) / "train/indices"))
     stored[...] = np.ones(stored.shape, np.int32)
     assert "not increasing" in sealed_again(population).verify().problems[0]
@@ -221,9 +218,7 @@ def test_another_shape_than_the_manifest(counts_population):
 
 def test_another_population_at_the_same_path(tmp_path):
     for seed in range(3):  # the handles of the first must not be used for the second
-        with PopulationWriter(tmp_path / "p", "counts", 7) as writer:
-            writer.write(names(0, 4), some_counts(4, seed=seed))
-            population = writer.commit()
+        population = write_population(tmp_path / "p", "counts", 7, names(0, 4), some_counts(4, seed=seed))
         np.testing.assert_array_equal(population.read(0).csr.toarray(), some_counts(4, seed=seed).toarray())
         shutil.rmtree(tmp_path / "p")
 
@@ -303,9 +298,7 @@ def test_a_slot_cannot_point_outside(counts_population):
 
 def test_vocabulary(tmp_path):
     tokens = ["the", "cat's", "Ω"]
-    with PopulationWriter(tmp_path / "p", "counts", 3, vocabulary=tokens) as writer:
-        writer.write(["a"], some_counts(1, 3))
-        population = writer.commit()
+    population = write_population(tmp_path / "p", "counts", 3, ["a"], some_counts(1, 3), vocabulary=tokens)
     assert population.vocabulary() == tuple(tokens)
     file = layout.vocabulary_file(population.path, population.manifest.vocabulary.sha256)
     file.write_text("the\ncat\nΩ\n")

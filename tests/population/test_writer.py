@@ -20,6 +20,7 @@ from fedcore.population import writer as population_writer
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
+from tests.conftest import write_population
 
 from .conftest import names, some_counts, some_rows
 from .test_store import all_counts
@@ -152,9 +153,7 @@ def test_leftovers_of_a_dead_writer_are_swept(tmp_path, counts_population, exten
             population = writer.commit()
     else:
         assert left
-        with PopulationWriter(path, "counts", 7) as writer:
-            writer.write(names(0, 2), some_counts(2))
-            population = writer.commit()
+        population = write_population(path, "counts", 7, names(0, 2), some_counts(2))
     left = {folder.name for folder in (path / "blocks").iterdir() if folder.is_dir()}
     assert left == {block.slot for block in population.blocks} and not (path / layout.SPILL).exists()
 
@@ -184,9 +183,7 @@ def one_client_more(parent: Population) -> Population:
 
 
 def one_client(path: Path) -> Population:
-    with PopulationWriter(path, "counts", 7) as writer:
-        writer.write(names(0, 1), some_counts(1))
-        return writer.commit()
+    return write_population(path, "counts", 7, names(0, 1), some_counts(1))
 
 
 @pytest.fixture(params=["new", "extended"])
@@ -284,9 +281,7 @@ def test_blocks_keep_their_order_whichever_is_closed_first(tmp_path, monkeypatch
     for stream_bytes, at_once in ((1 << 20, 2), (1, 1)):
         most.clear()
         place, options = tmp_path / f"{at_once}", {"clients_per_leaf": 2, "clients_per_block": 2}
-        with PopulationWriter(place, "counts", 7, stream_bytes=stream_bytes, **options) as writer:
-            writer.write(names(0, 8), some_counts(8))
-            made = writer.commit()
+        made = write_population(place, "counts", 7, names(0, 8), some_counts(8), stream_bytes=stream_bytes, **options)
         assert [block.first for block in made.blocks] == [0, 2, 4, 6] and max(most) == at_once and made.verify().ok
         np.testing.assert_array_equal(all_counts(made), some_counts(8).toarray())
 
@@ -417,9 +412,7 @@ def test_public_for_evaluation_needs_a_reason(tmp_path):
         made = writer.commit().manifest
     assert made.public_for_evaluation and made.public_reason == "published corpus" and made.nominal_clients is None
     with pytest.raises(ManifestError, match="stated reason"):
-        with PopulationWriter(tmp_path / "q", "counts", 7, public_for_evaluation=" ") as writer:
-            writer.write(["a"], some_counts(1))
-            writer.commit()
+        write_population(tmp_path / "q", "counts", 7, ["a"], some_counts(1), public_for_evaluation=" ")
 
 
 def test_stored_form(rows_population):

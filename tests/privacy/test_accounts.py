@@ -6,13 +6,15 @@ from fractions import Fraction
 
 import pytest
 
-from fedcore.errors import LedgerTampered, PrivacyError
-from fedcore.privacy.accounting import make_budget
+from fedcore.errors import BudgetExceeded, LedgerTampered, PrivacyError
+from fedcore.privacy.accounting import make_budget, rounded_down, rounded_up
 from fedcore.privacy.ledger.chain import canonical
 from fedcore.storage.plain import plain
+from fedcore.storage.ranges import numbers_in, parsed
 from tests.privacy.accounts import (
     OTHER_PARTICIPANTS,
     OTHER_RESERVATION,
+    VALUE,
     begin,
     costing,
     divide,
@@ -68,6 +70,149 @@ def with_unit(unit):
         return books
 
     return without_cohorts
+
+
+# --- who pays ---------------------------------------------------------------------------------------------------------
+
+
+def dealt(**parts):
+    return lambda books: divide(books, **parts)
+
+
+def raised(books):
+    books.ledger.raise_budget(books.population, 3, 1e-10)
+
+
+OF_THREE = "each of cohorts 1-3 of population .* or leave such cohorts out"
+STORIES = {
+    # A change of the account, or a reservation: its cost, the cohorts that pay, the share, and why it is refused. Costs
+    # are parts of the budget at the start, "n x" with n - 1 spares, or "delta" of what there is for thresholds.
+    "each cohort to its edge": (
+        *(open_books, begin, ("2 x 1/2", "1-3", None), ("1/2", "3", None, OF_THREE), ("1/2", "1-5", None, OF_THREE)),
+        *(("1/2", "2-4", None, OF_THREE), ("1/2", "1,5", None, OF_THREE), ("2 x 1/2", "4-5", None)),
+        ("3 x 1/2", "6-7", None, "each of cohorts 6-7 of population .* left of"),
+    ),
+    "the largest account and not the sum": (
+        *(open_books, begin, ("1/2", "1", None), ("1/2", "2", None), ("1/2", "4", None), ("1/2", "1-4", None)),
+        ("1/100", "1-2", None, "each of cohorts 1-2 of population"),
+    ),
+    "thresholds by cohort": (
+        *(open_books, begin, ("delta 1/2", "1-2", None)),
+        ("delta 3/4", "2-3", None, r"delta = 7.5e-12 .* each of cohorts 1-2 .* has 5e-12 left of 1e-11"),
+        ("delta 3/4", "3", None),
+    ),
+    "a raise for every cohort": (
+        open_books,
+        begin,
+        ("1", "1", None),
+        ("1/2", "2-3", None),
+        raised,
+        ("1/8", "1-3", None),
+    ),
+    "each period": (  # a run of the newest three, month after month; late rows find what is left of theirs
+        with_periods,
+        *(("1/3", f"{max(month - 2, 1)}-{month}", None) for month in range(1, 13)),
+        *(("1/3", "9-10", None, "each of cohorts 1-10 of population"), ("1/3", "11", None)),
+    ),
+    "a share and the account": (
+        *(open_books, dealt(a=HALF, b=".3"), ("2/5", None, "a")),
+        ("1/5", None, "a", "share 'a' of population .* has rho = .* left of.*Nothing was released.*larger share"),
+        ("2/5", None, "b", "share 'b'"),
+        ("2/5", None, None, "the undivided part of population"),
+        *(("3/10", None, "b"), ("1/5", None, None), ("1/10", None, "a")),
+    ),
+    "thresholds of a share": (
+        *(open_books, dealt(a=HALF), ("delta 1/2", None, "a")),
+        ("delta 3/10", None, "a", "needs delta = .* for its thresholding steps"),
+        ("delta 3/5", None, None, "needs delta = .* for its thresholding steps"),
+        ("delta 1/2", None, None),
+    ),
+    "all in shares": (open_books, dealt(a=HALF, b=HALF), ("1/7", None, None, "the run names none"), ("1/2", None, "a")),
+    "a raise by the same parts": (open_books, dealt(a=HALF), ("1/2", None, "a"), raised, ("1/8", None, "a")),
+    "a share of every cohort": (
+        *(open_books, begin, dealt(a=HALF), ("2/5", "1-2", "a")),
+        *(("2/5", "2-3", "a", "each of cohorts 1-2 of share 'a'"), ("2/5", "3", "a"), ("2/5", "1-3", None)),
+    ),
+    "a share of every period": (
+        *(with_periods, dealt(a=HALF), ("2/5", "1-2", "a")),
+        *(("2/5", "2", "a", "each of cohorts 1-2 of share 'a'"), ("2/5", "3", "a")),
+    ),
+    # Else no account by cohort could be divided once its founders are retired.
+    "a division of cohorts that have less left": (
+        *(open_books, begin, ("9/10", "1", None), dealt(a=HALF, b=HALF)),
+        ("1/4", "1-2", "a", "^run .* and cohort 1 of population(?!.*share)"),
+        *(("1/4", "2", "a"), ("1/20", "1", "a"), ("1/100", "1", None, "the run names none")),
+    ),
+    "cohorts that begin after a division": (
+        *(open_books, dealt(a=HALF), ("1/4", None, "a"), begin, ("1/2", "2", "a")),
+        ("1/2", "1,3", "a", "cohort 1 of share 'a'"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_who_pays_and_who_cannot(url, name):
+    """Each account that pays for a run holds its cost; one that has less left refuses it, and nothing changes."""
+    account, *steps = STORIES[name]
+    books, runs = account(url), {}
+    ledger, population = books.ledger, books.population
+    budget = ledger.balance(population).budget
+    terms = {"bound": on(1), **({"unit": "client_period"} if account is with_periods else {})}
+    for step in steps:
+        if callable(step):
+            step(books)
+            continue
+        cost, cohorts, share, *refusal = step
+        ranges, asked = parsed(cohorts or "1"), terms | {"share": share}
+        if cohorts is not None:
+            asked["cohorts"] = took(*ranges, of=max(len(ledger.tokens(population)), ranges[-1][1]))
+        if cost.startswith("delta "):
+            plan, spares = [release(delta=budget.delta_extra * float(Fraction(cost[6:])))], 0
+        else:
+            times, _, part = cost.rpartition(" x ")
+            plan, spares = [costing(Fraction(budget.rho_max) * Fraction(part))], int(times or 1) - 1
+        if refusal:
+            head = ledger.head(population)
+            with pytest.raises(BudgetExceeded, match=refusal[0]):
+                books.reserve(plan, spares, **asked)
+            assert ledger.head(population) == head, "a refused run teaches the ledger no cohort"
+        else:
+            runs[books.reserve(plan, spares, **asked)] = (plan, spares, numbers_in(ranges), share)
+        check_accounts(books, runs)
+    for run, (plan, *_) in runs.items():
+        lease = ledger.acquire(run)
+        for planned in plan:
+            ledger.publish(lease, ledger.charge(lease, planned), VALUE)
+        ledger.finish(lease, "finished")
+    check_accounts(books, runs, ended=True)
+
+
+def check_accounts(books, runs, ended=False):
+    """runs: (plan, spares, cohorts that pay, share) by name, none of them charged or all of them ended."""
+    balance = books.ledger.verify(books.population)
+    assert balance == books.ledger.balance(books.population)
+
+    def total(name, cohort, share=...):
+        costs = (
+            Fraction(getattr(planned, name)) * (1 if ended else 1 + spares)
+            for plan, spares, cohorts, of in runs.values()
+            for planned in plan
+            if cohort in cohorts and share in (..., of)
+        )
+        return sum(costs, Fraction(0))
+
+    for holder in (balance, *balance.shares):
+        share = getattr(holder, "name", ...)
+        part = Fraction(getattr(holder, "part", 1))
+        assert share is ... or holder.rho_max == rounded_down(part * Fraction(balance.budget.rho_max))
+        for piece in holder.segments or [holder]:
+            for cohort in range(getattr(piece, "first", 1), getattr(piece, "last", 1) + 1):
+                for name, whole in (("rho", balance.budget.rho_max), ("delta", balance.budget.delta_extra)):
+                    held, whole = total(name, cohort, share), Fraction(whole)
+                    numbers = tuple(getattr(piece, f"{name}_{word}") for word in ("spent", "reserved", "left"))
+                    assert numbers[:2] == ((rounded_up(held), 0) if ended else (0, rounded_up(held)))
+                    left = min(part * whole - held, whole - total(name, cohort))
+                    assert numbers[2] <= left <= numbers[2] + 1e-15
 
 
 # --- a run that is resumed --------------------------------------------------------------------------------------------

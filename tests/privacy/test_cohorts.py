@@ -152,54 +152,6 @@ def test_only_participants_pay(books):
     assert account.runs[run].cohorts == ((2, 3), (5, 5))
 
 
-def test_the_budget_of_every_cohort_is_exact_at_the_edge(books):
-    begin(books)
-    rho_max = books.ledger.balance(books.population).budget.rho_max
-    half = release(sigma=(1 / rho_max) ** 0.5 * (1 + 1e-12))
-    assert 2 * half.rho <= rho_max < 2.000001 * half.rho
-    books.reserve([half], spares=1, cohorts=took((1, 3), of=5))
-    for ranges in ([(3, 3)], [(1, 5)], [(2, 4)], [(1, 1), (5, 5)]):
-        with pytest.raises(BudgetExceeded, match="each of cohorts 1-3 of population .* or leave such cohorts out"):
-            books.reserve([half], cohorts=took(*ranges, of=5))
-    books.reserve([half], spares=1, cohorts=took((4, 5), of=5))
-    assert [piece[:2] for piece in segments(books)] == [(1, 5)]
-    with pytest.raises(BudgetExceeded, match="each of cohorts 6-7 of population .* left of"):
-        books.reserve([half], spares=2, cohorts=took((6, 7), of=7))
-    assert [piece[:2] for piece in segments(books)] == [(1, 5)], "a refused run teaches the ledger no cohort"
-
-
-def test_the_largest_account_decides_and_not_the_sum(books):
-    begin(books)
-    rho_max = books.ledger.balance(books.population).budget.rho_max
-    half = release(sigma=(1 / rho_max) ** 0.5 * (1 + 1e-12))
-    for cohort in (1, 2, 4):
-        books.reserve([half], cohorts=took((cohort, cohort), of=4))
-    books.reserve([half], cohorts=took((1, 4), of=4))
-    assert [piece[::3] for piece in segments(books)] == [(1, 2 * half.rho), (3, half.rho), (4, 2 * half.rho)]
-
-
-def test_deltas_of_thresholds_are_kept_by_cohort_too(books):
-    begin(books)
-    extra = books.ledger.balance(books.population).budget.delta_extra
-    books.reserve([release(delta=extra / 2)], cohorts=took((1, 2), of=3))
-    with pytest.raises(BudgetExceeded, match=r"delta = 7.5e-12 .* each of cohorts 1-2 .* has 5e-12 left of 1e-11"):
-        books.reserve([release(delta=extra * 0.75)], cohorts=took((2, 3), of=3))
-    books.reserve([release(delta=extra * 0.75)], cohorts=took((3, 3), of=3))
-    balance = books.ledger.verify(books.population)
-    assert [s.delta_reserved for s in balance.segments] == [extra / 2, extra * 0.75]
-    assert balance.delta_left == extra / 2
-
-
-def test_a_raise_is_for_every_cohort(books):
-    begin(books)
-    spend(books, [release()], took((1, 1), of=3))
-    books.reserve([release()], cohorts=took((2, 2), of=3))
-    books.ledger.raise_budget(books.population, 3.0, 1e-10)
-    balance = books.ledger.verify(books.population)
-    assert balance.rho_left == balance.budget.rho_max == balance.segments[2].rho_left
-    assert balance.segments[0].rho_left == rounded_down(Fraction(balance.budget.rho_max) - Fraction(release().rho))
-
-
 # --- redraws --------------------------------------------------------------------------------------------------------
 
 

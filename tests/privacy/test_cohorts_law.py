@@ -1,7 +1,7 @@
-"""The law of accounts by cohort, by calendar period and in shares: whatever is divided, reserved, charged, lost, drawn
-again, given up or raised in any order, no client loses more than the budget, no share has more than its part, and what
-is refused would have been too much. The ledger says what an independent replay says, which adds up pairs of (client,
-run) in fractions.
+"""The law of one account, of accounts by cohort and by calendar period, and of shares: whatever is divided, reserved,
+charged, lost, drawn again, given up or raised in any order, no client loses more than the budget, no share has more
+than its part, and what is refused would have been too much. The ledger says what an independent replay says, which adds
+up pairs of (client, run) in fractions.
 """
 
 from fractions import Fraction
@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import event
 
-from fedcore.errors import BudgetExceeded, ConfigError, RunError
+from fedcore.errors import BudgetExceeded, ConfigError, LeaseLost, PrivacyError, RunError
 from fedcore.privacy.accounting import exact_sum, rounded_up
 from fedcore.privacy.ledger import reservations
 from fedcore.privacy.ledger.sums import Sums
 from fedcore.storage.ranges import numbers_in, ranges_of
-from tests.privacy.accounts import VALUE, begin, on, optional, rho_max, spend, took, with_periods
+from tests.privacy.accounts import begin, on, optional, rho_max, spend, took, with_periods
 from tests.privacy.conftest import open_books, release
 
 PARTS = [Fraction(0), Fraction(1, 10), Fraction(1, 3), Fraction(1, 2), Fraction(2, 3)]
@@ -91,10 +91,11 @@ class World:
     """
 
     def __init__(self, url, kind):
-        self.periods, self.shares = kind == "periods", kind != "cohorts"
+        self.periods, self.shares = kind == "periods", kind in ("periods", "shares")
         self.books, self.people = with_periods(url, WINDOW) if self.periods else open_books(url), People()
         self.cohorts, self.raised, self.parts = int(self.periods), 0, {}
-        self.plans, self.leases, self.ended = {}, {}, set()
+        self.plans, self.asked, self.leases, self.ended = {}, {}, {}, set()
+        self.charges, self.paid, self.values = {}, {}, {}
         self.rho_max = rho_max(self.books)
 
     # --- what may happen ----------------------------------------------------------------------------------------------
@@ -117,7 +118,14 @@ class World:
         self.parts = new
 
     def reserve(self, run, plan, detail):
-        if run in self.plans:
+        name = f"{self.books.population}-{run}"
+        if run in self.plans:  # the same plan again is the same run
+            try:
+                self.books.reserve(*PLANS[plan], run=name, **self.asked[run])
+            except (BudgetExceeded, PrivacyError):
+                assert plan != self.plans[run]
+            else:
+                assert plan == self.plans[run]
             return
         share, chosen = NAMES[detail % 3] if self.shares else None, detail // 3
         asked = {"bound": on(1), "share": share, **({"unit": "client_period"} if self.periods else {})}
@@ -126,7 +134,7 @@ class World:
             payers = [cohort for cohort in self.numbers() if chosen >> (cohort % 6) & 1] or [1]
             payers = payers[-WINDOW:] if self.periods else payers
             asked["cohorts"] = took(*ranges_of(payers), of=self.cohorts)
-        name, used = f"{self.books.population}-{run}", self.used()
+        used = self.used()
         try:
             self.books.reserve(*PLANS[plan], run=name, **asked)
         except ConfigError:
@@ -140,7 +148,7 @@ class World:
             assert of_account + price > self.rho_max or of_share + price > self.part(self.parts, share) * self.rho_max
             return
         assert share is None or share in self.parts
-        self.plans[run], self.leases[run] = plan, self.books.ledger.acquire(name)
+        self.plans[run], self.asked[run], self.leases[run] = plan, asked, self.books.ledger.acquire(name)
         self.people.run(name, payers if self.cohorts else None)
 
     def work(self, run, which, pattern):
@@ -155,11 +163,35 @@ class World:
                     assert run in self.ended
                     return
                 pattern, lost = pattern >> 1, pattern & 1
-                if charge is None or charge.stored is not None:
+                if charge is None:
                     break
+                if charge.stored is not None:
+                    assert np.array_equal(charge.stored, self.values[run, planned.name])
+                    break
+                self.paid[run] = self.paid.get(run, Fraction(0)) + Fraction(planned.rho)
+                self.charges.setdefault(run, []).append(charge)
                 if not lost:
-                    self.books.ledger.publish(self.leases[run], charge, VALUE)
+                    self.publish(run, -1)
                     break
+
+    def publish(self, run, which, *_):
+        """Of several values of a release the first is kept; nothing is, of a draw that was given up as lost."""
+        if not self.charges.get(run):
+            return
+        charge = self.charges[run][which % len(self.charges[run])]
+        try:
+            stored = self.books.ledger.publish(self.leases[run], charge, np.full(3, len(self.values)))
+        except LeaseLost:
+            assert which >= 0
+            return
+        assert np.array_equal(stored, self.values.setdefault((run, charge.name), stored))
+
+    def crash(self, run, keeps_charges, *_):
+        """Another process takes the run over; it may have the charges of the first one, or not."""
+        if run in self.leases and run not in self.ended:
+            self.leases[run] = self.books.ledger.acquire(self.leases[run].run_id, take_over=True)
+            if not keeps_charges % 2:
+                self.charges[run] = []
 
     def finish(self, run, *_):
         if run in self.leases and run not in self.ended:
@@ -211,13 +243,22 @@ class World:
         ledger, population = self.books.ledger, self.books.population
         balance, history = ledger.verify(population), ledger.history(population)
         assert balance == ledger.balance(population)
-        used = self.used(history)
+        assert set(balance.open_runs) == {self.leases[run].run_id for run in self.leases if run not in self.ended}
+        assert balance.releases.get("published", 0) == len(self.values)
+        runs, used = replayed(history), self.used(history)
+        assert {run: runs[lease.run_id][0] for run, lease in self.leases.items() if runs[lease.run_id][0]} == self.paid
         pairs = {
             cohort: tuple(sum(used[share, cohort][i] for share in NAMES) for i in (0, 1)) for cohort in self.numbers()
         }
         self.check_accounts(balance, pairs)
         self.check_shares(balance, used, pairs)
-        self.check_people(replayed(history), pairs)
+        self.check_people(runs, pairs)
+
+    def check_values(self):
+        ledger, population = self.books.ledger, self.books.population
+        assert ledger.account(population).balance() == ledger.balance(population)
+        for (run, name), value in self.values.items():
+            assert np.array_equal(ledger.published(self.leases[run].run_id, name), value)
 
     def check_accounts(self, balance, pairs):
         for cohort, (spent, reserved) in pairs.items():
@@ -262,9 +303,10 @@ WORK = (
 )
 DIVIDE = st.tuples(st.just("divide"), numbers, numbers, numbers)
 COME, BEGIN, LARGER = (st.tuples(st.just(name), numbers, numbers, numbers) for name in ("come", "begin", "larger"))
-FINISH = st.tuples(st.just("finish"), runs, numbers, numbers)
+FINISH, CRASH, PUBLISH = (st.tuples(st.just(name), runs, numbers, numbers) for name in ("finish", "crash", "publish"))
 STEPS = {
-    "cohorts": (RESERVE, RESERVE, *WORK, COME, BEGIN, FINISH),
+    "one account": (RESERVE, RESERVE, RESERVE, RESERVE, *WORK, PUBLISH, CRASH, FINISH),
+    "cohorts": (RESERVE, RESERVE, *WORK, PUBLISH, CRASH, COME, BEGIN, FINISH),
     "periods": (RESERVE, RESERVE, RESERVE, *WORK, COME, COME, DIVIDE, LARGER, FINISH),
     "shares": (DIVIDE, DIVIDE, RESERVE, RESERVE, RESERVE, *WORK, COME, BEGIN, LARGER, FINISH),
 }
@@ -287,6 +329,7 @@ def test_no_client_loses_more_than_the_budget_and_the_ledger_says_what_pairs_add
     for step, *details in data.draw(sequences(kind)):
         getattr(world, step)(*details)
     world.check()
+    world.check_values()
 
 
 @pytest.mark.slow
@@ -298,6 +341,7 @@ def test_the_same_after_every_step(place, kind, data):
     for step, *details in data.draw(sequences(kind)):
         getattr(world, step)(*details)
         world.check()
+    world.check_values()
 
 
 # --- a schedule that never ends -------------------------------------------------------------------------------------

@@ -195,74 +195,63 @@ def edit(books, *statements):
 
 LAST = "SELECT max(seq) FROM fedcore_records"
 ZEROS = hashlib.sha256(b"[3]" + bytes(24)).hexdigest()
-EDITS = {  # what is done -> (statements, what the error names, whether a new reservation notices)
+EDITS = {  # what is done -> what the error names, and the statements
     "a charge made cheaper": (
-        ["UPDATE fedcore_records SET payload = replace(payload, '0.00125', '0.0') WHERE kind = 'charge'"],
         r"record 5 \(charge\).*hash",
-        True,
+        "UPDATE fedcore_records SET payload = replace(payload, '0.00125', '0.0') WHERE kind = 'charge'",
     ),
     "a budget made larger in the chain": (
-        ["UPDATE fedcore_records SET payload = replace(payload, '\"rho_max\":0.0', '\"rho_max\":9.0') WHERE seq = 2"],
         r"record 2 \(budget set\).*hash",
-        True,
+        "UPDATE fedcore_records SET payload = replace(payload, '\"rho_max\":0.0', '\"rho_max\":9.0') WHERE seq = 2",
     ),
     "the last record edited": (
-        [f"UPDATE fedcore_records SET payload = replace(payload, '\"spares\":0', '\"spares\":1') WHERE seq = ({LAST})"],
         r"record 7 \(reserve\).*hash",
-        True,
+        f"UPDATE fedcore_records SET payload = replace(payload, '\"spares\":0', '\"spares\":1') WHERE seq = ({LAST})",
     ),
-    "a record's kind edited": (["UPDATE fedcore_records SET kind = 'acquire' WHERE seq = 5"], "record 5", True),
-    "a record removed": (["DELETE FROM fedcore_records WHERE seq = 5"], "record 5 should stand here", True),
+    "a record's kind edited": ("record 5", "UPDATE fedcore_records SET kind = 'acquire' WHERE seq = 5"),
+    "a record removed": ("record 5 should stand here", "DELETE FROM fedcore_records WHERE seq = 5"),
     "two records exchanged": (
-        [
-            "UPDATE fedcore_records SET seq = 100 WHERE seq = 5",
-            "UPDATE fedcore_records SET seq = 5 WHERE seq = 4",
-            "UPDATE fedcore_records SET seq = 4 WHERE seq = 100",
-        ],
         r"record 4 \(charge\).*does not follow",
-        True,
+        "UPDATE fedcore_records SET seq = 100 WHERE seq = 5",
+        "UPDATE fedcore_records SET seq = 5 WHERE seq = 4",
+        "UPDATE fedcore_records SET seq = 4 WHERE seq = 100",
     ),
-    "the chain cut": ([f"DELETE FROM fedcore_records WHERE seq = ({LAST})"], "last", True),
+    "the chain cut": ("last", f"DELETE FROM fedcore_records WHERE seq = ({LAST})"),
     "the chain and its head cut": (
-        [
-            "DELETE FROM fedcore_records WHERE seq = 7",
-            "UPDATE fedcore_accounts SET seq = 6, hash = (SELECT hash FROM fedcore_records WHERE seq = 6)",
-        ],
         "the runs are",
-        True,
+        "DELETE FROM fedcore_records WHERE seq = 7",
+        "UPDATE fedcore_accounts SET seq = 6, hash = (SELECT hash FROM fedcore_records WHERE seq = 6)",
     ),
-    "the budget raised in the table": (["UPDATE fedcore_accounts SET rho_max = 9"], "the budget is", True),
-    "another relation": (["UPDATE fedcore_accounts SET relation = 'replace_one'"], "unit or relation", True),
+    "the budget raised in the table": ("the budget is", "UPDATE fedcore_accounts SET rho_max = 9"),
+    "another relation": ("unit or relation", "UPDATE fedcore_accounts SET relation = 'replace_one'"),
     "a publication given back": (
-        ["UPDATE fedcore_releases SET state = 'returned' WHERE state = 'published'"],
         "release 'sums-1'",
-        True,
+        "UPDATE fedcore_releases SET state = 'returned' WHERE state = 'published'",
     ),
-    "a price lowered": (["UPDATE fedcore_releases SET rho = 0 WHERE state = 'published'"], "release 'sums-1'", True),
-    "a release removed": (["DELETE FROM fedcore_releases WHERE state = 'reserved'"], "the list of releases", True),
-    "spares added": (["UPDATE fedcore_runs SET spares = 5"], "the entry of run", True),
-    "a run closed": (["UPDATE fedcore_runs SET status = 'finished'"], "the entry of run", True),
-    "a token lowered": (["UPDATE fedcore_runs SET token = 0 WHERE token = 1"], "the entry of run", True),
-    "a plan edited": (["UPDATE fedcore_runs SET plan = replace(plan, 'sums-2', 'sums-x')"], "the entry of run", True),
-    "a published value edited": (["UPDATE fedcore_published SET data = zeroblob(24)"], "published value", False),
-    "a published value reshaped": (["UPDATE fedcore_published SET shape = '[3,1]'"], "published value", False),
+    "a price lowered": ("release 'sums-1'", "UPDATE fedcore_releases SET rho = 0 WHERE state = 'published'"),
+    "a release removed": ("the list of releases", "DELETE FROM fedcore_releases WHERE state = 'reserved'"),
+    "spares added": ("the entry of run", "UPDATE fedcore_runs SET spares = 5"),
+    "a run closed": ("the entry of run", "UPDATE fedcore_runs SET status = 'finished'"),
+    "a token lowered": ("the entry of run", "UPDATE fedcore_runs SET token = 0 WHERE token = 1"),
+    "a plan edited": ("the entry of run", "UPDATE fedcore_runs SET plan = replace(plan, 'sums-2', 'sums-x')"),
+    "a published value edited": ("published value", "UPDATE fedcore_published SET data = zeroblob(24)"),
+    "a published value reshaped": ("published value", "UPDATE fedcore_published SET shape = '[3,1]'"),
     "a published value and its checksum edited": (
-        [f"UPDATE fedcore_published SET data = zeroblob(24), sha256 = '{ZEROS}'"],
         "published value",
-        True,
+        f"UPDATE fedcore_published SET data = zeroblob(24), sha256 = '{ZEROS}'",
     ),
-    "a published value removed": (["DELETE FROM fedcore_published"], "published value of 'sums-1'.*is missing", True),
+    "a published value removed": ("published value of 'sums-1'.*is missing", "DELETE FROM fedcore_published"),
 }
 
 
 @pytest.mark.parametrize("edited", EDITS)
 def test_an_edited_ledger_is_refused(file_books, edited):
-    statements, named, reservation = EDITS[edited]
+    named, *statements = EDITS[edited]
     run = used(file_books)
     edit(file_books, *statements)
     with pytest.raises(LedgerTampered, match=named):
         file_books.ledger.verify(file_books.population)
-    if reservation:
+    if edited not in ("a published value edited", "a published value reshaped"):  # which no reservation reads
         with pytest.raises(LedgerTampered):
             file_books.reserve([release(4)])
     if edited.startswith("a published value") and "removed" not in edited:

@@ -218,6 +218,7 @@ LOST = [charged(release()), forfeited(release())]
 ENDED = ("finish", "run", {"status": "finished"})
 OPTIONAL = replace(release(2), optional=True)
 ACQUIRED = ("acquire", "run", {"token": 1, "take_over": False})
+BEGUN, GIVEN_UP = (SET, reserved(release()), ACQUIRED), ("give up", "run", {"round": 2})
 
 
 def chain_of(*steps, ledger: str = "ledger", population: str = "people"):
@@ -243,32 +244,21 @@ def test_a_chain_of_this_form_is_accepted():
 @pytest.mark.parametrize(
     ("steps", "why"),
     [
-        ([SET, reserved(release()), ACQUIRED, charged(release(), rho=0.0)], "another price than planned"),
+        ([*BEGUN, charged(release(), rho=0.0)], "another price than planned"),
         ([SET, ("budget raise", None, {"budget": LOWER, "before": BUDGET})], "a lowered budget"),
         ([SET, SET], "a second budget"),
         ([SET, reserved(release(1, 0.5)), reserved(release(1, 0.5), run="more")], "spend more than the budget"),
         ([SET, reserved(release(1, 5.0), spares=1000)], "spend more than the budget"),
-        ([SET, reserved(release()), ACQUIRED, charged(release()), charged(release(), 1)], "no spare release left"),
-        ([SET, reserved(release()), ACQUIRED, charged(release()), charged(release())], "is not reserved"),
-        ([SET, reserved(release()), ACQUIRED, ACQUIRED], "tokens count by one"),
+        ([*BEGUN, charged(release()), charged(release(), 1)], "no spare release left"),
+        ([*BEGUN, charged(release()), charged(release())], "is not reserved"),
+        ([*BEGUN, ACQUIRED], "tokens count by one"),
         ([SET, reserved(release()), reserved(release())], "a run reserved twice"),
-        ([SET, reserved(release()), ACQUIRED, *LOST, extended(release(), rho=0.0)], "another price than planned"),
-        ([SET, reserved(release()), ACQUIRED, charged(release()), extended(release())], "an extension without need"),
+        ([*BEGUN, *LOST, extended(release(), rho=0.0)], "another price than planned"),
+        ([*BEGUN, charged(release()), extended(release())], "an extension without need"),
         ([SET, reserved(release(), spares=1), ACQUIRED, *LOST, extended(release())], "an extension without need"),
-        ([SET, reserved(release()), ACQUIRED, *LOST, extended(release(), 2)], "cannot follow"),
-        ([SET, reserved(release()), ACQUIRED, *LOST, ENDED, extended(release())], "an extension without need"),
-        (
-            [
-                SET,
-                reserved(release()),
-                ACQUIRED,
-                *LOST,
-                extended(release()),
-                charged(release(), 1),
-                extended(release()),
-            ],
-            "an extension without need",
-        ),
+        ([*BEGUN, *LOST, extended(release(), 2)], "cannot follow"),
+        ([*BEGUN, *LOST, ENDED, extended(release())], "an extension without need"),
+        ([*BEGUN, *LOST, extended(release()), charged(release(), 1), extended(release())], "an extension without need"),
         (
             [
                 SET,
@@ -280,11 +270,8 @@ def test_a_chain_of_this_form_is_accepted():
             ],
             "spend more than the budget",
         ),
-        ([SET, reserved(release(), release(2)), ACQUIRED, ("give up", "run", {"round": 2})], "that the run needs"),
-        (
-            [SET, reserved(release(), OPTIONAL), ACQUIRED, ("give up", "run", {"round": 2}), charged(OPTIONAL)],
-            "a round that was given up",
-        ),
+        ([SET, reserved(release(), release(2)), ACQUIRED, GIVEN_UP], "that the run needs"),
+        ([SET, reserved(release(), OPTIONAL), ACQUIRED, GIVEN_UP, charged(OPTIONAL)], "a round that was given up"),
         (
             [
                 SET,
@@ -292,14 +279,14 @@ def test_a_chain_of_this_form_is_accepted():
                 ACQUIRED,
                 charged(OPTIONAL),
                 forfeited(OPTIONAL),
-                ("give up", "run", {"round": 2}),
+                GIVEN_UP,
                 charged(OPTIONAL, 1),
             ],
             "a round that was given up",
         ),
-        ([SET, reserved(release(), OPTIONAL), *[("give up", "run", {"round": 2})] * 2], "given up before"),
-        ([SET, reserved(release(), OPTIONAL), ENDED, ("give up", "run", {"round": 2})], "a run that has ended"),
-        ([SET, reserved(release()), ACQUIRED, ENDED, charged(release())], "a charge to a closed run"),
+        ([SET, reserved(release(), OPTIONAL), *[GIVEN_UP] * 2], "given up before"),
+        ([SET, reserved(release(), OPTIONAL), ENDED, GIVEN_UP], "a run that has ended"),
+        ([*BEGUN, ENDED, charged(release())], "a charge to a closed run"),
     ],
 )
 def test_records_that_cannot_be_are_refused(steps, why):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.errors import BudgetExceeded, ConfigError, PopulationBranched, PrivacyError
+from fedcore.errors import ConfigError, PopulationBranched, PrivacyError
 from fedcore.privacy.accounting import exact_sum, make_budget, rounded_up
 from fedcore.privacy.ledger import reservations
 from fedcore.privacy.ledger.chain import canonical
@@ -18,8 +18,8 @@ from fedcore.privacy.ledger.checkpoint import account_at, state_of
 from fedcore.privacy.periods import PeriodTerms, bound, bounds, periods_in, so_far
 from fedcore.privacy.statement import private_statement
 from fedcore.storage.ranges import ranges_of
-from tests.privacy.accounts import CALENDAR, kinds, segments, spend, token, took, with_periods
-from tests.privacy.conftest import open_books, release, total
+from tests.privacy.accounts import CALENDAR, kinds, spend, token, took, with_periods
+from tests.privacy.conftest import open_books, release
 
 
 @pytest.fixture
@@ -138,19 +138,6 @@ def test_a_threshold_has_no_price(periods):
     ):
         reserve(periods, (1, 1), of=1, plan=[release(1), release(2, delta=1e-20)])
     assert kinds(periods)[-1] == "cohorts"
-
-
-def test_every_period_has_an_account_of_its_own(periods):
-    """Runs of the newest three, month after month: each pays three times, and late rows find what is left of theirs."""
-    rho_max = periods.ledger.balance(periods.population).budget.rho_max
-    third = release(sigma=(1.5 / rho_max) ** 0.5 * (1 + 1e-9))
-    for month in range(1, 13):
-        ended(periods, (max(month - 2, 1), month), of=12, plan=[third])
-    once, thrice = total(third), total(*[third] * 3)
-    assert segments(periods) == [(1, 10, thrice, 0), (11, 11, total(third, third), 0), (12, 12, once, 0)]
-    with pytest.raises(BudgetExceeded, match="each of cohorts 1-10"):
-        reserve(periods, (9, 10), of=12, plan=[third])
-    reserve(periods, (11, 11), of=12, plan=[third])
 
 
 # --- what a client loses over its life --------------------------------------------------------------------------------

@@ -19,11 +19,9 @@ import scipy.sparse as sp
 from fedcore.errors import LedgerError
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.ledger import open_ledger
-from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.budget import ledger_of
-from fedcore.training.request import TrainRequest
-from fedcore.training.session import start_run
 from fedcore.training.witness import check_runs
+from tests import sessions
 from tests.command import private_population
 from tests.sessions import to_end
 
@@ -33,15 +31,8 @@ CONTINUES, REFUSED, UNNOTICED = "continues", "refused", "unnoticed"
 
 
 def start(place, run):
-    request = TrainRequest(
-        method="histograms",
-        population=str(place / "p"),
-        runs=str(place / "runs"),
-        run_id=run,
-        settings={"clusters": 2, "rounds": 1, "epsilon": 0.25},
-        test_noise="k",
-    )
-    return start_run(request, InProcessBackend(), stamp="now")
+    settings = {"clusters": 2, "rounds": 1, "epsilon": 0.25}
+    return sessions.begin(place / "p", place, settings=settings, run_id=run, test_noise="k")
 
 
 def ledger_at(place):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore.errors import BudgetExceeded, BudgetMissing, ConfigError, LedgerError, LedgerTampered
-from fedcore.privacy.accounting import exact_sum, rounded_down
+from fedcore.privacy.accounting import exact_sum
 from fedcore.privacy.ledger import dividing, replay, reservations, tables
 from fedcore.privacy.ledger.chain import canonical
 from fedcore.privacy.ledger.checkpoint import account_at, state_of
@@ -18,7 +18,7 @@ from fedcore.privacy.ledger.shares import read_shares, shares_json, shares_of
 from fedcore.privacy.ledger.sums import Sums, Totals, side_by_side
 from fedcore.privacy.statement import private_statement
 from tests.privacy import processes
-from tests.privacy.accounts import VALUE, begin, costing, divide, kinds, on, rho_max, spend, took, with_periods
+from tests.privacy.accounts import VALUE, costing, divide, kinds, rho_max, spend
 from tests.privacy.conftest import open_books, release, total
 from tests.privacy.test_ledger_faults import spawn, together
 
@@ -124,29 +124,6 @@ def test_a_smallest_part_that_is_named_is_enough(books):
 # --- who pays -------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_paid_by_its_share_and_by_the_account(books):
-    divide(books, a=HALF, b=".3")
-    whole = rho_max(books)
-    run = books.reserve([costing(whole * 2 / 5)], share="a")
-    assert books.ledger.history(books.population)[-1]["share"] == "a"
-    assert books.ledger.history(books.population)[-1]["needs"] == ["shares"]
-    assert of(books, "a").rho_reserved == books.ledger.balance(books.population).rho_reserved > 0
-    with pytest.raises(BudgetExceeded, match=r"share 'a' of population .* has rho = .* left of") as refused:
-        books.reserve([costing(whole / 5)], share="a")
-    assert "larger share" in refused.value.remedy and "Nothing was released" in refused.value.message
-    for share in ("b", None):
-        with pytest.raises(BudgetExceeded, match="share 'b'" if share else "the undivided part of population"):
-            books.reserve([costing(whole * 2 / 5)], share=share)
-    books.reserve([costing(whole * 3 / 10)], share="b")
-    books.reserve([costing(whole / 5)])
-    lease = books.ledger.acquire(run)
-    books.ledger.publish(lease, books.ledger.charge(lease, costing(whole * 2 / 5)), VALUE)
-    books.ledger.finish(lease, "finished")
-    share = of(books, "a")
-    assert share.rho_reserved == 0 < share.rho_spent <= share.rho_max
-    books.reserve([costing(whole / 10 * (1 - Fraction(1, 10**6)))], share="a")
-
-
 def test_what_would_fit_is_said_and_fits(books):
     divide(books, a=THIRD)
     with pytest.raises(BudgetExceeded) as refused:
@@ -161,17 +138,6 @@ def test_what_would_fit_is_said_and_fits(books):
     fresh.reserve([costing(rho_max(books) / 2)], share="a")
 
 
-def test_thresholding_steps_are_paid_by_the_share_too(books):
-    divide(books, a=HALF)
-    extra = books.ledger.balance(books.population).budget.delta_extra
-    books.reserve([release(delta=extra / 2)], share="a")
-    assert of(books, "a").delta_left == 0
-    for share, part in (("a", 0.3), (None, 0.6)):
-        with pytest.raises(BudgetExceeded, match=r"needs delta = .* for its thresholding steps"):
-            books.reserve([release(1), release(2, delta=extra * part)], share=share)
-    books.reserve([release(delta=extra / 2)])
-
-
 @pytest.mark.parametrize("divided", [False, True])
 def test_a_share_that_there_is_not_is_refused_by_name(books, divided):
     if divided:
@@ -180,20 +146,6 @@ def test_a_share_that_there_is_not_is_refused_by_name(books, divided):
         books.reserve([release()], share="b")
     with pytest.raises(ConfigError, match="'b'"):
         books.ledger.balance(books.population).of_share("b")
-
-
-def test_all_dealt_out_leaves_nothing_for_runs_without_a_share(books):
-    divide(books, a=HALF, b=HALF)
-    with pytest.raises(BudgetExceeded, match="the run names none"):
-        books.reserve([release()])
-
-
-def test_a_raise_is_shared_out_by_the_same_parts(books):
-    divide(books, a=HALF)
-    books.reserve([costing(rho_max(books) / 2)], share="a")
-    books.ledger.raise_budget(books.population, 3, 1e-10)
-    share = of(books, "a")
-    assert share.rho_max == rounded_down(rho_max(books) / 2) and share.rho_left > 0
 
 
 # --- what was lost and is drawn again --------------------------------------------------------------------------------
@@ -237,62 +189,6 @@ def test_a_lost_threshold_is_paid_by_the_share_or_not_at_all(books):
 
 
 # --- cohorts and periods ---------------------------------------------------------------------------------------------
-
-
-def test_a_share_is_a_part_of_every_cohorts_account(books):
-    begin(books)
-    divide(books, a=HALF)
-    whole = rho_max(books)
-    plan = [costing(whole * 2 / 5)]
-    spend(books, plan, took((1, 2), of=3), share="a")
-    with pytest.raises(BudgetExceeded, match="each of cohorts 1-2 of share 'a'"):
-        books.reserve(plan, cohorts=took((2, 3), of=3), share="a")
-    books.reserve(plan, cohorts=took((3, 3), of=3), share="a")
-    books.reserve(plan, cohorts=took((1, 3), of=3))
-    view = books.ledger.balance(books.population).of_share("a")
-    assert [(s.first, s.last) for s in view.segments] == [(1, 2), (3, 3)]
-    assert view.rho_left < view.budget.rho_max == rounded_down(whole / 2)
-
-
-def test_cohorts_that_have_spent_more_than_is_left_undivided_give_shares_what_they_have(books):
-    """Else no account by cohort could be divided once its founders are retired."""
-    begin(books)
-    whole = rho_max(books)
-    spend(books, [costing(whole * 9 / 10)], took((1, 1), of=1))
-    divide(books, a=HALF, b=HALF)
-    segments = of(books, "a").segments
-    assert segments[0].rho_left == pytest.approx(float(whole) / 10, rel=1e-5)
-    with pytest.raises(BudgetExceeded, match=r"^run .* and cohort 1 of population") as refused:
-        books.reserve([costing(whole / 4)], cohorts=took((1, 2), of=2), share="a")
-    assert "share" not in refused.value.remedy
-    books.reserve([costing(whole / 4)], cohorts=took((2, 2), of=2), share="a")
-    books.reserve([costing(whole / 20)], cohorts=took((1, 1), of=2), share="a")
-    with pytest.raises(BudgetExceeded, match="the run names none"):
-        books.reserve([costing(whole / 100)], cohorts=took((1, 1), of=2))
-    assert of(books, None).segments[0].rho_left < 0
-
-
-def test_one_account_that_was_divided_may_be_kept_by_cohort(books):
-    divide(books, a=HALF)
-    spend(books, [costing(rho_max(books) / 4)], share="a", bound=on(1))
-    begin(books)
-    assert [s.rho_spent > 0 for s in of(books, "a").segments] == [True]
-    books.reserve([costing(rho_max(books) / 2)], cohorts=took((2, 2), of=2), share="a")
-    with pytest.raises(BudgetExceeded, match="cohort 1 of share 'a'"):
-        books.reserve([costing(rho_max(books) / 2)], cohorts=took((1, 1), (3, 3), of=3), share="a")
-
-
-def test_a_share_is_a_part_of_every_periods_account(url):
-    books = with_periods(url)
-    divide(books, a=HALF)
-    terms = {"unit": "client_period", "share": "a"}
-    plan = [costing(rho_max(books) * 2 / 5)]
-    books.reserve(plan, cohorts=took((1, 2), of=3), **terms)
-    with pytest.raises(BudgetExceeded, match="each of cohorts 1-2 of share 'a'"):
-        books.reserve(plan, cohorts=took((2, 2), of=3), **terms)
-    books.reserve(plan, cohorts=took((3, 3), of=3), **terms)
-    view = books.ledger.verify(books.population).of_share("a")
-    assert view.periods is not None and [(s.first, s.last) for s in view.segments] == [(1, 3)]
 
 
 @given(st.data())

@@ -45,24 +45,12 @@ def test_the_text_names_everything(books):
     statement = private_statement(books.ledger, books.population, run)
     text = statement.text()
     for words in (
-        f"({statement.epsilon:.4g}, {statement.delta:.3g})-differential privacy per client",
-        "so far",
-        "presence or absence of one client",
-        "Gaussian, rounded to whole grid steps",
-        "of Gaussian differential privacy (rho = mu^2 / 2 =",
-        "its thresholding steps included",
-        "which implies epsilon = 2, delta = 1e-10 over all runs",
-        "Central curator",
-        "Not covered",
-        "Numbers of clients, rows",
-        "Personalised outputs",
-        "Side channels",
-        "another population id",
-        "noise multiplier 15",
-        "sensitivity 64",
-        "drawn 2 times",
-        "one cell",
-        "docs/privacy/",
+        *(f"({statement.epsilon:.4g}, {statement.delta:.3g})-differential privacy per client", "so far"),
+        *("presence or absence of one client", "Gaussian, rounded to whole grid steps"),
+        *("of Gaussian differential privacy (rho = mu^2 / 2 =", "its thresholding steps included"),
+        *("which implies epsilon = 2, delta = 1e-10 over all runs", "Central curator", "Not covered"),
+        *("Numbers of clients, rows", "Personalised outputs", "Side channels", "another population id"),
+        *("noise multiplier 15", "sensitivity 64", "drawn 2 times", "one cell", "docs/privacy/"),
     ):
         assert words in text, words
     books.ledger.finish(lease, "abandoned")

@@ -18,10 +18,11 @@ from fedcore.privacy.ledger.ledger import Ledger, create_ledger, default_ledger_
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.storage import files
 from fedcore.training.budget import ledger_of
-from fedcore.training.request import TrainRequest
-from fedcore.training.session import resume, start_run
+from fedcore.training.session import resume
 from fedcore.training.witness import accept_loss, check_runs, missing_witness, remember_head
+from tests import sessions
 from tests.command import private_population
+from tests.conftest import write_population
 from tests.sessions import to_end
 
 WITNESS = "ledger-head.json"
@@ -38,16 +39,8 @@ def place(tmp_path, monkeypatch):
 
 
 def start(place, run="r", **more):
-    request = TrainRequest(
-        method="histograms",
-        population=str(place / "p"),
-        runs=str(place / "runs"),
-        run_id=run,
-        settings={"clusters": 2, "rounds": 2, "epsilon": 0.5},
-        test_noise="k",
-        **more,
-    )
-    return start_run(request, InProcessBackend(), stamp="now")
+    settings = {"clusters": 2, "rounds": 2, "epsilon": 0.5}
+    return sessions.begin(place / "p", place, settings=settings, run_id=run, test_noise="k", **more)
 
 
 def population(place):
@@ -82,9 +75,7 @@ def test_a_population_has_a_witness_from_its_first_day(place):
 
 
 def test_a_population_without_a_ledger_has_none(place):
-    with PopulationWriter(place / "q", "rows", 2) as writer:
-        writer.write(["a"], (np.array([0, 1]), np.ones((1, 2), np.float32)))
-        writer.commit()
+    write_population(place / "q", "rows", 2, ["a"], (np.array([0, 1]), np.ones((1, 2), np.float32)))
     assert not (place / "q" / WITNESS).exists()
 
 
@@ -109,17 +100,7 @@ def test_a_deleted_witness_does_not_let_an_old_ledger_forget(place):
     put_back(place)
     (place / "p" / WITNESS).unlink()
     with pytest.raises(LedgerRolledBack):
-        start_run(
-            TrainRequest(
-                method="histograms",
-                population=str(place / "p"),
-                runs=str(place / "elsewhere"),
-                settings={"clusters": 2, "rounds": 2},
-                test_noise="k",
-            ),
-            InProcessBackend(),
-            stamp="now",
-        )
+        start(place, None, runs=str(place / "elsewhere"))
 
 
 def test_a_population_has_a_witness_before_its_budget(place):

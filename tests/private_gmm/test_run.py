@@ -166,7 +166,5 @@ def test_the_command_line_sets_a_budget_for_records(tmp_path):
     with PopulationWriter(tmp_path / "q", "rows", 2, ledger={"id": ledger.id, "url": ledger.url}) as writer:
         writer.write(["a"], (np.array([0, 1]), np.zeros((1, 2))))
         other = writer.commit(Provenance(sources=("test",)))
-    works(
-        "budget", "set", other.path, "--public-schema", "made up", "--epsilon", 1, "--delta", 1e-6, "--unit", "record"
-    )
+    works(f"budget set {other.path} --public-schema 'made up' --epsilon {1} --delta {1e-6} --unit record")
     assert ledger.balance(other.id).unit == "record" and ledger.balance(made.id).unit == "client"

@@ -65,10 +65,7 @@ def test_tables_name_categories_and_values(fitted):
     assert columns["category"] == ["city"] * 3 + ["a"] * 2 and columns["value"][:3] == ["Bern", "Basel", "<other>"]
     for name in ("all", "component 0", "component 1"):
         assert sum(columns[name][:3]) == pytest.approx(1) and sum(columns[name][3:]) == pytest.approx(1)
-    assert tables["means"].columns[0].values == ["height", "weight"] and tables["means"].columns[1].values == [
-        "m",
-        "kg",
-    ]
+    assert [column.values for column in tables["means"].columns[:2]] == [["height", "weight"], ["m", "kg"]]
     assert all(column.errors is None for column in tables["categories"].columns)
     with pytest.raises(ConfigError, match="categories"):
         method.fitted_model(state)
@@ -246,16 +243,7 @@ def table(path, n=3000):
 def test_from_a_table_to_results(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table(tmp_path / "a.csv")
-    made = (
-        "--category",
-        "city=Bern,Basel,<other>",
-        "--boolean",
-        "smokes",
-        "--unit",
-        "record",
-        "--nominal-clients",
-        "3000",
-    )
+    made = (*"--category city=Bern,Basel,<other> --boolean smokes --unit record --nominal-clients 3000".split(),)
     works("population", "ingest", "a.csv", "p", *made)
     reason = ("--unit", "record", "--public-schema", "a published form")
     works("budget", "set", "p", "--epsilon", "8", "--delta", "1e-6", *reason)

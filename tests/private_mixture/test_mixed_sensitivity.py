@@ -15,9 +15,18 @@ from hypothesis import strategies as st
 
 from fedcore.methods.mixture_models import whole_rows
 from fedcore.methods.private_mixture import PrivateMixture, PrivateMixtureConfig, clients, layout
-from fedcore.population.streaming import StoredRows
 from fedcore.rounds.method import PublicFacts
-from tests.private_mixture.test_sensitivity import CENTRES, RELATIONS, UNITS, D, rounds_on, rows, squared
+from tests.private_mixture.test_sensitivity import (
+    CENTRES,
+    RELATIONS,
+    UNITS,
+    D,
+    check_rounds,
+    parts_are_their_own,
+    rounds_on,
+    rows,
+    squared,
+)
 from tests.private_mixture.worlds import block_of, records, sums
 
 SIZES = (2, 3, 2)  # of the last category, a single column
@@ -64,23 +73,8 @@ def people(draw, most=5):
     return np.column_stack([x, found])[:400]
 
 
-def check(unit, relation, absurd, others, one, instead, goes_on=False, steps=False) -> None:
-    method, rounds = rounds_of(unit, relation, absurd, goes_on, steps)
-    if unit == "record":
-        one, instead = one[:1], instead[:1]
-    for message, planned in rounds:
-        before = sums(method, message, block_of(others))
-        after = sums(method, message, block_of([*others[:1], one, *others[1:]]), 1)
-        alone, exchanged = (sums(method, message, block_of([own])) for own in (one, instead))
-        for release in planned:
-            name, bound = release.name, release.sensitivity**2
-            assert after[name].shape == release.shape
-            assert np.array_equal(after[name] - before[name], alone[name]), f"{name}: a part depends on the company"
-            assert squared(alone[name]) <= bound, name
-            if relation == "replace_one":
-                assert squared(alone[name] - exchanged[name]) <= bound, name
-            if not np.isfinite(one[:, :D]).all(axis=1).any():
-                assert not alone[name].any(), f"{name}: a unit without usable rows adds nothing"
+def check(unit, relation, absurd, *people, goes_on=False, steps=False) -> None:
+    check_rounds(*rounds_of(unit, relation, absurd, goes_on, steps), unit, relation, *people)
 
 
 def usual(seed: int):
@@ -95,7 +89,7 @@ def usual(seed: int):
 @pytest.mark.parametrize("goes_on, steps", [(False, False), (False, True), (True, True)])
 def test_usual_people_keep_the_bounds_and_their_own_part(unit, goes_on, steps):
     for relation in RELATIONS:
-        check(unit, relation, None, *usual(0), goes_on, steps)
+        check(unit, relation, None, *usual(0), goes_on=goes_on, steps=steps)
 
 
 def answers_of(rounds):
@@ -155,21 +149,7 @@ def test_a_part_with_steps_is_its_own_whatever_the_block_looks_like(monkeypatch)
     rows_[:, :D] = np.round(rows_[:, :D] * 2) / 2
     held = [rows_[:0], rows_[:1], rows_[1:8], rows_[8:], np.repeat(rows_[:1], 3, axis=0)]
     for unit in UNITS:
-        method, rounds = rounds_of(unit, RELATIONS[0], steps=True)
-        for message, planned in rounds:
-            monkeypatch.undo()
-            alone = [sums(method, message, block_of([own])) for own in held]
-            monkeypatch.setattr(whole_rows, "FEWEST_ROWS", 3)
-            monkeypatch.setattr(whole_rows, "TILE_NUMBERS", 30)
-            turned = sums(method, message, block_of([held[i] for i in generator.permutation(5)]), 3)
-            block = block_of(held)
-            x = block.x.astype(np.float32)
-            stored = StoredRows(lambda first, stop, x=x: x[first:stop], *x.shape, x.dtype, 4)
-            streamed = sums(method, message, type(block)(0, 0, block.ptr, stored))
-            for release in planned:
-                total = sum(own[release.name] for own in alone)
-                for other in (turned, streamed):
-                    assert np.array_equal(other[release.name], total), release.name
+        parts_are_their_own(*rounds_of(unit, RELATIONS[0], steps=True), held, generator, monkeypatch)
 
 
 # --- builds that break the bound --------------------------------------------------------------------------------------

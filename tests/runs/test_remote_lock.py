@@ -25,7 +25,7 @@ from tests.faults.driver import PATIENCE, PROCESSES, Kill
 from tests.faults.driver import train as in_a_process
 from tests.faults.place import same_result
 from tests.faults.test_two_processes import soon
-from tests.runs.test_remote_runs import AWS, begin, request_of, train
+from tests.runs.test_remote_runs import AWS, PRIVATE, begin, request_of, train
 from tests.sessions import to_end
 
 pytest.importorskip("upath", reason="universal-pathlib is not installed")
@@ -282,13 +282,7 @@ def test_a_long_round_is_waited_for_and_a_dead_process_is_not(s3, tmp_path):
 
 def test_what_the_last_holder_held_in_the_ledger_ends_with_the_run(memory, tmp_path, elsewhere):
     population, ledger = private_population(tmp_path / "p", small_counts(40), test=True)
-    session = begin(
-        population,
-        f"{memory}/runs",
-        method="histograms",
-        test_noise="a key",
-        settings={"clusters": 2, "rounds": 2, "epsilon": 2.0},
-    )
+    session = begin(population, f"{memory}/runs", **PRIVATE)
     die(session.run._lock)
     elsewhere()
     assert abandon(f"{memory}/runs/r").status == "abandoned"

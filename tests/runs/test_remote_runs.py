@@ -44,16 +44,10 @@ pytest.importorskip("upath", reason="universal-pathlib is not installed")
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
 
 OPEN = {"algorithm": "algorithm2", "clusters": 2, "rounds": 2}
+PRIVATE = {"method": "histograms", "test_noise": "a key", "settings": {"clusters": 2, "rounds": 2, "epsilon": 2.0}}
 REMEMBERING = {"components": 2, "covariance": "diag", "levels": 2, "participation": 0.75, "rounds": 2}
-AWS = (
-    "AWS_ENDPOINT_URL",
-    "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_DEFAULT_REGION",
-    "AWS_EC2_METADATA_DISABLED",
-    "AWS_MAX_ATTEMPTS",
-    "FEDCORE_LEDGER",
-)
+AWS = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
+AWS += ("AWS_EC2_METADATA_DISABLED", "AWS_MAX_ATTEMPTS", "FEDCORE_LEDGER")
 
 
 @pytest.fixture
@@ -432,13 +426,7 @@ def test_a_run_with_memories_that_is_killed_goes_on_elsewhere(s3, tmp_path, else
 @pytest.mark.slow
 def test_a_private_run_that_is_killed_goes_on_elsewhere(s3, tmp_path, elsewhere):
     population, ledger = private_population(tmp_path / "p", small_counts(40), test=True)
-    request = request_of(
-        population,
-        f"{s3}/runs",
-        method="histograms",
-        test_noise="a key",
-        settings={"clusters": 2, "rounds": 2, "epsilon": 2.0},
-    )
+    request = request_of(population, f"{s3}/runs", **PRIVATE)
     assert elsewhere(request.model_dump(), Kill("charge", "after", 2)) is None
     assert Run.open(f"{s3}/runs/r").round == 1 and len(Run.open(f"{s3}/runs/r").releases()) == 1
     assert elsewhere(f"{s3}/runs/r", Kill("publish", "after", 2)) is None
@@ -453,13 +441,7 @@ def test_a_private_run_that_is_killed_goes_on_elsewhere(s3, tmp_path, elsewhere)
 @pytest.mark.slow
 def test_a_killed_start_leaves_a_name_that_can_be_given_up(s3, tmp_path, elsewhere):
     population, ledger = private_population(tmp_path / "p", small_counts(40), test=True)
-    request = request_of(
-        population,
-        f"{s3}/runs",
-        method="histograms",
-        test_noise="a key",
-        settings={"clusters": 2, "rounds": 2, "epsilon": 2.0},
-    )
+    request = request_of(population, f"{s3}/runs", **PRIVATE)
     assert elsewhere(request.model_dump(), Kill("reserve", "after")) is None
     assert ledger.balance(population.id).rho_reserved > 0
     assert abandon(f"{s3}/runs/r").status == "abandoned"
@@ -491,16 +473,8 @@ def test_the_runs_of_a_deployment(population, s3, tmp_path):
     series = Series(promote="if_better", evaluate_on=str(public.path), tolerance=10.0, retention=1)
     runs = f"{s3}/runs"
     for name in "ab":
-        run = train(
-            population,
-            runs,
-            name,
-            stamp=name,
-            deployment="nightly",
-            series=series,
-            method="paper_histograms",
-            settings=OPEN,
-        )
+        named = {"stamp": name, "deployment": "nightly", "series": series}
+        run = train(population, runs, name, method="paper_histograms", settings=OPEN, **named)
         outcome = conclude(run, "nightly", series, public, name)
         assert latest(runs, "nightly").run == name and load_run(pointer(runs, "nightly")).info["run_id"] == name
     assert outcome["latest_before"] == "a" and len(outcome["rows"]) == 2 and outcome["pruned"] == ["a"]
@@ -537,18 +511,8 @@ def test_the_command_line(population, memory, tmp_path):
     runs = f"{memory}/runs"
     settings = [word for name, value in OPEN.items() for word in ("--set", f"{name}={value}")]
     for name in "ab":
-        told = works(
-            "train",
-            "paper_histograms",
-            population.path,
-            "--runs",
-            runs,
-            "--run-id",
-            name,
-            "--local",
-            "--json",
-            *settings,
-        ).json
+        asked = ("train", "paper_histograms", population.path, "--runs", runs, "--run-id", name, "--local", "--json")
+        told = works(*asked, *settings).json
         assert told["run"] == f"{runs}/{name}" and told["status"] == "finished"
     assert works("runs", "promote", f"{runs}/a", "--deployment", "nightly", "--json").json["file"] == (
         f"{runs}/latest-nightly.json"
@@ -570,16 +534,8 @@ def test_the_command_line(population, memory, tmp_path):
 
 
 def test_values_in_memory_are_those_of_a_file(memory, tmp_path):
-    values = {
-        "s": np.arange(3.0),
-        "scale": np.ones((2, 2)),
-        "none": np.zeros((0, 3)),
-        "one": np.array(3.5),
-        "flags": np.array([True, False]),
-        "phase": "rounds",
-        "step": 3,
-        "nothing": None,
-    }
+    values = {"s": np.arange(3.0), "scale": np.ones((2, 2)), "none": np.zeros((0, 3)), "one": np.array(3.5)}
+    values |= {"flags": np.array([True, False]), "phase": "rounds", "step": 3, "nothing": None}
     write_values(tmp_path / "v.zip", values)
     write_values(place(f"{memory}/v.zip"), values)
     near, far = read_values(tmp_path / "v.zip"), read_values(place(f"{memory}/v.zip"))

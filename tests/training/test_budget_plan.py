@@ -12,9 +12,7 @@ from fedcore.methods.histograms.simplex import metric
 from fedcore.methods.histograms.sizes import in_words, noise_loss
 from fedcore.planning.budget_plan import SETTLED, equal_runs, planned_method, rounded_down, sketch_of
 from fedcore.privacy.ledger.ledger import create_ledger
-from fedcore.rounds.engine import InProcessBackend
-from fedcore.training.request import TrainRequest
-from fedcore.training.session import start_run
+from tests import sessions
 from tests.command import fedcore, private_population, works
 from tests.conftest import small_counts
 from tests.federated_em.test_run import rows_population
@@ -41,18 +39,11 @@ def test_equal_runs_fit_and_one_more_would_not(place, tmp_path):
     assert said["fits"] and said["runs_that_fit"] == 3
     settings = {"epsilon": said["epsilon_per_run"], "clusters": 2, "rounds": 2, "spare_releases": 0}
     for number in range(4):
-        request = TrainRequest(
-            method="histograms",
-            population=str(population.path),
-            settings=settings,
-            run_id=f"r{number}",
-            runs=str(tmp_path / "runs"),
-        )
         if number == 3:
             with pytest.raises(BudgetExceeded):
-                start_run(request, InProcessBackend(), stamp="then")
+                sessions.begin(population, tmp_path, settings=settings, run_id=f"r{number}")
             break
-        session = start_run(request, InProcessBackend(), stamp="then")
+        session = sessions.begin(population, tmp_path, settings=settings, run_id=f"r{number}")
         assert sum(item["rho"] for item in session.run.info["plan"]) == pytest.approx(said["rho_if_no_spare"])
         to_end(session)
     left = ledger.balance(population.id)

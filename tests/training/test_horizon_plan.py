@@ -16,9 +16,9 @@ from fedcore.planning.horizon import best_horizon, declared_arrivals, horizon_pl
 from fedcore.population.cohorts import Cohort
 from fedcore.privacy.accounting import exact_sum
 from fedcore.training.budget import begin_cohorts
+from tests import sessions
 from tests.command import fedcore, private_population, works
 from tests.conftest import small_counts
-from tests.sessions import to_end
 
 
 def signal_to_noise(arrivals: float, horizon: int) -> float:
@@ -89,17 +89,8 @@ def test_schedules_beside_it_share_the_cohorts(place):
 
 
 def test_what_was_spent_is_missing(place):
-    from fedcore.rounds.engine import InProcessBackend
-    from fedcore.training.request import TrainRequest
-    from fedcore.training.session import start_run
-
     population, ledger = place
-    asked = {"epsilon": 2.0, "clusters": 2, "rounds": 2}
-    request = TrainRequest(
-        method="histograms", population=str(population.path), settings=asked, runs=str(population.path.parent / "runs")
-    )
-    session = start_run(request, InProcessBackend(), stamp="then")
-    to_end(session)
+    sessions.train(population, population.path.parent, settings={"epsilon": 2.0, "clusters": 2, "rounds": 2})
     found, balance = said(place, 20), ledger.balance(population.id)
     price = exact_sum([found["rho_per_run"]])
     assert found["runs_of_the_founders"] == int(Fraction(balance.rho_left) // price) < 20

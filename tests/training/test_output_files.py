@@ -13,12 +13,10 @@ import zarr
 from fedcore.papers.histograms import PaperHistograms
 
 from fedcore.errors import ConfigError
-from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
-from fedcore.population.writer import PopulationWriter
 from fedcore.training import output_files as writers
 from fedcore.training.personalise import NOTE, personalise
-from tests.conftest import small_counts, write_counts
+from tests.conftest import small_counts, write_counts, write_population
 from tests.training.test_personalise import train
 
 LEARN = {"algorithm": "algorithm2", "clusters": 3, "rounds": 3}
@@ -30,10 +28,21 @@ def read_csv(path):
         return list(csv.DictReader(file))
 
 
-@pytest.fixture
-def counted(tmp_path):
-    population = write_counts(tmp_path / "p", small_counts(), block=8, vocabulary=TOKENS)
-    return population, train(population, tmp_path, **LEARN)
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory):
+    """(population, run) of counts, which tests read only."""
+    folder = tmp_path_factory.mktemp("counted")
+    population = write_counts(folder / "p", small_counts(), block=8, vocabulary=TOKENS)
+    return population, train(population, folder, **LEARN)
+
+
+@pytest.fixture(scope="module")
+def of_rows(tmp_path_factory):
+    """(population, run) of rows, which tests read only; the second of nine clients has none."""
+    folder, ptr = tmp_path_factory.mktemp("of_rows"), np.array([0, 5, 5, 6, 12, 20, 21, 30, 39, 40])
+    rows, ids = np.random.default_rng(0).normal(size=(40, 2)), [f"c{i}" for i in range(9)]
+    population = write_population(folder / "p", "rows", 2, ids, (ptr, rows), leaf=2, block=4)
+    return population, train(population, folder, "federated_em", components=2, rounds=3)
 
 
 def test_every_format_has_the_same_numbers(tmp_path, counted):
@@ -78,13 +87,8 @@ def test_a_file_is_marked_and_its_owners_alone(tmp_path, counted, name):
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
-def test_rows_have_a_file_of_their_own(tmp_path, suffix):
-    rows = np.random.default_rng(0).normal(size=(40, 2))
-    with PopulationWriter(tmp_path / "p", "rows", 2, clients_per_leaf=2, clients_per_block=4) as writer:
-        writer.write([f"c{i}" for i in range(9)], (np.array([0, 5, 5, 6, 12, 20, 21, 30, 39, 40]), rows))
-        writer.commit(Provenance())
-    population = Population.open(tmp_path / "p")
-    run = train(population, tmp_path, "federated_em", components=2, rounds=3)
+def test_rows_have_a_file_of_their_own(tmp_path, suffix, of_rows):
+    population, run = of_rows
     personalise(run.path, population.path, tmp_path / "out")
     told = personalise(run.path, population.path, tmp_path / f"out.{suffix}")
     group, file = zarr.open_group(tmp_path / "out", mode="r"), tmp_path / f"out.rows.{suffix}"
@@ -148,14 +152,9 @@ def test_a_failure_half_way_leaves_nothing(tmp_path, counted, suffix, monkeypatc
 
 @pytest.mark.parametrize("renames", [0, 1, 2])
 def test_who_is_killed_while_names_are_given_leaves_no_file_of_clients_and_can_be_repeated(
-    tmp_path, renames, monkeypatch
+    tmp_path, renames, monkeypatch, of_rows
 ):
-    rows = np.random.default_rng(0).normal(size=(8, 2))
-    with PopulationWriter(tmp_path / "p", "rows", 2) as writer:
-        writer.write(["a", "b"], (np.array([0, 5, 8]), rows))
-        writer.commit(Provenance())
-    population = Population.open(tmp_path / "p")
-    run = train(population, tmp_path, "federated_em", components=2, rounds=2)
+    population, run = of_rows
     replace, done = os.replace, []
 
     def killed(source, target):
@@ -170,7 +169,7 @@ def test_who_is_killed_while_names_are_given_leaves_no_file_of_clients_and_can_b
     assert not (tmp_path / "out.csv").exists()
     monkeypatch.setattr(os, "replace", replace)
     personalise(run.path, population.path, tmp_path / "out.csv")
-    assert len(read_csv(tmp_path / "out.csv")) == 2 and len(read_csv(tmp_path / "out.rows.csv")) == 8
+    assert len(read_csv(tmp_path / "out.csv")) == 9 and len(read_csv(tmp_path / "out.rows.csv")) == 40
 
 
 def test_clients_who_were_forgotten_have_no_line(tmp_path, counted, monkeypatch):

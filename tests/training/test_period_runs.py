@@ -21,8 +21,8 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.rounds.statistics import values
 from fedcore.storage.ranges import ranges_of
 from fedcore.training.budget import plan_within_budget, public_facts, set_budget
-from fedcore.training.request import TrainRequest
-from fedcore.training.session import resume, start_run
+from fedcore.training.session import resume
+from tests import sessions
 from tests.command import works
 from tests.growing import NOISE, price_of, ranges_of_run, to_end
 from tests.population.contents import ids_of, write_csv
@@ -94,16 +94,8 @@ class Calendar:
 
     def begin(self, method: str = "toy", run_id=None, start_from=None, backend=None, **asked):
         asked = {**({"private": True, "rounds": 1, "spare_releases": 0} if method == "toy" else {}), **asked}
-        request = TrainRequest(
-            method=method,
-            population=str(self.path),
-            settings=asked,
-            runs=str(self.folder / "runs"),
-            run_id=run_id,
-            start_from=start_from,
-            test_noise=self.noise,
-        )
-        return start_run(request, backend or InProcessBackend(), stamp="then")
+        more = {"run_id": run_id, "start_from": start_from, "test_noise": self.noise, "backend": backend}
+        return sessions.begin(self.path, self.folder, method, asked, **more)
 
     def run(self, *named, **asked):
         return to_end(self.begin(*named, **asked))

@@ -514,19 +514,7 @@ def test_which_run_is_the_previous_one(private, tmp_path):
 
 def test_a_run_is_planned_in_the_relation_of_the_budget(tmp_path):
     population, ledger = private_population(tmp_path / "p", small_counts(), epsilon=None)
-    works(
-        "budget",
-        "set",
-        population.path,
-        "--public-schema",
-        "made up",
-        "--epsilon",
-        "8",
-        "--delta",
-        "1e-6",
-        "--relation",
-        "replace_one",
-    )
+    works(f"budget set {population.path} --public-schema 'made up' --epsilon 8 --delta 1e-6 --relation replace_one")
     session = begin(population, tmp_path)
     assert session.run.info["relation"] == "replace_one"
     assert {item["sensitivity"] for item in session.run.info["plan"]} == {92682}
@@ -555,17 +543,7 @@ def test_a_plan_in_another_relation_is_refused_by_the_ledger(tmp_path, monkeypat
 def test_an_unknown_relation(tmp_path):
     population, _ = private_population(tmp_path / "p", small_counts(), epsilon=None)
     refused = fedcore(
-        "budget",
-        "set",
-        population.path,
-        "--public-schema",
-        "made up",
-        "--epsilon",
-        "8",
-        "--delta",
-        "1e-6",
-        "--relation",
-        "other",
+        f"budget set {population.path} --public-schema 'made up' --epsilon 8 --delta 1e-6 --relation other"
     )
     assert refused.code == 2 and "replace_one" in refused.err
 
@@ -576,19 +554,8 @@ def test_an_unknown_relation(tmp_path):
 @pytest.mark.slow
 def test_the_command_line_starts_from_runs_and_files(private, tmp_path, file):
     population, _, first = private
-    base = [
-        "train",
-        "histograms",
-        population.path,
-        "--local",
-        "--runs",
-        tmp_path / "runs",
-        "--json",
-        "--set",
-        "epsilon=1",
-        "--set",
-        "clusters=2",
-    ]
+    base = f"train histograms {population.path} --local --runs {tmp_path / 'runs'} --json --set epsilon=1".split()
+    base += ["--set", "clusters=2"]
     made = works(*base, "--start-from", first.path).json
     assert made["rounds"] == 2 and "first" in made["privacy"]["start"]
     made = works(*base, "--start-from", "previous", "--run-id", "next").json
@@ -600,14 +567,8 @@ def test_the_command_line_starts_from_runs_and_files(private, tmp_path, file):
 
 
 def test_in_words():
-    record = {
-        "kind": "run",
-        "name": "a",
-        "sha256": "0" * 64,
-        "private": False,
-        "public_because": None,
-        "population_id": "p",
-    }
+    record = {"kind": "run", "name": "a", "sha256": "0" * 64, "private": False, "public_because": None}
+    record["population_id"] = "p"
     assert in_words(record) == f"what run 'a' released (SHA-256 {'0' * 16})"
 
 

@@ -26,9 +26,8 @@ from fedcore.privacy.statement import private_statement
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.training import vocabulary
 from fedcore.training.budget import begin_cohorts, ledger_name, ledger_of, set_budget
-from fedcore.training.request import TrainRequest
-from fedcore.training.session import start_run
 from fedcore.training.vocabulary import plan_vocabulary, release_vocabulary, released_words
+from tests import sessions
 from tests.population.contents import counts_of, everything_in, write_csv
 from tests.privacy.conftest import release
 
@@ -99,11 +98,7 @@ def test_a_run_on_what_is_encoded_is_paid_from_the_same_account(world, tmp_path)
     encoded = encode(population, tmp_path / "encoded", words)
     assert counts_of(encoded)["c0"][len(words)] >= 99  # the word of one is with all others
     before = spent(ledger, population)[0]
-    runs = str(tmp_path / "runs")
-    request = TrainRequest(
-        method="histograms", population=str(encoded.path), runs=runs, settings={"clusters": 1, "rounds": 1}
-    )
-    session = start_run(request, InProcessBackend(), stamp="now")
+    session = sessions.begin(encoded, tmp_path, settings={"clusters": 1, "rounds": 1}, run_id=None)
     while session.training.step():
         pass
     session.settle("finished")
