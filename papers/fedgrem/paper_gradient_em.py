@@ -252,6 +252,10 @@ class PaperGradientEM(GradientEM):
 
     # --- what a run shows -------------------------------------------------------------------------------------------
 
+    def outcome(self, state: GradientEMState) -> str:
+        """Of rounds with estimated differences, as of `gradient_em`; others have no standard errors."""
+        return super().outcome(state) if self.config.estimated and not self.config.baseline else ""
+
     def result(self, state: GradientEMState, features: Features) -> Result:
         """Of algorithms whose clients have no centres in common: how many fitted a model."""
         if not self.config.local or state.round < 1:

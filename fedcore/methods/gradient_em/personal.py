@@ -48,7 +48,7 @@ class ClientParameters(NamedTuple):
     """Of C clients, model's units.
 
     theta: (C, R, p); w: (C, R). distance: (C, R), None without a penalty: how far a client's estimate is from the
-    common centre, in units of what the penalty bounds; NaN for components that do not count
+    common centre, in units of that beyond which it is apart; NaN for components that do not count
     """
 
     theta: np.ndarray
@@ -126,7 +126,7 @@ def parameters(
         step_factor=server.step_factor(config, state.round),
     )
     theta = penalty.proximal_step(t, v)
-    return ClientParameters(theta, w, penalty.relative_distance(t, theta, v))
+    return ClientParameters(theta, w, penalty.relative_distance(t, theta, v, state.scores))
 
 
 def adapted(
