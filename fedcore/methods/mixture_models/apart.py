@@ -5,7 +5,7 @@ estimated differences between clients, is chi-squared with d degrees of freedom 
 holds for real clients: they differ more in some directions, tails are heavier, and errors are estimated. So the ratio
 of the distance to d is taken as
 
-    ratio ~ a F(d, nu),     nu from 5 to 20,
+    ratio ~ a F(d, nu),     nu from 5 to 10,
 
 that of a multivariate Student t with nu degrees. a and nu follow from two quantiles of all clients, `LOW` and `HIGH`,
 which outliers hardly move; a client with several components counts by its largest ratio. A client is apart in a
@@ -23,7 +23,7 @@ from scipy.special import fdtri
 RATE = 0.05  # expected share of clients that are named among clients of which none is apart
 LOW, HIGH = 0.3, 0.6
 EDGES = np.linspace(-6.0, 10.0, 321)  # of the logarithms of ratios that are counted
-TAILS = np.geomspace(20.0, 5.0, 30)  # nu
+TAILS = np.geomspace(10.0, 5.0, 30)  # nu
 
 
 def counts_of_largest(ratios: np.ndarray) -> np.ndarray:
