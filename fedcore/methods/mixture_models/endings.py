@@ -19,7 +19,7 @@ def ending(what: str, rounds: int, most: int, moved: float, change: float | None
     if sampled:
         return (
             f"stopped after {made} of sampled clients or rows: the last moved the common {what} by {moved:.1g} of "
-            "their standard errors. Only rounds of all rows show whether a run has converged: participation = 1, no batch."
+            "their standard errors. Only rounds of all rows show whether a run converged: participation = 1, no batch."
         )
     left = f"at the pace of the last would move the common {what} by {moved * rounds:.1g} of their standard errors"
     if change is not None and moved * rounds <= SETTLED and abs(change) <= SMALL:
