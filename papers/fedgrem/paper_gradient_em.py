@@ -191,7 +191,7 @@ class PaperGradientEM(GradientEM):
     """
 
     name: ClassVar[str] = "paper_gradient_em"
-    arithmetic_version: ClassVar[str] = "paper-gradient-em-1"
+    arithmetic_version: ClassVar[str] = "paper-gradient-em-2"
     Config = PaperGradientEMConfig
     State = PaperGradientEMState
     metrics: ClassVar[tuple[Metric, ...]] = (
