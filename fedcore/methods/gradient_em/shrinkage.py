@@ -110,7 +110,7 @@ class EstimatedPenalty(NamedTuple):
         """(C, R) distance from v in units of that beyond which clients are apart; NaN where a component does not
         count. theta: the proximal step from t; scores: the sum of `ClientSums.largest`."""
         z, (components, p) = self.deviations(theta, v), v.shape
-        return z / np.sqrt(apart.limits(scores, p, np.float64(p), components))
+        return z / np.sqrt(apart.limits(scores, p, np.full(components, float(p)), components))
 
     def covariance_shares(self, t: np.ndarray, theta: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, float]:
         """(C, R) what a client counts in the shared covariance, 0 far out; and how many free centres that fits."""

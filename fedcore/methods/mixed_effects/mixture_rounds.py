@@ -329,7 +329,7 @@ def client_round(
         return {"gain": FloatSum.at(block.leaf, _gain_sums(judged, every))}, {n: memory[n] for n in ("theta", "shares")}
     parts_of = {name: np.stack([getattr(one, name) for one in found], axis=1) for name in Parts._fields}
     memory = memory | parts_of if message.held else parts_of  # own starts are done with after the trial
-    sent = {"sums": np.stack(sums), "scores": scores[-1], "restarts": [restarts]}
+    sent = {"sums": np.stack(sums), "scores": scores[-1], "restarts": np.array([restarts])}
     return {name: FloatSum.at(block.leaf, part) for name, part in sent.items()}, memory
 
 
