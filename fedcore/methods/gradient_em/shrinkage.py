@@ -30,6 +30,7 @@ LIMIT = 1.3  # c
 POOLING = 10.0  # clients' worth of the sums of all components that each one gets
 SMALLEST_VARIANCE = 1e-5  # between clients, relative to the mean 1 / (n w)
 LARGEST_VARIANCE = 1e6
+TAIL = 5.0  # nu of `apart`: low, because errors of a mixture are larger than 1 / (n w) where components overlap
 START_NOISE = 1.2  # a start's error is larger than 1 / (n w), because it is not known whose component a row is
 
 
@@ -110,7 +111,7 @@ class EstimatedPenalty(NamedTuple):
         """(C, R) distance from v in units of that beyond which clients are apart; NaN where a component does not
         count. theta: the proximal step from t; scores: the sum of `ClientSums.largest`."""
         z, (components, p) = self.deviations(theta, v), v.shape
-        return z / np.sqrt(apart.limits(scores, p, np.full(components, float(p)), components))
+        return z / np.sqrt(apart.limits(scores, p, np.full(components, float(p)), components, TAIL))
 
     def covariance_shares(self, t: np.ndarray, theta: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, float]:
         """(C, R) what a client counts in the shared covariance, 0 far out; and how many free centres that fits."""

@@ -47,6 +47,7 @@ from fedcore.methods.mixture_models.tiles import stacks
 
 QUANTILE = 0.99
 NOISE_DEVIATIONS = 3.0
+TAIL = 10.0  # nu of `apart`
 RIDGE = 1e-3  # of a client's own fit, in mean squares of each input over a row
 MAD_TO_SD = 1.4826
 SMALLEST_NOISE = 1e-12  # s2, relative to the mean square of the response
@@ -221,7 +222,7 @@ def relative_distances(
     p, relative = own[0].target.shape[1], []
     for one, posterior in zip(own, found, strict=True):
         kinds = zip(ratios(one, posterior), scores, (min(typical, p), typical), degrees(one), strict=True)
-        limited = [ratio / apart.limits(counts, of, d, len(own), kinds=2) for ratio, counts, of, d in kinds]
+        limited = [ratio / apart.limits(counts, of, d, len(own), TAIL, kinds=2) for ratio, counts, of, d in kinds]
         relative.append(np.sqrt(np.maximum(*limited)))
     return np.stack(relative, axis=1)
 
