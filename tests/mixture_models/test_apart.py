@@ -13,8 +13,8 @@ from tests.run_in_memory import block_of
 def test_a_client_counts_by_its_largest_ratio():
     ratios = np.array([[0.5, np.nan, 1.0], [np.nan, np.nan, np.nan], [0.0, 0.0, 0.0], [1.0, np.inf, 1e9]])
     counts = apart.counts_of_largest(ratios)
-    assert np.flatnonzero(counts).tolist() == [0, 120]  # edges are -6, -5.95, ..., and log 1 = 0 is the 121st of them
-    assert counts[[0, 120]].tolist() == [1.0, 1.0]
+    assert np.flatnonzero(counts).tolist() == [0, 120, 319]  # edges are -6, -5.95, ..., 0 = log 1 is the 121st
+    assert counts[[0, 120, 319]].tolist() == [1.0, 1.0, 1.0]
     counts = apart.counts_of_largest(ratios[[0, 3], ::2])
     assert np.flatnonzero(counts).tolist() == [120, 319]
 

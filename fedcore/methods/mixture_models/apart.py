@@ -25,7 +25,7 @@ def counts_of_largest(ratios: np.ndarray) -> np.ndarray:
     """(320,) float64: how many clients have their largest ratio between two `EDGES`. ratios: (C, R) >= 0, NaN where a
     component does not count."""
     largest = np.fmax.reduce(ratios, axis=1)
-    largest = largest[np.isfinite(largest)].clip(np.exp(EDGES[0]), np.exp(EDGES[-1]))
+    largest = largest[~np.isnan(largest)].clip(np.exp(EDGES[0]), np.exp(EDGES[-1]))
     return np.histogram(np.log(largest), EDGES)[0].astype(np.float64)
 
 
