@@ -149,7 +149,7 @@ def runs_prune(
 
 @runs_app.command("outliers")
 def runs_outliers(run: RunArgument, population: PopulationArgument, as_json: Json = False) -> None:
-    """The clients that a gradient_em run left apart, and which of them look like outliers; kept for the run's report.
+    """The clients that are apart from all others, and which of them look like outliers; kept for the run's report.
     Names clients: not private."""
     from dataclasses import asdict
 
@@ -165,7 +165,7 @@ def runs_outliers(run: RunArgument, population: PopulationArgument, as_json: Jso
     if as_json:
         return say({"tasks": found, "report": str(written)}, True)
     shown = [{**task, "score": f"{task['score']:.2f}", "deviation": f"{task['deviation']:.1f}"} for task in found]
-    table(f"Clients that {run} left apart", shown) if shown else print("the penalty left no client apart")
+    table(f"Clients that are apart in {run}", shown) if shown else print("no client is apart from the others")
     print(f"Also in {written}.")
 
 

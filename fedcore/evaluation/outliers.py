@@ -1,9 +1,9 @@
-"""Which clients are farther from the common centres than the penalty reaches, and which of them are suspected outliers.
+"""Which clients are apart from the common centres, and which of them are suspected outliers.
 
 A client's score is the median over its components of its distance from the common centre, in units of that beyond
-which the penalty does not grow faster: the threshold tau_k of a penalty by the norm, or `limit` standard deviations of
-what clients differ by and their noise. Above 1 the client is left apart. Where clients differ much all are apart, so a
-client is suspected only if its score is also far from the others': (score - median) / (1.4826 MAD) above `cutoff`.
+which its method calls it apart (`Method.outlier_distances`). By the threshold of the paper's penalty all clients can be
+apart where they differ much, so a client is suspected only if its score is also far from the others':
+(score - median) / (1.4826 MAD) above `cutoff`.
 
 The list says which client's data are unusual. It is not private, and not a proof: a client may be rightly different.
 """
@@ -29,11 +29,11 @@ SMALLEST_DEVIATION = 0.05  # of scores, so that a few equal ones make nobody an 
 
 @dataclass(frozen=True, slots=True)
 class DistantClient:
-    """A client that is left apart in at least one component. The fields are keys of diagnosis.json.
+    """A client that is apart in at least one component. The fields are keys of diagnosis.json.
 
     client: its id; number: in the population
     score, deviation: see the module; the latter in robust standard deviations
-    apart, counted:   components in which it is left apart, of those that count
+    apart, counted:   components in which it is apart, of those that count
     """
 
     client: str
@@ -66,13 +66,13 @@ def deviations(score: np.ndarray) -> np.ndarray:
 
 
 def suspected(distance: np.ndarray, cutoff: float = CUTOFF) -> np.ndarray:
-    """(K,) bool: left apart, and far more than the others. distance: (K, R) in units of the threshold."""
+    """(K,) bool: apart, and far more than the others. distance: (K, R) in units of the threshold."""
     score = scores(distance)
     return (np.nan_to_num(score) > 1.0) & (np.nan_to_num(deviations(score)) > cutoff)
 
 
 def diagnose(run_path: str | Path, population_path: str | Path, cutoff: float = CUTOFF) -> list[DistantClient]:
-    """The clients that are left apart in at least one component, those of the largest scores first.
+    """The clients that are apart in at least one component, those of the largest scores first.
 
     Reads the clients' memories of the run's last round, block by block. Raises RunError, PopulationError, WrongKind,
     and ConfigError for a run of another method or algorithm.
@@ -112,9 +112,5 @@ def distances_figure(clients: Sequence[Mapping[str, Any]]) -> bytes:
         for label, wanted in (("suspected", True), ("apart", False))
     }
     return curves_figure(
-        curves,
-        "Clients that the penalty left apart",
-        "clients, most distant first",
-        "distance / bound of the pull",
-        log_y=True,
+        curves, "Clients that are apart from the others", "clients, most distant first", "distance / limit", log_y=True
     )

@@ -51,7 +51,7 @@ from fedcore.storage.files import Place, listing, write_whole
 from fedcore.storage.parsing import JsonObject
 
 CAPTIONS = {  # of figures that no method declares
-    "tasks": "Distance from the common centres in units of what the pull bounds; above 1 it leaves a client apart.",
+    "tasks": "Distance from the common centres in units of the limit; above 1 a client is apart from the others.",
     "budget": "What is spent after each release; dotted: planned, but not released.",
     "evaluation": "Scores on held-out data that their owner declared public.",
     "seconds": "Where the time went.",

@@ -242,8 +242,9 @@ class RobustMultiTaskMixture(ClusterMixin, FederatedEstimator):
     n_components: R; settings: others of the method, by name (`fedcore methods gradient_em` or `mixed_effects`)
 
     Fitted: centers_ (R, p) common, clients_ (C,) ids, client_centers_ (C, R, p), client_weights_ (C, R) and apart_
-    (C, R) bool or None, in the order of clients_; labels_ (n,) the component of each row, -1 beyond the first 10,000
-    rows of a client; n_iter_, outcome_, statement_, run_, model_.
+    (C, R) bool, in the order of clients_; labels_ (n,) the component of each row, -1 beyond the first 10,000 rows of a
+    client; n_iter_, outcome_, statement_, run_, model_. If all clients are similar, at most 5 % of them are expected to
+    be apart in a component (`fedcore.methods.mixture_models.apart`).
     """
 
     method = "gradient_em"
@@ -288,7 +289,7 @@ class RobustMultiTaskMixture(ClusterMixin, FederatedEstimator):
     def _take(self, model: Model, stored: Stored) -> None:
         outputs = model.personalised(stored.population)
         self.client_centers_, self.client_weights_ = outputs["centres"], outputs["weights"]
-        self.apart_ = outputs["apart"].astype(bool) if "apart" in outputs else None
+        self.apart_ = outputs["apart"].astype(bool)
         centres = model.tables.get("centres")
         self.centers_ = None if centres is None else np.array([c.values for c in centres.columns[1:]], np.float64)
         self.clients_ = stored.ids()

@@ -146,8 +146,8 @@ class NormPenalty(NamedTuple):
         """(C, R, p) from estimates t (C, R, p); exactly v where a component does not count."""
         return np.where(self.counts[:, :, None] > 0, proximal_step(t, v, self.tau), v)
 
-    def relative_distance(self, t: np.ndarray, theta: np.ndarray, v: np.ndarray) -> np.ndarray:
-        """(C, R) |t - v| / tau; NaN where a component does not count or there is no penalty."""
+    def relative_distance(self, t: np.ndarray, theta: np.ndarray, v: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        """(C, R) |t - v| / tau; NaN where a component does not count or there is no penalty. scores: not read."""
         with np.errstate(invalid="ignore", divide="ignore"):
             ratio = distances(t, v) / np.where(self.tau > 0, self.tau, np.nan)
             return np.where(self.counts > 0, ratio, np.nan)

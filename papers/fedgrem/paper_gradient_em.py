@@ -191,7 +191,7 @@ class PaperGradientEM(GradientEM):
     """
 
     name: ClassVar[str] = "paper_gradient_em"
-    arithmetic_version: ClassVar[str] = "paper-gradient-em-1"
+    arithmetic_version: ClassVar[str] = "paper-gradient-em-2"
     Config = PaperGradientEMConfig
     State = PaperGradientEMState
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -251,6 +251,10 @@ class PaperGradientEM(GradientEM):
         return clients if every else super().clients_kept_apart(clients)
 
     # --- what a run shows -------------------------------------------------------------------------------------------
+
+    def outcome(self, state: GradientEMState) -> str:
+        """Of rounds with estimated differences, as of `gradient_em`; others have no standard errors."""
+        return super().outcome(state) if self.config.estimated and not self.config.baseline else ""
 
     def result(self, state: GradientEMState, features: Features) -> Result:
         """Of algorithms whose clients have no centres in common: how many fitted a model."""

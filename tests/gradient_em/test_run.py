@@ -230,3 +230,33 @@ def test_settings_survive_the_run_store():
     ):
         config = GradientEMConfig(**settings)
         assert GradientEMConfig(**config.model_dump(mode="json")) == config
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("covariance", ["identity", "shared"])
+def test_a_run_ends_with_the_movement_of_its_last_round(covariance):
+    block = block_of(simulated_clients(0, h=1.0, clients=8, rows=60, outliers=0).rows)
+    settings = {"covariance": covariance, "starts": 2, "tolerance": 0.0}
+    one, two = (run(block, rounds=rounds, **settings) for rounds in (3, 4))
+    step = two.state.centres - one.state.centres
+    factor = np.eye(10) if covariance == "identity" else np.linalg.cholesky(one.state.covariance)
+    in_errors = np.sqrt((np.linalg.solve(factor, step.T) ** 2).mean(axis=0) * two.state.sums[:, -1])
+    np.testing.assert_allclose(two.state.moved, in_errors.max(), rtol=1e-9)
+    fits = two.column("log_likelihood")
+    expected = fits[-1] - np.log(np.diag(factor)).sum()
+    np.testing.assert_allclose([two.state.fit, two.state.change], [expected, expected - one.state.fit], rtol=1e-9)
+    assert two.method.outcome(two.state).startswith("stopped after 4 rounds: 4 more at the pace of the last")
+    assert run(block, rounds=1, **settings).state.change is None
+
+
+def test_runs_converge_or_say_what_stands_in_their_way():
+    block = block_of(simulated_clients(0, h=0.5, clients=8, rows=60, outliers=0).rows)
+    whole, early, sampled = (
+        run(block, starts=2, **settings)
+        for settings in ({"rounds": 200}, {"tolerance": 1.0, "second_start": 0}, {"participation": 0.5, "rounds": 9})
+    )
+    assert whole.method.outcome(whole.state).startswith("converged: ")
+    assert early.method.outcome(early.state).endswith("; lower tolerance.") and early.state.round == 5
+    assert "9 rounds of sampled clients" in sampled.method.outcome(sampled.state)

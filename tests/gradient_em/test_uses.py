@@ -64,4 +64,4 @@ def test_outliers_from_the_command_line(tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)["tasks"]
     assert [task["client"] for task in found if task["suspected"]] == ["c7"]
     page = (ran.path / "report.html").read_text()
-    assert "above 1 it leaves a client apart" in page
+    assert "above 1 a client is apart from the others" in page

@@ -184,6 +184,7 @@ def test_each_client_has_its_own_mixture():
     assert np.abs(np.sort(fitted.centers_[:, 0]) - [-4, 4]).max() < 0.5
     agrees = (fitted.labels_ == (side[shuffled] > 0)).mean()
     assert max(agrees, 1 - agrees) > 0.99  # in the order of the rows that were given
+    assert fitted.outcome_.startswith("converged: ") and fitted.apart_.shape == (12, 2) and not fitted.apart_.all()
 
 
 def test_clients_predict_by_their_own_regression():
@@ -196,6 +197,7 @@ def test_clients_predict_by_their_own_regression():
     new = random.normal(size=(200, 1))
     asked = random.integers(20, size=200)
     assert np.abs(fitted.predict(new, asked) - slopes[asked] * new[:, 0]).max() < 0.3  # errors of slopes: .1 / sqrt(50)
+    assert fitted.outcome_.startswith("converged: ") and fitted.apart_.shape == (20, 1) and fitted.apart_.mean() <= 0.1
     with pytest.raises(ConfigError, match="was not there"):
         fitted.predict(new, np.full(200, 99))
 

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from fedcore.errors import ConfigError, PopulationError
 from fedcore.methods.mixed_effects import MixedEffectsConfig
+from fedcore.methods.mixed_effects.regression import root_of
 from fedcore.methods.registry import make_method
 from fedcore.rounds.results import Features
 from tests.mixed_effects.run_in_memory import block_of, run
@@ -84,3 +85,16 @@ def test_numbers_beyond_the_range_of_float64_are_an_error():
 def test_no_rows_are_an_error():
     with pytest.raises(PopulationError, match="no client"):
         run(block_of([np.zeros((0, 3))] * 3), **MIXED)
+
+
+def test_a_run_ends_with_the_movement_of_its_last_round():
+    rows, _ = tables(4, outliers=0)
+    settings = {**MIXED, "intercept": True, "robust": False, "tolerance": 0.0}
+    one, two = (run(block_of(rows), rounds=rounds, **settings) for rounds in (1, 2))
+    step = np.linalg.solve(root_of(one.state.between[0]), two.state.centres[0] - one.state.centres[0])
+    assert_allclose(two.state.moved, np.sqrt(np.mean(step**2) * 39))  # of 40 clients, one has no rows
+    fits = two.column("log_likelihood")
+    assert_allclose([two.state.fit, two.state.change], [fits[-1], fits[-1] - fits[-2]])
+    assert one.state.change is None and one.method.outcome(one.state).endswith("; raise rounds.")
+    whole = run(block_of(rows), **{**settings, "tolerance": 1e-6})
+    assert whole.method.outcome(whole.state).startswith("converged: ")

@@ -91,7 +91,8 @@ def gradient_round(
     """Round t of Algorithm 1, as far as it is the clients'. The statistics, in the model's units:
 
     centre:   (R, p + 1) the two sums of the central update, and
-    spread:   (R, 3) the sums of the variance between clients; or what `send` makes of the estimates, None: `sent`
+    spread:   (R, 3) the sums of the variance between clients, and
+    scores:   of `apart.counts_of_largest`; or what `send` makes of the estimates, None: `sent`
     scatter:  sums of the shared covariance, the last entry its divisor, if it is estimated
     counts:   (8,) active clients, rows they used, their log-likelihood, pairs (client, component) that count, of these
               farther out than the penalty reaches, pairs that do not count, pairs that diverged, clients that took the
@@ -191,7 +192,8 @@ def sent(
     full = now.theta + (new.estimate - now.theta) / np.where(fraction > 0, fraction, 1.0)[:, :, None]
     penalty = EstimatedPenalty.of(counts, new.w, message.between, fraction, active.v.shape[1])
     sums, leaf = penalty.sums(full, active.v), active.block.leaf
-    return {"centre": FloatSum.at(leaf, sums.centre), "spread": FloatSum.at(leaf, sums.variance)}, sums.beyond
+    parts = {"centre": sums.centre, "spread": sums.variance, "scores": sums.largest}
+    return {name: FloatSum.at(leaf, part) for name, part in parts.items()}, sums.beyond
 
 
 def counted(

@@ -122,14 +122,19 @@ def to_data(
     return centres * coordinates.scale + coordinates.mean if len(coordinates.scale) else centres
 
 
+def log_volume(coordinates: Coordinates) -> float:
+    """By how much a log-density in the model's units is larger than one in standardised units."""
+    if coordinates.covariance.ndim == 3 or not len(coordinates.covariance):
+        return 0.0
+    return 0.5 * float(np.linalg.slogdet(coordinates.covariance)[1])
+
+
 def log_scale(config: GradientEMConfig, coordinates: Coordinates, block: RowsBlock) -> np.ndarray:
     """(C,) by how much a log-density in the model's units is larger than one in the units of the data.
 
     block: the clients' rows, for their own moments.
     """
-    found = np.zeros(block.clients)
-    if len(coordinates.covariance) and coordinates.covariance.ndim == 2:
-        found += 0.5 * np.linalg.slogdet(coordinates.covariance)[1]
+    found = np.full(block.clients, log_volume(coordinates))
     if config.standardise == "clients":
         return found + np.log(own_moments(block)[1]).sum(axis=1)
     return found + (np.log(coordinates.scale).sum() if len(coordinates.scale) else 0.0)

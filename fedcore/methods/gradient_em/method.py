@@ -18,6 +18,7 @@ from fedcore.methods.gradient_em.coordinates import coordinates_of, to_data
 from fedcore.methods.gradient_em.messages import CandidatesMessage, Message, MomentsMessage, StartMessage
 from fedcore.methods.gradient_em.result import result_of
 from fedcore.methods.gradient_em.state import GradientEMState
+from fedcore.methods.mixture_models.endings import ending
 from fedcore.population.blocks import ClientBlock, Kind, RowsBlock
 from fedcore.rounds.method import ClientOutputs, Memory, NonPrivateMethod, PublicFacts, RoundInfo
 from fedcore.rounds.results import Features, Metric, Result
@@ -66,7 +67,7 @@ class GradientEM(NonPrivateMethod[GradientEMConfig, GradientEMState]):
 
     name: ClassVar[str] = "gradient_em"
     kinds: ClassVar[tuple[Kind, ...]] = ("rows",)
-    arithmetic_version: ClassVar[str] = "gradient-em-4"
+    arithmetic_version: ClassVar[str] = "gradient-em-5"
     Config = GradientEMConfig
     State = GradientEMState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
@@ -124,6 +125,10 @@ class GradientEM(NonPrivateMethod[GradientEMConfig, GradientEMState]):
 
     # --- what a run shows -------------------------------------------------------------------------------------------
 
+    def outcome(self, state: GradientEMState) -> str:
+        sampled = not self.config.exact_rounds
+        return ending("centres", state.round, self.config.rounds, state.moved, state.change, sampled=sampled)
+
     def result(self, state: GradientEMState, features: Features) -> Result:
         """Common centres and how much clients differ from them; see `fedcore.methods.gradient_em.result`."""
         return result_of(self.config, state, features)
@@ -146,7 +151,7 @@ class GradientEM(NonPrivateMethod[GradientEMConfig, GradientEMState]):
         return personal.personalise(self.config, state, cast(RowsBlock, block), memory)
 
     def outlier_distances(self, state: GradientEMState, block: ClientBlock, memory: Memory | None) -> np.ndarray:
-        """(C, R) in units of what the penalty bounds."""
+        """(C, R) in units of that beyond which a client is apart."""
         own = personal.parameters(self.config, state, cast(RowsBlock, block), memory)
         return cast(np.ndarray, own.distance)
 

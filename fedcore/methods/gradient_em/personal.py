@@ -48,7 +48,7 @@ class ClientParameters(NamedTuple):
     """Of C clients, model's units.
 
     theta: (C, R, p); w: (C, R). distance: (C, R), None without a penalty: how far a client's estimate is from the
-    common centre, in units of what the penalty bounds; NaN for components that do not count
+    common centre, in units of that beyond which it is apart; NaN for components that do not count
     """
 
     theta: np.ndarray
@@ -66,8 +66,8 @@ def personalise(
     log_likelihood: (C,) float64 mean over its rows, nats, model's units; NaN without rows
     rows_fitted, rows_residual: (N,) float64, of regressions: the response that is expected of each row by its inputs
               and its client's own parameters, by their weights; and what is left of the response; units of the data
-    distance: (C, R) float64, fedgrem: how far its estimate is from the common centre in units of the threshold. NaN for
-              components of too few rows
+    distance: (C, R) float64, fedgrem: how far its estimate is from the common centre, in units of the limit of
+              `fedcore.methods.mixture_models.apart`. NaN for components of too few rows
     apart:    (C, R) int8, fedgrem: 1 where the distance is above 1
 
     Raises RunError before the first round.
@@ -126,7 +126,7 @@ def parameters(
         step_factor=server.step_factor(config, state.round),
     )
     theta = penalty.proximal_step(t, v)
-    return ClientParameters(theta, w, penalty.relative_distance(t, theta, v))
+    return ClientParameters(theta, w, penalty.relative_distance(t, theta, v, state.scores))
 
 
 def adapted(

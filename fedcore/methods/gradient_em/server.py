@@ -21,6 +21,7 @@ from fedcore.methods.gradient_em.coordinates import (
     coordinates_of,
     covariance_of,
     covariances_of,
+    log_volume,
     to_model,
     to_standardised,
 )
@@ -98,8 +99,10 @@ def gradient_round(
     """
     coordinates, before = coordinates_of(state), state
     state = replace(state, round=state.round + 1, penalty=next_lambda(config, state), orders=state.orders[:0])
-    v, state, moved = (move or reweighted)(config, state, result, to_model(config, coordinates, state.centres))
-    state = replace(state, centres=to_standardised(config, coordinates, v))
+    v_before = to_model(config, coordinates, state.centres)
+    v, state, moved = (move or reweighted)(config, state, result, v_before)
+    steps = np.sqrt(np.mean((v - v_before) ** 2, axis=1) * state.sums[:, -1])  # the variance of v is 1 / the second sum
+    state = replace(state, centres=to_standardised(config, coordinates, v), moved=float(steps.max()))
     state = shared_covariance(config, state, result)
 
     centre_step = float(np.abs(state.centres - before.centres).max(initial=0.0))
@@ -107,10 +110,13 @@ def gradient_round(
     if state.round == config.rounds or ended(config, state.round, max(movement, centre_step)):
         state = replace(state, phase="done")
     active, rows, fit, counted, beyond, left_out, diverged, _ = (float(value) for value in result["counts"])
+    fit /= max(rows, 1.0)
+    standardised = fit - log_volume(coordinates)
+    state = replace(state, fit=standardised, change=standardised - before.fit if before.round else None)
     info = {
         "movement": movement,
         "centre_step": centre_step,
-        "log_likelihood": fit / max(rows, 1.0),
+        "log_likelihood": fit,
         "active_clients": active,
         "apart": beyond / max(counted, 1.0),
         "left_out": left_out,
@@ -130,7 +136,9 @@ def reweighted(
     smallest = shrinkage.SMALLEST_VARIANCE * state.clients * config.components / state.rows
     variance = shrinkage.next_variance(state.spread, spread_sums, smallest)
     info = {"between_clients": float(np.sqrt(variance.mean())), "second_starts": float(result["counts"][-1])}
-    return moved_centre(v, sums), replace(state, sums=sums, spread=variance, spread_sums=spread_sums), info
+    scores = _over_rounds(config, state, np.asarray(result["scores"]), state.scores)
+    state = replace(state, sums=sums, spread=variance, spread_sums=spread_sums, scores=scores)
+    return moved_centre(v, sums), state, info
 
 
 def next_lambda(config: GradientEMConfig, state: GradientEMState) -> float:

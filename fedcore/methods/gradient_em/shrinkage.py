@@ -23,12 +23,14 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from fedcore.methods.mixture_models import apart
 from fedcore.methods.mixture_models.spatial_median import SMALLEST_DISTANCE, distances, weighted_sums
 
 LIMIT = 1.3  # c
 POOLING = 10.0  # clients' worth of the sums of all components that each one gets
 SMALLEST_VARIANCE = 1e-5  # between clients, relative to the mean 1 / (n w)
 LARGEST_VARIANCE = 1e6
+TAIL = 5.0  # nu of `apart`: low, because errors of a mixture are larger than 1 / (n w) where components overlap
 START_NOISE = 1.2  # a start's error is larger than 1 / (n w), because it is not known whose component a row is
 
 
@@ -36,12 +38,13 @@ class ClientSums(NamedTuple):
     """What clients send of the centres and of the variance between clients.
 
     centre: (R, p + 1) the two sums of the central update; variance: (R, 3) those of s, and the sum of h;
-    beyond: (C, R) bool, who is farther out than the limit
+    beyond: (C, R) bool, who is farther out than the limit; largest: of `apart.counts_of_largest`
     """
 
     centre: np.ndarray
     variance: np.ndarray
     beyond: np.ndarray
+    largest: np.ndarray
 
 
 class Penalty(Protocol):
@@ -49,7 +52,7 @@ class Penalty(Protocol):
 
     def proximal_step(self, t: np.ndarray, v: np.ndarray) -> np.ndarray: ...
 
-    def relative_distance(self, t: np.ndarray, theta: np.ndarray, v: np.ndarray) -> np.ndarray: ...
+    def relative_distance(self, t: np.ndarray, theta: np.ndarray, v: np.ndarray, scores: np.ndarray) -> np.ndarray: ...
 
     def covariance_shares(self, t: np.ndarray, theta: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, float]: ...
 
@@ -104,10 +107,11 @@ class EstimatedPenalty(NamedTuple):
             target = r + self.noise * np.minimum(r / self.between, self.slope)
             return np.where(np.isfinite(self.noise), target / np.sqrt(p * (self.noise + self.between)), np.nan)
 
-    def relative_distance(self, t: np.ndarray, theta: np.ndarray, v: np.ndarray) -> np.ndarray:
-        """(C, R) distance from v in units of that beyond which clients are shrunk no further; NaN where a component
-        does not count. theta: the proximal step from t."""
-        return self.deviations(theta, v) / LIMIT
+    def relative_distance(self, t: np.ndarray, theta: np.ndarray, v: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        """(C, R) distance from v in units of that beyond which clients are apart; NaN where a component does not
+        count. theta: the proximal step from t; scores: the sum of `ClientSums.largest`."""
+        z, (components, p) = self.deviations(theta, v), v.shape
+        return z / np.sqrt(apart.limits(scores, p, np.full(components, float(p)), components, TAIL))
 
     def covariance_shares(self, t: np.ndarray, theta: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, float]:
         """(C, R) what a client counts in the shared covariance, 0 far out; and how many free centres that fits."""
@@ -124,7 +128,8 @@ class EstimatedPenalty(NamedTuple):
         h = np.where(some, np.clip(3.0 - z / LIMIT, 0.0, 1.0), 0.0)
         centre = weighted_sums(m, np.where(some, u / variance, 0.0))
         parts = [h * (u * z) ** 2 / variance, h * u / variance, h]
-        return ClientSums(centre, np.stack([part.sum(axis=0) for part in parts], axis=1), some & (z > LIMIT))
+        variances = np.stack([part.sum(axis=0) for part in parts], axis=1)
+        return ClientSums(centre, variances, some & (z > LIMIT), apart.counts_of_largest(np.where(some, z * z, np.nan)))
 
 
 def next_variance(before: np.ndarray, sums: np.ndarray, smallest: float) -> np.ndarray:

@@ -34,6 +34,11 @@ class GradientEMState:
     spread:     (R,) variance between clients: of their centres around the common one, per coordinate, model's units
     sums:       (R, p + 1) the two sums of the central update, fading over the rounds if clients are sampled
     spread_sums: (R, 3) likewise the sums of the variance between clients
+    scores:     (320,) of `apart.counts_of_largest`, likewise; (0,) before the first round
+    moved:      by how much the last round moved the common centres, in their standard errors: the most of a component,
+                root mean square over its coordinates
+    fit, change: log-likelihood before the last round, nats a row, standardised units; less that of the round before,
+                None in round 1
     weight_sums: (R + 1,) likewise those of shared weights; (0,) if they are not shared
     candidates: (F, R + R d + R d d) mixtures of all rows that are tried as starts; (0, 0) when there are none
     candidate_rounds: of theirs that are finished
@@ -58,6 +63,10 @@ class GradientEMState:
     spread: np.ndarray = zeros(0)
     sums: np.ndarray = zeros(0, 0)
     spread_sums: np.ndarray = zeros(0, 0)
+    scores: np.ndarray = zeros(0)
+    moved: float = 0.0
+    fit: float = 0.0
+    change: float | None = None
     weight_sums: np.ndarray = zeros(0)
     candidates: np.ndarray = zeros(0, 0)
     candidate_rounds: int = 0

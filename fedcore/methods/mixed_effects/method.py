@@ -20,6 +20,7 @@ from fedcore.methods.mixed_effects import mixture_rounds, regression_rounds, res
 from fedcore.methods.mixed_effects.config import MixedEffectsConfig
 from fedcore.methods.mixed_effects.result import result_of
 from fedcore.methods.mixed_effects.state import Message, MixedEffectsState, StartMessage
+from fedcore.methods.mixture_models.endings import ending
 from fedcore.methods.mixture_models.local_fits import compared_up_to
 from fedcore.population.blocks import ClientBlock, Kind, RowsBlock
 from fedcore.rounds.method import ClientOutputs, Memory, NonPrivateMethod, PublicFacts, RoundInfo
@@ -85,7 +86,7 @@ class MixedEffects(NonPrivateMethod[MixedEffectsConfig, MixedEffectsState]):
 
     name: ClassVar[str] = "mixed_effects"
     kinds: ClassVar[tuple[Kind, ...]] = ("rows",)
-    arithmetic_version: ClassVar[str] = "mixed-effects-1"
+    arithmetic_version: ClassVar[str] = "mixed-effects-2"
     Config = MixedEffectsConfig
     State = MixedEffectsState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
@@ -146,6 +147,9 @@ class MixedEffects(NonPrivateMethod[MixedEffectsConfig, MixedEffectsState]):
 
     # --- what a run shows -------------------------------------------------------------------------------------------
 
+    def outcome(self, state: MixedEffectsState) -> str:
+        return ending("coefficients", state.round, self.config.rounds, state.moved, state.change)
+
     def result(self, state: MixedEffectsState, features: Features) -> Result:
         """Common coefficients and how clients differ from them; see `fedcore.methods.mixed_effects.result`."""
         return result_of(self.config, state, features)
@@ -157,7 +161,7 @@ class MixedEffects(NonPrivateMethod[MixedEffectsConfig, MixedEffectsState]):
         return result.personalise(self.config, state, cast(RowsBlock, block), memory)
 
     def outlier_distances(self, state: MixedEffectsState, block: ClientBlock, memory: Memory | None) -> np.ndarray:
-        """(C, R), 1 where a client begins to count less."""
+        """(C, R), 1 where a client begins to be apart."""
         result.check_started(state)
         rows = result.rows_of(self.config, state, cast(RowsBlock, block))
         return result.coefficients(self.config, state, rows, memory).distance

@@ -191,19 +191,18 @@ def shares_of(found: Step) -> np.ndarray:
     return (found.parts.w * t).sum(axis=1)
 
 
-def personal(rows: Rows, parts: Parts, commons: Sequence[Common], robust: bool) -> tuple[Parts, np.ndarray]:
-    """The end: one more step, in which a client that is far out takes a wider D; and (C, R) how far out it is."""
+def personal(rows: Rows, parts: Parts, commons: Sequence[Common], robust: bool) -> tuple[Parts, Step]:
+    """The end: one more step, in which a client that is far out takes a wider D; and the step without that."""
     last = em_step(rows, parts, commons, robust)
-    relative = np.stack([one.relative for one in last.found], axis=1)
     if not robust:
-        return last.parts, relative
+        return last.parts, last
     wide = [
         regression.posteriors(own, common, robust, regression.widening(own, one))
         for own, one, common in zip(last.own, last.found, commons, strict=True)
     ]
     coefficients = np.stack([one.coefficients for one in wide], axis=1)
     covariances = np.stack([one.covariances for one in wide], axis=1)
-    return Parts(last.parts.w, coefficients, covariances), relative
+    return Parts(last.parts.w, coefficients, covariances), last
 
 
 # --- server -----------------------------------------------------------------------------------------------------------
@@ -302,7 +301,7 @@ def client_round(
     config: MixedEffectsConfig, message: MixtureMessage, block: RowsBlock, memory: Memory
 ) -> tuple[Statistics, Memory]:
     """sums: (F, R, p p + p + 5) of `mixture.round_sums`, of F fits; or gain: (2,) as of `robust_trial.gain_sums`.
-    restarts: second starts that were taken."""
+    scores: of `regression.scores`, of the last fit; restarts: second starts that were taken."""
     rows, p = regression_rows(block, None, config.intercept), message.centres.shape[1]
     if message.number == 1:
         memory = _beginning(message, block, memory)
@@ -312,7 +311,7 @@ def client_round(
         rows, every = rows.where(~held), rows.where(held)
     judged: list[tuple[Rows, Parts, list[Common]]] = []
     found: list[Parts] = []
-    sums, restarts = [], 0
+    sums, scores, restarts = [], [], 0
     for number, (fit, weights) in enumerate(zip(message.fits, message.robust, strict=True)):
         commons = [Common.of_row(row, p, message.smallest) for row in fit]
         parts = Parts(*(memory[name][:, number] for name in Parts._fields))
@@ -325,11 +324,13 @@ def client_round(
         step = em_step(rows, parts, commons, weights)
         found.append(step.parts)
         sums.append(round_sums(step))
+        scores.append(regression.scores(step.own, step.found))
     if message.judged:
         return {"gain": FloatSum.at(block.leaf, _gain_sums(judged, every))}, {n: memory[n] for n in ("theta", "shares")}
     parts_of = {name: np.stack([getattr(one, name) for one in found], axis=1) for name in Parts._fields}
     memory = memory | parts_of if message.held else parts_of  # own starts are done with after the trial
-    return {"sums": FloatSum.at(block.leaf, np.stack(sums)), "restarts": FloatSum.at(block.leaf, [restarts])}, memory
+    sent = {"sums": np.stack(sums), "scores": scores[-1], "restarts": np.array([restarts])}
+    return {name: FloatSum.at(block.leaf, part) for name, part in sent.items()}, memory
 
 
 def _beginning(message: MixtureMessage, block: RowsBlock, memory: Memory) -> Memory:
@@ -354,10 +355,8 @@ def _gain_sums(found: list[tuple[Rows, Parts, list[Common]]], held: Rows) -> np.
     return np.array([shares @ (densities[0] - densities[1]), shares @ held.sizes])
 
 
-def of_memory(
-    config: MixedEffectsConfig, state: MixedEffectsState, rows: Rows, memory: Memory
-) -> tuple[Parts, np.ndarray]:
-    """What clients of the run find in the end, and (C, R) how far out they are. Rows and result: model's units."""
+def of_memory(config: MixedEffectsConfig, state: MixedEffectsState, rows: Rows, memory: Memory) -> tuple[Parts, Step]:
+    """What clients of the run find in the end; see `personal`. Rows and result: model's units."""
     w, coefficients, covariances = (memory[name][:, 0] for name in Parts._fields)
     parts = Parts(w, coefficients / np.sqrt(state.noise), covariances / state.noise)
     return personal(rows, parts, in_model_units(state), robust(config, state))
@@ -456,5 +455,6 @@ def after_sums(
 ) -> tuple[MixedEffectsState, RoundInfo]:
     sums = np.asarray(result["sums"])[0]
     after = next_commons(commons_of(state), sums, state.squares)
-    state, info = after_round(config, replace(state, orders=state.orders[:0]), after, sums)
+    state = replace(state, orders=state.orders[:0])
+    state, info = after_round(config, state, after, sums, np.asarray(result["scores"]))
     return state, RoundInfo({**info.scalars, "second_starts": float(result["restarts"][0])})

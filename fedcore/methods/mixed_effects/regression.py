@@ -35,16 +35,19 @@ Source: Varadhan, Roland 2008, squared iterative methods with steplength S3; the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from fedcore.methods.mixture_models import apart
 from fedcore.methods.mixture_models import chi_squared as chi2
 from fedcore.methods.mixture_models.local_steps import Rows
 from fedcore.methods.mixture_models.tiles import stacks
 
 QUANTILE = 0.99
 NOISE_DEVIATIONS = 3.0
+TAIL = 10.0  # nu of `apart`
 RIDGE = 1e-3  # of a client's own fit, in mean squares of each input over a row
 MAD_TO_SD = 1.4826
 SMALLEST_NOISE = 1e-12  # s2, relative to the mean square of the response
@@ -80,8 +83,7 @@ class Common(NamedTuple):
 
 class Posteriors(NamedTuple):
     """Of each client's coefficients. coefficients: (C, p) b; covariances: (C, p, p) C; distances, noises, shares: (C,)
-    d2, e and t; relative: (C,) how far out a client is by the worse of the two, 1 where it begins to count less,
-    NaN without rows; log_likelihoods: (C,) of its responses, with the coefficients integrated out, nats;
+    d2, e and t; log_likelihoods: (C,) of its responses, with the coefficients integrated out, nats;
     reduced: (C, p) q; reduced_covariances: (C, p, p) s2 J^-1.
     """
 
@@ -89,7 +91,6 @@ class Posteriors(NamedTuple):
     covariances: np.ndarray
     distances: np.ndarray
     noises: np.ndarray
-    relative: np.ndarray
     shares: np.ndarray
     log_likelihoods: np.ndarray
     reduced: np.ndarray
@@ -165,7 +166,6 @@ def posteriors(own: Systems, common: Common, robust: bool = True, widened: np.nd
     noises = ((own.rss + left) / s2 + fitted) / n
     far = distances / chi2.ppf(QUANTILE, np.maximum(degrees, 1))
     noisy = noises / (1.0 + NOISE_DEVIATIONS * np.sqrt(2.0 / n))
-    relative = np.where(own.n > 0, np.sqrt(np.maximum(far, noisy)), np.nan)
     shares = (own.n > 0).astype(np.float64)
     if robust:
         shares *= np.clip(2.0 - far, 0.0, 1.0) * np.clip(2.0 - noisy, 0.0, 1.0)
@@ -175,7 +175,7 @@ def posteriors(own: Systems, common: Common, robust: bool = True, widened: np.nd
     reduced_covariances = s2 * inverse
     covariances = half @ reduced_covariances @ half.T * (scale**2)[:, None, None]
     coefficients = common.mean + scale[:, None] * (q @ half.T)
-    return Posteriors(coefficients, covariances, distances, noises, relative, shares, fit, q, reduced_covariances)
+    return Posteriors(coefficients, covariances, distances, noises, shares, fit, q, reduced_covariances)
 
 
 def round_sums(own: Systems, found: Posteriors) -> np.ndarray:
@@ -184,8 +184,8 @@ def round_sums(own: Systems, found: Posteriors) -> np.ndarray:
     t, q = found.shares, found.reduced
     second = (t[:, None] * q).T @ q + np.tensordot(t, found.reduced_covariances, 1)
     rows = t * own.n
-    apart = np.count_nonzero((t == 0) & (own.n > 0))
-    last = [rows @ found.noises, rows.sum(), t.sum(), t @ found.log_likelihoods, apart]
+    none = np.count_nonzero((t == 0) & (own.n > 0))
+    last = [rows @ found.noises, rows.sum(), t.sum(), t @ found.log_likelihoods, none]
     return np.concatenate([second.ravel(), t @ q, last])
 
 
@@ -195,7 +195,36 @@ def personal(own: Systems, common: Common, robust: bool = True) -> Posteriors:
     if not robust:
         return found
     wide = posteriors(own, common, robust, widening(own, found))
-    return wide._replace(distances=found.distances, noises=found.noises, relative=found.relative, shares=found.shares)
+    return wide._replace(distances=found.distances, noises=found.noises, shares=found.shares)
+
+
+def degrees(own: Systems) -> np.ndarray:
+    """(2, C) degrees of freedom of d2 and of n e, at least 1."""
+    return np.maximum([np.minimum(own.n, own.target.shape[1]), own.n], 1.0)
+
+
+def ratios(own: Systems, found: Posteriors) -> np.ndarray:
+    """(2, C) d2 and n e over their degrees of freedom, about 1; NaN without rows."""
+    return np.where(own.n > 0, [found.distances, own.n * found.noises] / degrees(own), np.nan)
+
+
+def scores(own: Sequence[Systems], found: Sequence[Posteriors]) -> np.ndarray:
+    """(2, 320) `apart.counts_of_largest` of coefficients and of noise, over the components."""
+    each = np.stack([ratios(*one) for one in zip(own, found, strict=True)], axis=2)
+    return np.stack([apart.counts_of_largest(kind) for kind in each])
+
+
+def relative_distances(
+    own: Sequence[Systems], found: Sequence[Posteriors], scores: np.ndarray, typical: float
+) -> np.ndarray:
+    """(C, R) how far from the others a client is by the worse of coefficients and noise, 1 where it begins to be apart;
+    NaN without rows. scores: over all clients; typical: rows of a client in a component."""
+    p, relative = own[0].target.shape[1], []
+    for one, posterior in zip(own, found, strict=True):
+        kinds = zip(ratios(one, posterior), scores, (min(typical, p), typical), degrees(one), strict=True)
+        limited = [ratio / apart.limits(counts, of, d, len(own), TAIL, kinds=2) for ratio, counts, of, d in kinds]
+        relative.append(np.sqrt(np.maximum(*limited)))
+    return np.stack(relative, axis=1)
 
 
 def widening(own: Systems, found: Posteriors) -> np.ndarray:

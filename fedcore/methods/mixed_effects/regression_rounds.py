@@ -86,16 +86,18 @@ def trial_round(message: TrialMessage, block: RowsBlock, memory: Memory) -> tupl
 
 
 def client_round(message: RegressionMessage, block: RowsBlock, memory: Memory) -> tuple[Statistics, Memory]:
-    """sums: of `regression.round_sums`."""
+    """sums: of `regression.round_sums`; scores: of `regression.scores`."""
     own = Systems(**memory)
     common = Common(message.mean, message.between, message.noise, message.smallest)
     found = regression.posteriors(own, common, message.robust)
-    return {"sums": FloatSum.at(block.leaf, regression.round_sums(own, found))}, memory
+    parts = {"sums": regression.round_sums(own, found), "scores": regression.scores([own], [found])}
+    return {name: FloatSum.at(block.leaf, part) for name, part in parts.items()}, memory
 
 
-def of_clients(config: MixedEffectsConfig, state: MixedEffectsState, rows: Rows) -> Posteriors:
+def of_clients(config: MixedEffectsConfig, state: MixedEffectsState, rows: Rows) -> tuple[Systems, Posteriors]:
     """What clients find in the end, that have these rows. Rows and result are in the model's units."""
-    return regression.personal(regression.systems(rows), in_model_units(state)[0], robust(config, state))
+    own = regression.systems(rows)
+    return own, regression.personal(own, in_model_units(state)[0], robust(config, state))
 
 
 # --- server -----------------------------------------------------------------------------------------------------------
@@ -158,7 +160,7 @@ def after_sums(
     after = regression.next_common(before, sums)
     trail = Trail(state.points, state.safe, state.last_step, state.last_fit, state.longest)
     start, trail = regression.next_point(trail, before, after, float(sums[-2]), likelihood=not robust(config, state))
-    state, info = after_round(config, state, [after], sums[None])
+    state, info = after_round(config, state, [after], sums[None], np.asarray(result["scores"]))
     if state.phase != "done":
         points, safe, step, fit, longest = trail
         state = with_commons(state, [start])

@@ -69,8 +69,8 @@ def result_of(config: MixedEffectsConfig, state: MixedEffectsState, features: Fe
 
 
 class ClientCoefficients(NamedTuple):
-    """Of C clients, in units of the noise. theta: (C, R, p); w: (C, R); distance: (C, R) from the others, 1 where a
-    client begins to count less, NaN without rows."""
+    """Of C clients, in units of the noise. theta: (C, R, p); w: (C, R); distance: (C, R) of
+    `regression.relative_distances`."""
 
     theta: np.ndarray
     w: np.ndarray
@@ -94,11 +94,14 @@ def coefficients(
     """What the clients of a leaf have from the run. Raises RunError without a memory."""
     if memory is None:
         raise took_no_part()
+    typical = state.rows / (state.clients * config.components)
     if config.components > 1:
-        parts, relative = mixture_rounds.of_memory(config, state, rows, memory)
-        return ClientCoefficients(parts.coefficients, parts.w, relative)
-    found = regression_rounds.of_clients(config, state, rows)
-    return ClientCoefficients(found.coefficients[:, None], np.ones((len(rows.sizes), 1)), found.relative[:, None])
+        parts, last = mixture_rounds.of_memory(config, state, rows, memory)
+        distance = regression.relative_distances(last.own, last.found, state.scores, typical)
+        return ClientCoefficients(parts.coefficients, parts.w, distance)
+    own, found = regression_rounds.of_clients(config, state, rows)
+    distance = regression.relative_distances([own], [found], state.scores, typical)
+    return ClientCoefficients(found.coefficients[:, None], np.ones((len(rows.sizes), 1)), distance)
 
 
 def personalise(
@@ -111,7 +114,7 @@ def personalise(
     log_likelihood: (C,) float64 mean over its rows, nats, in units of the noise; NaN without rows
     rows_fitted, rows_residual: (N,) float64 response that is expected of each row by its inputs and its client's own
               coefficients; and what is left of the response; units of the data
-    distance: (C, R) float64 how far its coefficients or its noise are from the others', 1 where it begins to count less
+    distance: (C, R) float64 how far its coefficients or its noise are from the others', 1 where it begins to be apart
     apart:    (C, R) int8, 1 where the distance is above 1
 
     Raises RunError before the first round.
@@ -181,7 +184,7 @@ def adapted(config: MixedEffectsConfig, state: MixedEffectsState, rows: Rows) ->
     """Of clients that know the common coefficients and these rows of theirs, model's units."""
     if config.components > 1:
         return mixture_rounds.adapted(config, state, rows)
-    found = regression_rounds.of_clients(config, state, rows)
+    _, found = regression_rounds.of_clients(config, state, rows)
     return Parts(np.ones((len(rows.sizes), 1)), found.coefficients[:, None], found.covariances[:, None])
 
 

@@ -104,6 +104,10 @@ class MixedEffectsState:
     orders:     (K, R) order of the components of every client's start, until round 1 has used it; (0, R) if clients
                 align themselves to the common coefficients
     left_apart: clients that did not count in the last round
+    scores:     (2, 320) of `apart.counts_of_largest` in the last round, of coefficients and of noise; (2, 0) before
+    moved:      by how much the last round moved the common coefficients, in their standard errors if clients knew their
+                own: the most of a component, root mean square over its coefficients
+    fit, change: log-likelihood before the last round, nats a row; less that of the round before, None in round 1
     chains:     fits of the trial of robust weights; (0, 0) when there is none
     trial_round: rounds of the trial that are finished
     robust:     1 or 0, whether the trial chose robust weights; -1 without one
@@ -125,6 +129,10 @@ class MixedEffectsState:
     squares: np.ndarray = _zeros(0)
     orders: np.ndarray = _zeros(0, 0)
     left_apart: float = 0.0
+    scores: np.ndarray = _zeros(2, 0)
+    moved: float = 0.0
+    fit: float = 0.0
+    change: float | None = None
     chains: np.ndarray = _zeros(0, 0)
     trial_round: int = 0
     robust: int = -1
@@ -167,13 +175,23 @@ def with_commons(state: MixedEffectsState, commons: Sequence[Common]) -> MixedEf
 
 
 def after_round(
-    config: MixedEffectsConfig, state: MixedEffectsState, after: Sequence[Common], sums: np.ndarray
+    config: MixedEffectsConfig, state: MixedEffectsState, after: Sequence[Common], sums: np.ndarray, scores: np.ndarray
 ) -> tuple[MixedEffectsState, RoundInfo]:
     """The state with what a round found, at its end, and what is shown of the round. sums: (R, p p + p + 5) of
-    `regression.round_sums`."""
-    before = commons_of(state)
-    apart = float(sums[:, -1].max())
-    state = replace(with_commons(state, after), round=state.round + 1, left_apart=apart)
+    `regression.round_sums`; scores: as in the state."""
+    before, p = commons_of(state), state.centres.shape[1]
+    apart, counted = float(sums[:, -1].max()), float(sums[:, -4].sum())
+    fit = float(sums[:, -2].sum()) / max(counted, 1.0)  # of the rows that count
+    steps = np.sqrt((sums[:, p * p : p * p + p] ** 2).mean(axis=1) / np.maximum(sums[:, -3], 1.0))
+    state = replace(
+        with_commons(state, after),
+        round=state.round + 1,
+        left_apart=apart,
+        scores=scores,
+        moved=float(steps.max()),
+        fit=fit,
+        change=fit - state.fit if state.round else None,
+    )
     centre_step = max(float(np.abs(b.mean - a.mean).max(initial=0.0)) for a, b in zip(before, after, strict=True))
     scatter, scattered = (
         np.sqrt(np.maximum([np.diag(c.between) for c in commons], 0.0)) for commons in (after, before)
@@ -183,11 +201,10 @@ def after_round(
     still = state.round >= max(FEWEST_ROUNDS, first) and movement < config.tolerance
     if state.round == config.rounds or still:
         state = replace(state, phase="done")
-    counted = float(sums[:, -4].sum())
     info = {
         "movement": movement,
         "centre_step": centre_step,
-        "log_likelihood": float(sums[:, -2].sum()) / max(counted, 1.0),  # of the rows that count
+        "log_likelihood": fit,
         "active_clients": state.clients,
         "apart": apart / max(state.clients, 1.0),
         "between_clients": float(np.sqrt(np.mean(scatter**2) / after[0].noise)),
