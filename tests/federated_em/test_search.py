@@ -140,7 +140,7 @@ def test_rows_are_drawn_within_every_leaf_each_by_its_own_uniform():
     block, y = large()
     config = FederatedEMConfig(algorithm="em", components=4)
     drawn = sample_of(config, block, known_of(block), leaf=16)
-    share = sample_share(config.parameters_of(3), 3, len(y))[1]
+    share = sample_share(model_of(4)(1.0, 1.0).q, 3, len(y))[1]
     assert abs(len(drawn) - share * len(y)) < 5 * np.sqrt(len(y) * share * (1 - share))
     assert (drawn[:, 0] < share).all() and (drawn[:, 1] == 1.0).all()
     groups_drawn = np.searchsorted([-3.0, 0.75, 4.0], drawn[:, 2:].mean(axis=1))

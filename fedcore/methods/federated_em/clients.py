@@ -108,7 +108,9 @@ def _sample(config: FederatedEMConfig, message: MomentsMessage, block: ClientBlo
             counts *= own[chosen]
         if not config.by_rows:
             counts /= leaf.sizes[np.searchsorted(leaf.ptr, observations.start + chosen, "right") - 1]
-        drawn.append(np.column_stack([uniforms[chosen], counts, np.asarray(cast(Any, rows)[chosen], np.float64)]))
+        found = cast(Any, rows)[chosen]
+        found = found.toarray() if is_sparse(found) else np.asarray(found, np.float64)
+        drawn.append(np.column_stack([uniforms[chosen], counts, found]))
     return np.concatenate(drawn) if drawn else np.zeros((0, 2 + leaf.y.shape[1]))
 
 

@@ -57,7 +57,7 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
 
     name: ClassVar[str] = "federated_em"
     kinds: ClassVar[tuple[Kind, ...]] = ("rows", "counts")
-    arithmetic_version: ClassVar[str] = "federated-em-7"
+    arithmetic_version: ClassVar[str] = "federated-em-8"
     Config = FederatedEMConfig
     State = FederatedEMState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS

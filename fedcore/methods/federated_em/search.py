@@ -25,14 +25,19 @@ from fedcore.errors import PopulationError
 from fedcore.methods.federated_em.anderson import advanced, empty_trail
 from fedcore.methods.federated_em.settings import AUTO_SHARE, CANDIDATES, PSEUDO_ROWS
 from fedcore.methods.mixture_models.contract import Theta
+from fedcore.methods.mixture_models.counts import CountMixture
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.methods.mixture_models.initialisation import (
+    PRIOR_ROWS,
     cluster_sums,
     lloyd_step,
     parameters_from_clusters,
+    random_parameters,
     squared_distances,
 )
+from fedcore.methods.mixture_models.mixture import Mixture
 from fedcore.methods.mixture_models.packing import SMALLEST_MOMENT
+from fedcore.methods.mixture_models.regression import RegressionMixture
 from fedcore.randomness import stream
 
 ROWS_OF_PARAMETER, FEWEST_ROWS, MOST_ROWS = 10, 5_000, 10_000  # of level 1
@@ -44,6 +49,8 @@ FIRST_STEPS, FIRST_GAIN = 10, 1e-3  # accelerated steps of a chain before and af
 MOVES, GIVE_UP, FAILURES = 24, 4, 2  # tries of a chain, failures in a row, failures of one component
 MOVE_STEPS, MOVE_GAIN = 5, 2e-3
 SPLIT_ROWS, SPLIT_STEPS = 1_000, 4
+FEWEST = 20  # different rows of a component that is split; of models with second moments, at least two a column
+MOST_AXES, AXIS_STEPS = 256, 10  # columns whose second moments are decomposed; power iterations for more
 STALE = 0.05  # of a component's rows that moved: its split is looked for again
 SAME = 1e-4  # nats a row: chains this near to each other are in the same optimum
 RACE_STEPS = 2
@@ -54,7 +61,6 @@ FEW_ROWS, FEW_STEPS = 20, 20  # rows of a parameter: below, AUTO_SHARE of them i
 LEVEL_STEPS, LEVEL_GAIN = 12, 3e-4
 NO_VARIANCE = 1e-6  # of a standardised column, or along an axis
 SEARCH = "federated_em/search"
-OWN_COVARIANCES = ("full", "diag", "spherical")  # of each component
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,7 @@ class Sample:
     first: int
     share: float
 
-    def rows(self, part: slice) -> Sample:
+    def rows(self, part: slice | np.ndarray) -> Sample:
         return replace(self, y=self.y[part], weights=None if self.weights is None else self.weights[part])
 
     @property
@@ -90,13 +96,13 @@ class Found:
 class _Counted:
     """EM of a model on some rows. model_of: the model with a penalty of so many pseudo-rows among so many rows."""
 
-    model_of: Callable[[float, float], GaussianMixture]
+    model_of: Callable[[float, float], Mixture]
     row_steps: float = 0.0
 
-    def model(self, rows: Sample, pseudo_rows: float) -> GaussianMixture:
+    def model(self, rows: Sample, pseudo_rows: float) -> Mixture:
         return self.model_of(pseudo_rows, float(len(rows.y)) if rows.weights is None else float(rows.weights.sum()))
 
-    def mapped(self, model: GaussianMixture, theta: Theta, rows: Sample) -> tuple[np.ndarray, float]:
+    def mapped(self, model: Mixture, theta: Theta, rows: Sample) -> tuple[np.ndarray, float]:
         """(M (q,), the objective at theta)."""
         (totals,), (values,) = model.e_totals_and_log_likelihoods([theta], rows.y, rows.weights)
         self.row_steps += len(rows.y)
@@ -104,15 +110,13 @@ class _Counted:
         size = len(rows.y) if rows.weights is None else rows.weights.sum()
         return totals / size, float(model.penalty(theta) - mean)
 
-    def steps(self, model: GaussianMixture, theta: Theta, rows: Sample, steps: int) -> tuple[Theta, float]:
+    def steps(self, model: Mixture, theta: Theta, rows: Sample, steps: int) -> tuple[Theta, float]:
         """(theta after this many plain steps, its objective)."""
         for _ in range(steps):
             theta = model.maximise(self.mapped(model, theta, rows)[0])
         return theta, self.mapped(model, theta, rows)[1]
 
-    def accelerated(
-        self, model: GaussianMixture, theta: Theta, rows: Sample, steps: int, gain: float
-    ) -> tuple[Theta, float]:
+    def accelerated(self, model: Mixture, theta: Theta, rows: Sample, steps: int, gain: float) -> tuple[Theta, float]:
         """(theta after at most this many accelerated steps, less where a step gains less; the best objective seen)."""
         trail, s = empty_trail(model.q), model.statistic_of(theta)
         for _ in range(steps):
@@ -134,7 +138,7 @@ def sample_share(parameters: int, features: int, rows: int) -> tuple[float, floa
 
 
 def searched(
-    model_of: Callable[[float, float], GaussianMixture],
+    model_of: Callable[[float, float], Mixture],
     sample: Sample,
     seed: int,
     restarts: int,
@@ -146,7 +150,10 @@ def searched(
     Axes along which no row varies are left out. There only the penalty keeps variances above 0, and they are larger in
     smaller components: each such axis makes a mixture of one large component look better, whatever the groups are.
     """
-    axes = _axes(model_of(1.0, 1.0), sample.y)
+    wide = model_of(1.0, 1.0)
+    if not isinstance(wide, GaussianMixture):
+        return _searched(model_of, sample, seed, restarts, pseudo_rows, by_distance)
+    axes = _axes(wide, sample.y)
     if axes.shape[0] == axes.shape[1]:
         return _searched(model_of, sample, seed, restarts, pseudo_rows, by_distance)
     along = replace(sample, y=sample.y[:, axes.argmax(axis=0)] if np.isnan(sample.y).any() else sample.y @ axes)
@@ -188,7 +195,7 @@ def _in_all_columns(model: GaussianMixture, theta: Theta, axes: np.ndarray) -> T
 
 
 def _searched(
-    model_of: Callable[[float, float], GaussianMixture],
+    model_of: Callable[[float, float], Mixture],
     sample: Sample,
     seed: int,
     restarts: int,
@@ -254,7 +261,7 @@ def _best_penalty(counted: _Counted, theta: Theta, train: Sample, fresh: Sample,
 # --- starts ---------------------------------------------------------------------------------------------------------
 
 
-def _start(model: GaussianMixture, rows: Sample, seed: int, chain: int, by_distance: bool) -> Theta:
+def _start(model: Mixture, rows: Sample, seed: int, chain: int, by_distance: bool) -> Theta:
     """k-means++ with several candidates for each seed (Arthur and Vassilvitskii 2007), and k-means from there.
 
     Raises PopulationError if there are fewer different rows than components.
@@ -269,6 +276,10 @@ def _start(model: GaussianMixture, rows: Sample, seed: int, chain: int, by_dista
     gaps = bool(np.isnan(some.y).any())
     for _ in range(LLOYD_STEPS):
         centres = lloyd_step(centres, cluster_sums(some.y, centres, gaps, some.weights))
+    if isinstance(model, RegressionMixture):
+        labels = np.stack([squared_distances(some.y, centre[None]) for centre in centres]).argmin(axis=0)
+        one, alone = model.of_component(random_parameters(model, *_moments(some.y), seed), 0)  # any would do
+        return _of_parts(model, one, alone, some, labels, PRIOR_ROWS)
     sums = cluster_sums(some.y, centres, gaps, some.weights)
     return parameters_from_clusters(model, centres, sums, *_moments(some.y))
 
@@ -310,6 +321,25 @@ def _drawn(generator: np.random.Generator, odds: np.ndarray, count: int) -> np.n
     return np.minimum(at, len(odds) - 1)
 
 
+def _of_parts(
+    model: Mixture, one: Mixture, alone: Theta, rows: Sample, labels: np.ndarray, prior: float = 0.0
+) -> Theta:
+    """The mixture whose components are the parts of the rows, labels (n,), and each so many rows like all of them. one,
+    alone: a mixture of one component."""
+    size = float(len(rows.y)) if rows.weights is None else float(rows.weights.sum())
+    totals = [
+        one.e_total(alone, part.y, part.weights) for part in (rows.rows(labels == g) for g in range(model.components))
+    ]
+    if prior:
+        mean = np.sum(totals, axis=0) / size
+        totals, size = [total + prior * mean for total in totals], size + prior * model.components
+    of_parts = [one.layout.unpack(total / size) for total in totals]
+    parts = [np.vstack(kind) for kind in zip(*of_parts, strict=True)]
+    if one.layout.shared:
+        parts[-1] = parts[-1].sum(axis=0)
+    return model.maximise(model.layout.join(*parts))
+
+
 # --- moves ----------------------------------------------------------------------------------------------------------
 
 
@@ -323,7 +353,7 @@ class _Split:
 
 
 def _moved(
-    counted: _Counted, model: GaussianMixture, theta: Theta, objective: float, rows: Sample, seed: int, chain: int
+    counted: _Counted, model: Mixture, theta: Theta, objective: float, rows: Sample, seed: int, chain: int
 ) -> tuple[Theta, float]:
     """theta after the moves that lower its objective, and that objective."""
     r = model.personalise(theta, rows.y)["responsibilities"]
@@ -353,9 +383,7 @@ def _moved(
     return counted.accelerated(model, theta, rows, FIRST_STEPS, FIRST_GAIN)
 
 
-def _tried(
-    counted: _Counted, model: GaussianMixture, theta: Theta, rows: Sample, objective: float
-) -> tuple[Theta, float]:
+def _tried(counted: _Counted, model: Mixture, theta: Theta, rows: Sample, objective: float) -> tuple[Theta, float]:
     """(theta after MOVE_STEPS of EM, its objective); after fewer, if at the pace of the last step the rest would not
     reach the objective that is to be beaten. The first step, much the largest, says nothing of the pace."""
     before = np.inf
@@ -387,39 +415,36 @@ def _best_pair(
     return (int(split), int(deleted)) if np.isfinite(worth[split, deleted]) else None
 
 
-def _replaced(model: GaussianMixture, theta: Theta, split: int, deleted: int, halves: _Split) -> Theta:
+def _replaced(model: Mixture, theta: Theta, split: int, deleted: int, halves: _Split) -> Theta:
     """theta with the halves in place of the two components."""
+    both, changed = [split, deleted], dict(theta)
+    for name in model.own_parameters(theta):
+        changed[name] = theta[name].copy()
+        changed[name][both] = halves.halves[name]
     weights = np.delete(theta["weights"], deleted)
     weights = theta["weights"] / weights.sum()
-    both = [split, deleted]
-    changed = {"weights": weights.copy(), "means": theta["means"].copy()}
-    changed["weights"][both] = weights[split] * halves.halves["weights"]
-    changed["means"][both] = halves.halves["means"]
-    if model.covariance in OWN_COVARIANCES:
-        changed["covariances"] = theta["covariances"].copy()
-        changed["covariances"][both] = halves.halves["covariances"]
-    return {**theta, **changed}
+    shares = weights.copy()
+    shares[both] = weights[split] * halves.halves["weights"]
+    return {**changed, "weights": shares}
 
 
-def _split(
-    model: GaussianMixture, theta: Theta, k: int, r: np.ndarray, rows: Sample, draws: np.random.Generator
-) -> _Split:
-    """The better of two ways to cut component k in two: by the sign along its longest axis, and at the median of its
-    density, which finds heavy tails; each after SPLIT_STEPS of EM on rows that are drawn of the component."""
-    one, alone = _of_one(model, theta, k)
+def _split(model: Mixture, theta: Theta, k: int, r: np.ndarray, rows: Sample, draws: np.random.Generator) -> _Split:
+    """The better of two ways to cut component k in two: by the sign along the longest axis of the rows' errors, and at
+    the median of its density, which finds heavy tails; each after SPLIT_STEPS of EM on rows that are drawn of the
+    component."""
+    one, alone = model.of_component(theta, k)
     own = r if rows.weights is None else r * rows.weights
     total = np.cumsum(own)
     at = np.searchsorted(total, (np.arange(SPLIT_ROWS) + draws.random()) / SPLIT_ROWS * total[-1], "right")
     at = np.minimum(at, len(r) - 1)
-    if len(np.unique(at)) < max(20, 2 * model.features):
+    if len(np.unique(at)) < (FEWEST if isinstance(model, CountMixture) else max(FEWEST, 2 * model.features)):
         return _Split(alone, -np.inf)
     x = rows.y[at]
     before = one.log_likelihood(alone, x)
-    centred = np.where(np.isnan(x), 0.0, x - alone["means"][0])
-    axis = np.linalg.eigh(centred.T @ centred)[1][:, -1]
+    errors = one.errors(alone, x)
     pair = replace(one, components=2)
     best = _Split(alone, -np.inf)
-    for half in (centred @ axis > 0, before > np.median(before)):
+    for half in (errors @ _longest_axis(errors) > 0, before > np.median(before)):
         if not 0 < half.sum() < len(half):
             continue
         halves = _fitted(pair, one, alone, x, half)
@@ -429,24 +454,20 @@ def _split(
     return best
 
 
-def _of_one(model: GaussianMixture, theta: Theta, k: int) -> tuple[GaussianMixture, Theta]:
-    """The model of component k alone, its penalty as large beside the component as it was, and its parameters."""
-    alone = {"weights": np.ones(1), "means": theta["means"][[k]]}
-    if model.covariance == "known":
-        return replace(model, components=1), alone
-    if model.covariance not in OWN_COVARIANCES:
-        return replace(model, components=1), alone | {"covariances": theta["covariances"]}
-    share = max(float(theta["weights"][k]), np.finfo(float).tiny)
-    return replace(model, components=1, lam=model.lam / share), alone | {"covariances": theta["covariances"][[k]]}
+def _longest_axis(x: np.ndarray) -> np.ndarray:
+    """(p,) the axis of rows (n, p) along which their sum of squares is largest; of many columns, nearly."""
+    if x.shape[1] <= MOST_AXES:
+        return np.linalg.eigh(x.T @ x)[1][:, -1]
+    axis = x.std(axis=0)
+    for _ in range(AXIS_STEPS):
+        axis = (x @ axis) @ x
+        axis /= np.linalg.norm(axis) or 1.0
+    return axis
 
 
-def _fitted(pair: GaussianMixture, one: GaussianMixture, alone: Theta, x: np.ndarray, half: np.ndarray) -> Theta:
+def _fitted(pair: Mixture, one: Mixture, alone: Theta, x: np.ndarray, half: np.ndarray) -> Theta:
     """Two components after SPLIT_STEPS of EM on x (m, d), from the rows of the half (m,) bool and the others."""
-    of_halves = [one.layout.unpack(one.e_total(alone, x[rows]) / len(x)) for rows in (half, ~half)]
-    parts = [np.vstack(both) for both in zip(*of_halves, strict=True)]
-    if one.layout.shared:
-        parts[-1] = parts[-1].sum(axis=0)
-    theta = pair.maximise(pair.layout.join(*parts))
+    theta = _of_parts(pair, one, alone, Sample(x, None, len(x), 1.0), (~half).astype(int))
     for _ in range(SPLIT_STEPS):
         theta = pair.maximise(pair.e_total(theta, x) / len(x))
     return theta

@@ -40,6 +40,7 @@ from fedcore.methods.federated_em.messages import (
     RoundMessage,
     StartsMessage,
     bits_to_client,
+    plain_scaling,
 )
 from fedcore.methods.federated_em.resolution import AXES, SETTLED, component_step, next_resolution
 from fedcore.methods.federated_em.row_weights import check_column
@@ -67,8 +68,9 @@ def init(config: FederatedEMConfig, public: PublicFacts) -> FederatedEMState:
         hides_cells=config.validation > 0 and config.table_rows is not None,
     )
     if config.searches:
-        parameters = config.parameters_of(public.features)
-        first, sample = sample_share(parameters, public.features, public.rows or 0)
+        model = models.model_of(config, plain_scaling(config.columns(public.features)))
+        rows = public.clients if config.kind == "counts" else public.rows
+        first, sample = sample_share(model.q, public.features, rows or 0)
         state = replace(state, first_share=first, sample_share=sample)
     if config.start_name == "given":
         theta, layout = pack(start.public_parameters(public, start.public_model(config, public)))

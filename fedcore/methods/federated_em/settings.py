@@ -222,12 +222,6 @@ class Settings(PrivateRunSettings):
         """The number in the population of a column that the model sees."""
         return column + (self.weight_column is not None and column >= self.weight_column)
 
-    def parameters_of(self, features: int) -> int:
-        """Numbers in the statistic of a mixture of Gaussians of this many columns."""
-        d = self.columns(features)
-        second = {"full": d * (d + 1) // 2, "diag": d, "spherical": 1}.get(self.covariance, 0)
-        return self.components * (1 + d + second) + (d * (d + 1) // 2 if self.covariance == "tied" else 0)
-
     @property
     def least_gain(self) -> float:
         """Nats a row and round: a run that gains less ends."""
@@ -241,7 +235,7 @@ class Settings(PrivateRunSettings):
             return self.rounds
         if self.variance_reduced:  # most of them see a twentieth of the rows
             return REDUCED_ROUNDS
-        if self.accelerated and self.model == "gaussian":
+        if self.accelerated:
             return PASSES - 2
         return PRIVATE_ROUNDS if self.private else ROUNDS
 
@@ -280,7 +274,7 @@ class Settings(PrivateRunSettings):
     @property
     def searches(self) -> bool:
         """Whether the run begins with a search on a sample of the rows."""
-        return self.accelerated and self.model == "gaussian" and self.start_name != "given"
+        return self.accelerated and self.start_name != "given"
 
     @property
     def monitoring_interval(self) -> int:

@@ -38,8 +38,9 @@ from fedcore.methods.federated_em.settings import AUTO_SHARE, CANDIDATES, PSEUDO
 from fedcore.methods.federated_em.state import FederatedEMState, pack
 from fedcore.methods.mixture_models.client_sums import divisors_of
 from fedcore.methods.mixture_models.contract import CurvedEM, Theta
-from fedcore.methods.mixture_models.gaussian import GaussianMixture
+from fedcore.methods.mixture_models.counts import CountMixture
 from fedcore.methods.mixture_models.initialisation import lloyd_step, parameters_from_clusters
+from fedcore.methods.mixture_models.mixture import Mixture
 from fedcore.methods.mixture_models.released import NATS_OF_NOISE
 from fedcore.methods.mixture_models.validation import FEWEST
 from fedcore.randomness import stream
@@ -214,9 +215,10 @@ def after_sample(config: FederatedEMConfig, state: FederatedEMState, sample: np.
         state.sample_share,
     )
 
-    def model_of(pseudo_rows: float, size: float) -> GaussianMixture:
+    def model_of(pseudo_rows: float, size: float) -> Mixture:
         share = config.penalty_share(size, pseudo_rows)
-        return cast(GaussianMixture, models.model_of(config, replace(state.scaling(), penalty_share=share)))
+        model = models.model_of(config, replace(state.scaling(), penalty_share=share))
+        return replace(model, relative=True) if isinstance(model, CountMixture) else cast(Mixture, model)
 
     asked = state.pseudo_rows if config.tries_penalties is False else None
     found = searched(model_of, rows, state.seed, config.starts_tried, asked, config.start_name == "kmeans++")

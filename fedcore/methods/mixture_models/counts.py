@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,11 +50,13 @@ class _Prepared(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CountMixture(Mixture):
-    """components: G; features: V; a >= 0: the penalty, see the module. Raises ConfigError for settings out of range."""
+    """components: G; features: V; a >= 0: the penalty, see the module. relative: whether log_likelihood leaves out what
+    no parameter changes, the factorials of the counts. Raises ConfigError for settings out of range."""
 
     components: int
     features: int
     a: float = 0.0
+    relative: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.components < 1 or self.features < 1:
@@ -103,7 +105,7 @@ class CountMixture(Mixture):
         return np.ascontiguousarray((z @ np.ascontiguousarray(prepared.slopes.T)).T) + prepared.intercepts
 
     def _log_constant(self, prepared: _Prepared, z: Any) -> np.ndarray | float:
-        return self._row_constant(z if is_sparse(z) else z[1:].T)
+        return 0.0 if self.relative else self._row_constant(z if is_sparse(z) else z[1:].T)
 
     def _total(self, r: np.ndarray, z: Any) -> np.ndarray:
         if not is_sparse(z):
@@ -161,6 +163,15 @@ class CountMixture(Mixture):
         counts, first = self.layout.unpack(s)
         return (counts, first) if alive(counts, margin) else None
 
+    # --- components ---------------------------------------------------------------------------------------------------
+
+    def _alone(self, share: float) -> CountMixture:
+        return replace(self, components=1, a=self.a / share)
+
+    @abstractmethod
+    def errors(self, theta: Theta, y: np.ndarray) -> np.ndarray:
+        """Pearson's residuals."""
+
     # --- checks -------------------------------------------------------------------------------------------------------
 
     def check_rows(self, y: Rows) -> None:
@@ -215,6 +226,13 @@ class PoissonMixture(CountMixture):
         rates = theta["rates"]
         return float((self.b * rates - self.a * np.log(rates)).sum())
 
+    def _alone(self, share: float) -> PoissonMixture:
+        return replace(self, components=1, a=self.a / share, b=self.b / share)
+
+    def errors(self, theta: Theta, y: np.ndarray) -> np.ndarray:
+        rates = theta["rates"][0]
+        return (y - rates) / np.sqrt(rates)
+
     def check_theta(self, theta: Mapping[str, np.ndarray]) -> Theta:
         """theta in float64. Raises ConfigError unless shapes fit, weights add up to 1 and rates are positive."""
         return self._check_parameters(theta, "rates", np.inf)
@@ -267,6 +285,10 @@ class MultinomialMixture(CountMixture):
     def penalty(self, theta: Theta) -> float:
         return -self.a * float(np.log(theta["probabilities"]).sum())
 
+    def errors(self, theta: Theta, y: np.ndarray) -> np.ndarray:
+        p, totals = theta["probabilities"][0], y.sum(axis=1, keepdims=True)
+        return (y - totals * p) / np.sqrt(np.maximum(totals, 1.0) * p)
+
     def check_theta(self, theta: Mapping[str, np.ndarray]) -> Theta:
         """theta in float64. Raises ConfigError unless shapes fit, and weights and each component's probabilities are
         positive and add up to 1."""
@@ -308,6 +330,10 @@ class BernoulliMixture(CountMixture):
         p = theta["probabilities"]
         return -self.a * float((np.log(p) + np.log1p(-p)).sum())
 
+    def errors(self, theta: Theta, y: np.ndarray) -> np.ndarray:
+        p = theta["probabilities"][0]
+        return (y - p) / np.sqrt(p * (1.0 - p))
+
     def _check_range(self, y: Rows) -> None:
         refuse(y, lambda values: (values != 0) & (values != 1), "is neither 0 nor 1", "The model needs zeros and ones.")
 
@@ -319,6 +345,9 @@ class BernoulliMixture(CountMixture):
 def _log_factorials(y: np.ndarray | sp.csr_matrix) -> np.ndarray:
     """(n,): sum over the columns of ln y!."""
     if not is_sparse(y):
-        return gammaln(np.asarray(y) + 1.0).sum(axis=1)
+        y = np.asarray(y)
+        logs, several = np.zeros(y.shape), (y != 0.0) & (y != 1.0)  # the logarithms of 0! and 1! are 0
+        logs[several] = gammaln(y[several] + 1.0)
+        return logs.sum(axis=1)
     logs = sp.csr_matrix((gammaln(y.data + 1.0), y.indices, y.indptr), shape=y.shape)
     return np.asarray(logs.sum(axis=1)).ravel()

@@ -24,7 +24,7 @@ Data should be of about unit scale (whitened by public moments): floors and marg
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -344,6 +344,18 @@ class GaussianMixture(Mixture):
         factors = _inverse_factors(covariances)
         log_det = -2.0 * np.log(np.diagonal(factors, axis1=-2, axis2=-1)).sum()
         return value + 0.5 * float(self.nu * log_det + np.sum((factors @ self.lam) * factors))
+
+    # --- components ---------------------------------------------------------------------------------------------------
+
+    def own_parameters(self, theta: Theta) -> list[str]:
+        return [name for name in super().own_parameters(theta) if name != "covariances" or self.covariance != "tied"]
+
+    def _alone(self, share: float) -> GaussianMixture:
+        own = self.covariance not in ("tied", "known")
+        return replace(self, components=1, lam=self.lam / share if own else self.lam)
+
+    def errors(self, theta: Theta, y: np.ndarray) -> np.ndarray:
+        return np.where(np.isnan(y), 0.0, y - theta["means"][0])
 
     # --- checks -------------------------------------------------------------------------------------------------------
 

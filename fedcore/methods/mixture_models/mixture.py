@@ -278,6 +278,27 @@ class Mixture(ABC):
                     r[rows.start + gaps.columns] = responsibilities(self._gap_log_joint(theta, gaps)).T
         return {"responsibilities": r}
 
+    # --- components ---------------------------------------------------------------------------------------------------
+
+    def own_parameters(self, theta: Theta) -> list[str]:
+        """Names of the parameters that each component has of its own, without the weights."""
+        return [name for name in theta if name != "weights"]
+
+    @abstractmethod
+    def _alone(self, share: float) -> Mixture:
+        """The model of one component of this weight > 0, its penalty as large beside the component as it was."""
+
+    def of_component(self, theta: Theta, k: int) -> tuple[Mixture, Theta]:
+        """Component k as a mixture of one, and its parameters."""
+        own = {name: theta[name][[k]] for name in self.own_parameters(theta)}
+        model = self._alone(max(float(theta["weights"][k]), np.finfo(float).tiny))
+        return model, {**theta, **own, "weights": np.ones(1)}
+
+    @abstractmethod
+    def errors(self, theta: Theta, y: np.ndarray) -> np.ndarray:
+        """(N, p): how far dense rows y (N, d) are from what a mixture of one expects, scaled so that p numbers of equal
+        size say equally much: the direction in which two groups differ that it covers is among the longest."""
+
     # --- weights ------------------------------------------------------------------------------------------------------
 
     def _weights_of(self, counts: np.ndarray, a: float = 0.0) -> np.ndarray:

@@ -12,7 +12,7 @@ is the domain. With an intercept, u gets a last entry of 1, which the ridge leav
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -212,6 +212,16 @@ class RegressionMixture(Mixture):
         squares = (theta["coefficients"] ** 2) @ self._ridge + self.lam
         value = 0.5 * float((squares / variances + self.nu * np.log(variances)).sum())
         return value - self.a * float(log_weights(theta).sum()) if self.a else value
+
+    # --- components ---------------------------------------------------------------------------------------------------
+
+    def _alone(self, share: float) -> RegressionMixture:
+        return replace(self, components=1, ridge=self.ridge / share, lam=self.lam / share)
+
+    def errors(self, theta: Theta, y: np.ndarray) -> np.ndarray:
+        """(N, p): the residual times each input, the score of the coefficients."""
+        inputs = np.column_stack([y[:, :-1], np.ones(len(y))]) if self.intercept else y[:, :-1]
+        return inputs * (y[:, -1] - inputs @ theta["coefficients"][0])[:, None]
 
     # --- checks -------------------------------------------------------------------------------------------------------
 
