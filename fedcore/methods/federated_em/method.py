@@ -87,8 +87,8 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
 
     @property
     def not_private_because(self) -> str:
-        sample = ", and so does a sample of their rows" if self.config.searches else ""
-        return NOT_PRIVATE.get(self.config.algorithm, "") + sample
+        what = "do all counts of a sample of them" if self.config.kind == "counts" else "does a sample of their rows"
+        return NOT_PRIVATE.get(self.config.algorithm, "") + (f", and so {what}" if self.config.searches else "")
 
     def plan(self, public: PublicFacts) -> Sequence[PlannedRelease]:
         """Raises ConfigError if a private run has no budget, no nominal number of clients or no warm start."""

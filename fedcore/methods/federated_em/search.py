@@ -9,7 +9,8 @@
 
 EM with many starts stays in optima in which one component covers two groups and two share one. No acceleration leaves
 them; a move does. The gain of a move is estimated as in the split-and-merge EM of Ueda, Nakano, Ghahramani and Hinton
-(2000), but the estimate only orders the pairs: a move is kept if the objective is lower after it.
+(2000), but the estimate only orders the pairs: a move is kept if the objective is lower after it. All mixtures share
+this; each says in `errors` along what its components are cut.
 
 Everything here is a pure function of the sample and the seed.
 """
@@ -262,7 +263,8 @@ def _best_penalty(counted: _Counted, theta: Theta, train: Sample, fresh: Sample,
 
 
 def _start(model: Mixture, rows: Sample, seed: int, chain: int, by_distance: bool) -> Theta:
-    """k-means++ with several candidates for each seed (Arthur and Vassilvitskii 2007), and k-means from there.
+    """k-means++ with several candidates for each seed (Arthur and Vassilvitskii 2007), and k-means from there. Clusters
+    of regressions are of inputs and response; each gives a line.
 
     Raises PopulationError if there are fewer different rows than components.
     """
@@ -278,7 +280,7 @@ def _start(model: Mixture, rows: Sample, seed: int, chain: int, by_distance: boo
         centres = lloyd_step(centres, cluster_sums(some.y, centres, gaps, some.weights))
     if isinstance(model, RegressionMixture):
         labels = np.stack([squared_distances(some.y, centre[None]) for centre in centres]).argmin(axis=0)
-        one, alone = model.of_component(random_parameters(model, *_moments(some.y), seed), 0)  # any would do
+        one, alone = model.of_component(random_parameters(model, *_moments(some.y), seed), 0)
         return _of_parts(model, one, alone, some, labels, PRIOR_ROWS)
     sums = cluster_sums(some.y, centres, gaps, some.weights)
     return parameters_from_clusters(model, centres, sums, *_moments(some.y))
@@ -324,8 +326,8 @@ def _drawn(generator: np.random.Generator, odds: np.ndarray, count: int) -> np.n
 def _of_parts(
     model: Mixture, one: Mixture, alone: Theta, rows: Sample, labels: np.ndarray, prior: float = 0.0
 ) -> Theta:
-    """The mixture whose components are the parts of the rows, labels (n,), and each so many rows like all of them. one,
-    alone: a mixture of one component."""
+    """The mixture whose components are the parts of the rows by labels (n,), from 0. prior: rows like all rows together
+    that are added to each part. one, alone: a mixture of one component, and any parameters of it."""
     size = float(len(rows.y)) if rows.weights is None else float(rows.weights.sum())
     totals = [
         one.e_total(alone, part.y, part.weights) for part in (rows.rows(labels == g) for g in range(model.components))

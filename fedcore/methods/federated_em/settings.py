@@ -78,7 +78,7 @@ class Settings(PrivateRunSettings):
         None,
         description="penalty of gaussian, regression and gaussian_imputer, in rows: as if so many rows of the pooled "
         "variances were added to each scatter, and to the inputs of regressions; auto: the best of "
-        f"{', '.join(f'{nu:g}' for nu in CANDIDATES)} for rows that take no part meanwhile: by em for Gaussians rows "
+        f"{', '.join(f'{nu:g}' for nu in CANDIDATES)} for rows that take no part meanwhile: by em for mixtures rows "
         f"of its sample, else {AUTO_SHARE:.0%} of each client's rows, after 20 uncompressed EM steps with each; None: "
         f"auto for Gaussians by em, else {PSEUDO_ROWS}",
     )
@@ -141,7 +141,7 @@ class Settings(PrivateRunSettings):
         None,
         ge=1,
         le=1_000_000,
-        description=f"rounds; None: {ROUNDS}, for Gaussians by em {PASSES - 2}, which read the rows {PASSES} times at "
+        description=f"rounds; None: {ROUNDS}, for mixtures by em {PASSES - 2}, which read the rows {PASSES} times at "
         f"most, for vr-fedem {REDUCED_ROUNDS}, in a private run {PRIVATE_ROUNDS}",
     )
     gamma: float | None = Field(

@@ -168,10 +168,6 @@ class CountMixture(Mixture):
     def _alone(self, share: float) -> CountMixture:
         return replace(self, components=1, a=self.a / share)
 
-    @abstractmethod
-    def errors(self, theta: Theta, y: np.ndarray) -> np.ndarray:
-        """Pearson's residuals."""
-
     # --- checks -------------------------------------------------------------------------------------------------------
 
     def check_rows(self, y: Rows) -> None:
@@ -230,6 +226,7 @@ class PoissonMixture(CountMixture):
         return replace(self, components=1, a=self.a / share, b=self.b / share)
 
     def errors(self, theta: Theta, y: np.ndarray) -> np.ndarray:
+        """(N, V) Pearson's residuals: each count over its standard deviation."""
         rates = theta["rates"][0]
         return (y - rates) / np.sqrt(rates)
 
@@ -286,6 +283,7 @@ class MultinomialMixture(CountMixture):
         return -self.a * float(np.log(theta["probabilities"]).sum())
 
     def errors(self, theta: Theta, y: np.ndarray) -> np.ndarray:
+        """(N, V) as of Poisson mixtures."""
         p, totals = theta["probabilities"][0], y.sum(axis=1, keepdims=True)
         return (y - totals * p) / np.sqrt(np.maximum(totals, 1.0) * p)
 
@@ -331,6 +329,7 @@ class BernoulliMixture(CountMixture):
         return -self.a * float((np.log(p) + np.log1p(-p)).sum())
 
     def errors(self, theta: Theta, y: np.ndarray) -> np.ndarray:
+        """(N, V) as of Poisson mixtures."""
         p = theta["probabilities"][0]
         return (y - p) / np.sqrt(p * (1.0 - p))
 

@@ -296,8 +296,8 @@ class Mixture(ABC):
 
     @abstractmethod
     def errors(self, theta: Theta, y: np.ndarray) -> np.ndarray:
-        """(N, p): how far dense rows y (N, d) are from what a mixture of one expects, scaled so that p numbers of equal
-        size say equally much: the direction in which two groups differ that it covers is among the longest."""
+        """(N, p) float64: how far dense rows y (N, d) are from what a mixture of one component expects of them. Two
+        groups that one component covers differ along an axis on which the sum of squares is large."""
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
