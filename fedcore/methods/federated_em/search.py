@@ -17,15 +17,17 @@ Everything here is a pure function of the sample and the seed.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+import scipy.sparse as sp
 
 from fedcore.errors import PopulationError
 from fedcore.methods.federated_em.anderson import advanced, empty_trail
 from fedcore.methods.federated_em.settings import AUTO_SHARE, CANDIDATES, PSEUDO_ROWS
-from fedcore.methods.mixture_models.contract import Theta
+from fedcore.methods.mixture_models.contract import Rows, Theta, is_sparse
 from fedcore.methods.mixture_models.counts import CountMixture
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.methods.mixture_models.initialisation import (
@@ -51,7 +53,6 @@ MOVES, GIVE_UP, FAILURES = 24, 4, 2  # tries of a chain, failures in a row, fail
 MOVE_STEPS, MOVE_GAIN = 5, 2e-3
 SPLIT_ROWS, SPLIT_STEPS = 1_000, 4
 FEWEST = 20  # different rows of a component that is split; of models with second moments, at least two a column
-MOST_AXES, AXIS_STEPS = 256, 10  # columns whose second moments are decomposed; power iterations for more
 STALE = 0.05  # of a component's rows that moved: its split is looked for again
 SAME = 1e-4  # nats a row: chains this near to each other are in the same optimum
 RACE_STEPS = 2
@@ -66,16 +67,25 @@ SEARCH = "federated_em/search"
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """y: (n, d) standardised rows, NaN where missing, in a random order. weights: (n,) how much each counts; None: all
-    the same. first: rows of level 1. share: of the population's rows; 1: these are all."""
+    """y: (n, d) standardised rows, NaN where missing, or counts in CSR form, in a random order. weights: (n,) how much
+    each counts; None: all the same. first: rows of level 1. share: of the population's rows; 1: these are all."""
 
-    y: np.ndarray
+    y: np.ndarray | sp.csr_matrix
     weights: np.ndarray | None
     first: int
     share: float
 
     def rows(self, part: slice | np.ndarray) -> Sample:
         return replace(self, y=self.y[part], weights=None if self.weights is None else self.weights[part])
+
+    @property
+    def count(self) -> int:
+        return int(self.y.shape[0])
+
+    @property
+    def total(self) -> float:
+        """Of the weights."""
+        return float(self.count if self.weights is None else self.weights.sum())
 
     @property
     def whole(self) -> bool:
@@ -101,15 +111,14 @@ class _Counted:
     row_steps: float = 0.0
 
     def model(self, rows: Sample, pseudo_rows: float) -> Mixture:
-        return self.model_of(pseudo_rows, float(len(rows.y)) if rows.weights is None else float(rows.weights.sum()))
+        return self.model_of(pseudo_rows, rows.total)
 
     def mapped(self, model: Mixture, theta: Theta, rows: Sample) -> tuple[np.ndarray, float]:
         """(M (q,), the objective at theta)."""
         (totals,), (values,) = model.e_totals_and_log_likelihoods([theta], rows.y, rows.weights)
-        self.row_steps += len(rows.y)
+        self.row_steps += rows.count
         mean = values.mean() if rows.weights is None else np.average(values, weights=rows.weights)
-        size = len(rows.y) if rows.weights is None else rows.weights.sum()
-        return totals / size, float(model.penalty(theta) - mean)
+        return totals / rows.total, float(model.penalty(theta) - mean)
 
     def steps(self, model: Mixture, theta: Theta, rows: Sample, steps: int) -> tuple[Theta, float]:
         """(theta after this many plain steps, its objective)."""
@@ -152,9 +161,7 @@ def searched(
     smaller components: each such axis makes a mixture of one large component look better, whatever the groups are.
     """
     wide = model_of(1.0, 1.0)
-    if not isinstance(wide, GaussianMixture):
-        return _searched(model_of, sample, seed, restarts, pseudo_rows, by_distance)
-    axes = _axes(wide, sample.y)
+    axes = _axes(wide, sample.y) if isinstance(wide, GaussianMixture) else np.eye(1)
     if axes.shape[0] == axes.shape[1]:
         return _searched(model_of, sample, seed, restarts, pseudo_rows, by_distance)
     along = replace(sample, y=sample.y[:, axes.argmax(axis=0)] if np.isnan(sample.y).any() else sample.y @ axes)
@@ -165,7 +172,7 @@ def searched(
         return replace(model, features=size, lam=axes.T @ model.lam @ axes, centre=np.zeros(size), known=None)
 
     found = _searched(narrower, along, seed, restarts, pseudo_rows, by_distance)
-    return replace(found, theta=_in_all_columns(model_of(found.pseudo_rows, len(sample.y)), found.theta, axes))
+    return replace(found, theta=_in_all_columns(model_of(found.pseudo_rows, sample.count), found.theta, axes))
 
 
 def _axes(model: GaussianMixture, y: np.ndarray) -> np.ndarray:
@@ -205,9 +212,9 @@ def _searched(
 ) -> Found:
     counted = _Counted(model_of)
     parameters, components = model_of(1.0, 1.0).q, model_of(1.0, 1.0).components
-    many = len(sample.y) > MANY_ROWS * parameters * sample.share
-    level = int(len(sample.y) * (1 - AUTO_SHARE))
-    few = sample.whole and 1 < len(sample.y) < FEW_ROWS * parameters and _different(sample.y[:level]) >= components
+    many = sample.count > MANY_ROWS * parameters * sample.share
+    level = int(sample.count * (1 - AUTO_SHARE))
+    few = sample.whole and 1 < sample.count < FEW_ROWS * parameters and _different(sample.y[:level]) >= components
     level = level if few else sample.first
     first, fresh = sample.rows(slice(level)), sample.rows(slice(level, level + PENALTY_ROWS))
     nu = PSEUDO_ROWS if pseudo_rows is None else pseudo_rows
@@ -232,7 +239,7 @@ def _searched(
         chains = [counted.steps(model, theta, sample, RACE_STEPS) for theta, _ in chains]
     ends = np.array([objective for _, objective in chains])
     theta = chains[int(np.argmin(ends))][0]
-    if pseudo_rows is None and not many and (few or len(sample.y) > len(first.y)):
+    if pseudo_rows is None and not many and (few or sample.count > first.count):
         nu = _best_penalty(counted, theta, first, fresh, FEW_STEPS if few else PENALTY_STEPS)
     model = counted.model(sample, nu)
     theta, _ = counted.accelerated(model, theta, sample, LEVEL_STEPS, LEVEL_GAIN)
@@ -272,10 +279,10 @@ def _start(model: Mixture, rows: Sample, seed: int, chain: int, by_distance: boo
     if len(centres) < model.components:  # a few different rows, some of them rare
         centres = _seeds(model.components, rows, seed, chain, by_distance)
     if len(centres) < model.components:
-        where = "the population" if rows.whole else f"a sample of {len(rows.y)} rows"
+        where = "the population" if rows.whole else f"a sample of {rows.count} rows"
         raise PopulationError(f"{where} has fewer than {model.components} different rows.", "Ask for fewer components.")
     some = rows.rows(slice(SEEDING_ROWS))
-    gaps = bool(np.isnan(some.y).any())
+    gaps = not is_sparse(some.y) and bool(np.isnan(some.y).any())
     for _ in range(LLOYD_STEPS):
         centres = lloyd_step(centres, cluster_sums(some.y, centres, gaps, some.weights))
     if isinstance(model, RegressionMixture):
@@ -288,28 +295,40 @@ def _start(model: Mixture, rows: Sample, seed: int, chain: int, by_distance: boo
 
 def _seeds(count: int, rows: Sample, seed: int, chain: int, by_distance: bool) -> np.ndarray:
     """(count, d) rows, gaps filled with the means; fewer if no others are different."""
-    generator, weights = stream(seed, SEARCH, chain), np.ones(len(rows.y)) if rows.weights is None else rows.weights
-    filled = np.where(np.isnan(rows.y), _moments(rows.y)[0], rows.y)
-    centres = filled[_drawn(generator, weights, 1)]
+    generator, weights = stream(seed, SEARCH, chain), np.ones(rows.count) if rows.weights is None else rows.weights
+    means = _moments(rows.y)[0]
+    centres = _filled(rows.y[_drawn(generator, weights, 1)], means)
     nearest = squared_distances(rows.y, centres)
     while len(centres) < count:
         odds = weights * (nearest if by_distance else nearest > 0)
         if not odds.any():
             break
         picked = _drawn(generator, odds, TRIED_SEEDS if by_distance else 1)
-        tried = [np.minimum(nearest, squared_distances(rows.y, filled[row][None])) for row in picked]
+        found = _filled(rows.y[picked], means)
+        tried = [np.minimum(nearest, squared_distances(rows.y, centre[None])) for centre in found]
         best = int(np.argmin([weights @ distances for distances in tried]))
-        centres, nearest = np.vstack([centres, filled[picked[best]]]), tried[best]
+        centres, nearest = np.vstack([centres, found[best]]), tried[best]
     return centres
 
 
-def _different(y: np.ndarray) -> int:
+def _filled(y: np.ndarray | sp.csr_matrix, means: np.ndarray) -> np.ndarray:
+    """Dense rows, the means where an entry is missing."""
+    return y.toarray() if is_sparse(y) else np.where(np.isnan(y), means, y)
+
+
+def _different(y: np.ndarray | sp.csr_matrix) -> int:
     """The number of different rows."""
-    return len(np.unique(y, axis=0))
+    if not is_sparse(y):
+        return len(np.unique(y, axis=0))
+    parts = (slice(low, high) for low, high in itertools.pairwise(y.indptr))
+    return len({(y.indices[part].tobytes(), y.data[part].tobytes()) for part in parts})
 
 
-def _moments(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _moments(y: np.ndarray | sp.csr_matrix) -> tuple[np.ndarray, np.ndarray]:
     """(d,) means and variances of the entries of each column; 0 for a column without any."""
+    if is_sparse(y):
+        means, squares = (np.asarray(each.mean(axis=0)).ravel() for each in (y, y.multiply(y)))
+        return means, squares - means**2
     seen = np.isfinite(y)
     counts, filled = np.maximum(seen.sum(axis=0), 1), np.where(seen, y, 0.0)
     means = filled.sum(axis=0) / counts
@@ -328,7 +347,7 @@ def _of_parts(
 ) -> Theta:
     """The mixture whose components are the parts of the rows by labels (n,), from 0. prior: rows like all rows together
     that are added to each part. one, alone: a mixture of one component, and any parameters of it."""
-    size = float(len(rows.y)) if rows.weights is None else float(rows.weights.sum())
+    size = rows.total
     totals = [
         one.e_total(alone, part.y, part.weights) for part in (rows.rows(labels == g) for g in range(model.components))
     ]
@@ -431,8 +450,8 @@ def _replaced(model: Mixture, theta: Theta, split: int, deleted: int, halves: _S
 
 
 def _split(model: Mixture, theta: Theta, k: int, r: np.ndarray, rows: Sample, draws: np.random.Generator) -> _Split:
-    """The better of two ways to cut component k in two: by the sign along the longest axis of the rows' errors, and at
-    the median of its density, which finds heavy tails; each after SPLIT_STEPS of EM on rows that are drawn of the
+    """The better of two ways to cut component k in two: by the sign along its longest axis, and at the median of its
+    density, which finds heavy tails; each after SPLIT_STEPS of EM on rows that are drawn of the
     component."""
     one, alone = model.of_component(theta, k)
     own = r if rows.weights is None else r * rows.weights
@@ -443,10 +462,9 @@ def _split(model: Mixture, theta: Theta, k: int, r: np.ndarray, rows: Sample, dr
         return _Split(alone, -np.inf)
     x = rows.y[at]
     before = one.log_likelihood(alone, x)
-    errors = one.errors(alone, x)
     pair = replace(one, components=2)
     best = _Split(alone, -np.inf)
-    for half in (errors @ _longest_axis(errors) > 0, before > np.median(before)):
+    for half in (one.along_longest_axis(alone, x) > 0, before > np.median(before)):
         if not 0 < half.sum() < len(half):
             continue
         halves = _fitted(pair, one, alone, x, half)
@@ -456,20 +474,9 @@ def _split(model: Mixture, theta: Theta, k: int, r: np.ndarray, rows: Sample, dr
     return best
 
 
-def _longest_axis(x: np.ndarray) -> np.ndarray:
-    """(p,) the axis of rows (n, p) along which their sum of squares is largest; of many columns, nearly."""
-    if x.shape[1] <= MOST_AXES:
-        return np.linalg.eigh(x.T @ x)[1][:, -1]
-    axis = x.std(axis=0)
-    for _ in range(AXIS_STEPS):
-        axis = (x @ axis) @ x
-        axis /= np.linalg.norm(axis) or 1.0
-    return axis
-
-
-def _fitted(pair: Mixture, one: Mixture, alone: Theta, x: np.ndarray, half: np.ndarray) -> Theta:
+def _fitted(pair: Mixture, one: Mixture, alone: Theta, x: Rows, half: np.ndarray) -> Theta:
     """Two components after SPLIT_STEPS of EM on x (m, d), from the rows of the half (m,) bool and the others."""
-    theta = _of_parts(pair, one, alone, Sample(x, None, len(x), 1.0), (~half).astype(int))
+    theta = _of_parts(pair, one, alone, Sample(x, None, len(half), 1.0), (~half).astype(int))
     for _ in range(SPLIT_STEPS):
-        theta = pair.maximise(pair.e_total(theta, x) / len(x))
+        theta = pair.maximise(pair.e_total(theta, x) / len(half))
     return theta

@@ -55,6 +55,7 @@ HALVINGS = 12  # of a step, at most
 LEAST_BEYOND = 0.5
 LEAST_RATIO = 0.2  # of a weight or a variance after a step to what it was: the fraction to the boundary
 WINDOW, OFTEN = 20, 0.05  # a step that is cut back in more than 5 % of 20 rounds is too long
+NUMBERS_OF_ENTRY = 4  # of a sample of token counts
 AUDIT_EVERY, AUDIT_TOLERANCE = 50, 1e-10
 
 
@@ -69,8 +70,11 @@ def init(config: FederatedEMConfig, public: PublicFacts) -> FederatedEMState:
     )
     if config.searches:
         model = models.model_of(config, plain_scaling(config.columns(public.features)))
-        rows = public.clients if config.kind == "counts" else public.rows
-        first, sample = sample_share(model.q, public.features, rows or 0)
+        rows, numbers = public.rows or 0, public.features
+        if config.kind == "counts":  # whose rows are tokens
+            clients = public.clients or 0
+            rows, numbers = clients, min(numbers, math.ceil(NUMBERS_OF_ENTRY * rows / max(clients, 1)))
+        first, sample = sample_share(model.q, max(numbers, 1), rows)
         state = replace(state, first_share=first, sample_share=sample)
     if config.start_name == "given":
         theta, layout = pack(start.public_parameters(public, start.public_model(config, public)))

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
+import scipy.sparse as sp
 
 from fedcore.errors import ConfigError, PopulationError
 from fedcore.methods.federated_em import models
@@ -51,6 +52,7 @@ MARGIN = 1e-9  # by which a statistic is inside the domain of its model after a 
 SMALLEST_BATCH, LONGEST_INNER = 32, 8  # of VR-FedEM
 SMALLEST_TOTAL, LARGEST_TOTAL = 1e-100, 1e100  # of the weights of all rows, so that squares neither vanish nor overflow
 ROUNDING = 1e-9  # of sums of weights; entries of so little weight may be missing where none are said to be
+DENSE = 0.1  # of the counts are above 0: then steps of EM are faster if none is left out
 CONSTANT = 1e-12  # a variance this small beside the squared mean is rounding
 NOT_PARAMETERS = ("centre", "scale", "column_means", "part_scales", "pseudo_rows", *SERIES_NAMES, NATS_OF_NOISE)
 
@@ -203,9 +205,14 @@ def after_moments(config: FederatedEMConfig, state: FederatedEMState, result: Ma
 
 
 def after_sample(config: FederatedEMConfig, state: FederatedEMState, sample: np.ndarray) -> Step:
-    """The search on the sample, (n, 2 + d) as `fedcore.methods.federated_em.clients` says. It keeps no row of it."""
+    """The search on the sample, as `fedcore.methods.federated_em.clients` gives it. It keeps no row of it."""
     sample = sample[np.argsort(sample[:, 0], kind="stable")]
     uniforms, counts, y = sample[:, 0], sample[:, 1], sample[:, 2:]
+    if config.kind == "counts":
+        uniforms, starts = np.unique(uniforms, return_index=True)
+        places = sample[:, 2].astype(np.int64), np.append(starts, len(sample))
+        counts, y = counts[starts], sp.csr_matrix((sample[:, 3], *places), shape=(len(starts), len(state.variance)))
+        y = y.toarray() if y.nnz > DENSE * y.shape[0] * y.shape[1] else y
     if len(state.centre):
         y = (y - state.centre) / state.scale
     rows = Sample(
@@ -228,13 +235,13 @@ def after_sample(config: FederatedEMConfig, state: FederatedEMState, sample: np.
         pseudo_rows=chosen,
         penalty_share=config.penalty_share(state.rows, chosen),
         ends=found.ends,
-        sampled=float(len(y)),
+        sampled=float(rows.count),
         expectations=found.row_steps,
         bits_up=float(sample.size * BITS_PER_NUMBER),
     )
     model = models.model_of(config, state.scaling())
     state = enter_rounds(config, model, state, model.statistic_of(found.theta))
-    told = {"clients": state.clients, "rows": state.rows, "sampled_rows": float(len(y)), "pseudo_rows": chosen}
+    told = {"clients": state.clients, "rows": state.rows, "sampled_rows": state.sampled, "pseudo_rows": chosen}
     return state, RoundInfo({**told, "spread_of_starts": float(np.ptp(found.ends)), "bits_up": state.bits_up})
 
 

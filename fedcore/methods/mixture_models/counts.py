@@ -38,6 +38,7 @@ from fedcore.methods.mixture_models.packing import Layout, check_array, check_co
 
 RATE_FLOOR = 1e-10  # of a rate or probability
 ROUNDING = 1e-12  # of a statistic whose true value is 0
+AXIS_STEPS = 30
 SPARSE_TILE_NUMBERS = 8_000_000  # of the dense sums of a tile of CSR rows, should every row be a client
 
 
@@ -168,6 +169,23 @@ class CountMixture(Mixture):
     def _alone(self, share: float) -> CountMixture:
         return replace(self, components=1, a=self.a / share)
 
+    @abstractmethod
+    def _expected(self, theta: Theta, y: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Means (V,) and variances (V,) of the counts of a row of size 1 in a mixture of one, and sizes (N,)."""
+
+    def along_longest_axis(self, theta: Theta, y: Rows) -> np.ndarray:
+        """The errors are Pearson's residuals: counts over their standard deviations. The axis is found by power
+        iterations, in which CSR rows stay sparse."""
+        y = y if is_sparse(y) else np.asarray(y)
+        means, variances, sizes = self._expected(theta, y)
+        scale, root = 1.0 / np.sqrt(variances), np.sqrt(np.maximum(sizes, 1.0))
+        along = np.where(np.arange(y.shape[0]) < y.shape[0] // 2, 1.0, -1.0)
+        for _ in range(AXIS_STEPS):
+            axis = scale * (y.T @ (along / root) - means * (along @ (sizes / root)))
+            axis *= scale / (np.linalg.norm(axis) or 1.0)
+            along = (y @ axis - sizes * (means @ axis)) / root
+        return along
+
     # --- checks -------------------------------------------------------------------------------------------------------
 
     def check_rows(self, y: Rows) -> None:
@@ -225,10 +243,8 @@ class PoissonMixture(CountMixture):
     def _alone(self, share: float) -> PoissonMixture:
         return replace(self, components=1, a=self.a / share, b=self.b / share)
 
-    def errors(self, theta: Theta, y: np.ndarray) -> np.ndarray:
-        """(N, V) Pearson's residuals: each count over its standard deviation."""
-        rates = theta["rates"][0]
-        return (y - rates) / np.sqrt(rates)
+    def _expected(self, theta: Theta, y: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return theta["rates"][0], theta["rates"][0], np.ones(y.shape[0])
 
     def check_theta(self, theta: Mapping[str, np.ndarray]) -> Theta:
         """theta in float64. Raises ConfigError unless shapes fit, weights add up to 1 and rates are positive."""
@@ -253,8 +269,7 @@ class MultinomialMixture(CountMixture):
         return np.zeros(self.components), np.log(theta["probabilities"])
 
     def _row_constant(self, y: np.ndarray | sp.csr_matrix) -> np.ndarray:
-        totals = np.asarray(y.sum(axis=1), np.float64).ravel()
-        return gammaln(totals + 1.0) - _log_factorials(y)
+        return gammaln(_sizes(y) + 1.0) - _log_factorials(y)
 
     def maximise(self, s: np.ndarray, start: Theta | None = None, rough: bool = False) -> Theta:
         counts, first = self._parts(s)
@@ -282,10 +297,8 @@ class MultinomialMixture(CountMixture):
     def penalty(self, theta: Theta) -> float:
         return -self.a * float(np.log(theta["probabilities"]).sum())
 
-    def errors(self, theta: Theta, y: np.ndarray) -> np.ndarray:
-        """(N, V) as of Poisson mixtures."""
-        p, totals = theta["probabilities"][0], y.sum(axis=1, keepdims=True)
-        return (y - totals * p) / np.sqrt(np.maximum(totals, 1.0) * p)
+    def _expected(self, theta: Theta, y: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return theta["probabilities"][0], theta["probabilities"][0], _sizes(y)
 
     def check_theta(self, theta: Mapping[str, np.ndarray]) -> Theta:
         """theta in float64. Raises ConfigError unless shapes fit, and weights and each component's probabilities are
@@ -328,10 +341,9 @@ class BernoulliMixture(CountMixture):
         p = theta["probabilities"]
         return -self.a * float((np.log(p) + np.log1p(-p)).sum())
 
-    def errors(self, theta: Theta, y: np.ndarray) -> np.ndarray:
-        """(N, V) as of Poisson mixtures."""
+    def _expected(self, theta: Theta, y: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         p = theta["probabilities"][0]
-        return (y - p) / np.sqrt(p * (1.0 - p))
+        return p, p * (1.0 - p), np.ones(y.shape[0])
 
     def _check_range(self, y: Rows) -> None:
         refuse(y, lambda values: (values != 0) & (values != 1), "is neither 0 nor 1", "The model needs zeros and ones.")
@@ -339,6 +351,11 @@ class BernoulliMixture(CountMixture):
     def check_theta(self, theta: Mapping[str, np.ndarray]) -> Theta:
         """theta in float64. Raises ConfigError unless shapes fit, weights add up to 1, p is inside (0, 1)."""
         return self._check_parameters(theta, "probabilities", 1.0)
+
+
+def _sizes(y: np.ndarray | sp.csr_matrix) -> np.ndarray:
+    """(n,): the counts of each row, added up."""
+    return np.asarray(y.sum(axis=1), np.float64).ravel()
 
 
 def _log_factorials(y: np.ndarray | sp.csr_matrix) -> np.ndarray:

@@ -41,6 +41,7 @@ from fedcore.methods.mixture_models.mixture import (
     check_weights,
     floored_counts,
     log_weights,
+    longest,
     require_finite,
     responsibilities,
 )
@@ -354,8 +355,9 @@ class GaussianMixture(Mixture):
         own = self.covariance not in ("tied", "known")
         return replace(self, components=1, lam=self.lam / share if own else self.lam)
 
-    def errors(self, theta: Theta, y: np.ndarray) -> np.ndarray:
-        return np.where(np.isnan(y), 0.0, y - theta["means"][0])
+    def along_longest_axis(self, theta: Theta, y: Rows) -> np.ndarray:
+        y = np.asarray(y)
+        return longest(np.where(np.isnan(y), 0.0, y - theta["means"][0]))
 
     # --- checks -------------------------------------------------------------------------------------------------------
 

@@ -295,9 +295,9 @@ class Mixture(ABC):
         return model, {**theta, **own, "weights": np.ones(1)}
 
     @abstractmethod
-    def errors(self, theta: Theta, y: np.ndarray) -> np.ndarray:
-        """(N, p) float64: how far dense rows y (N, d) are from what a mixture of one component expects of them. Two
-        groups that one component covers differ along an axis on which the sum of squares is large."""
+    def along_longest_axis(self, theta: Theta, y: Rows) -> np.ndarray:
+        """(N,): how far each row is from what a mixture of one component expects, along the axis on which the sum of
+        the squares of that is largest. Two groups that the component covers differ in the sign."""
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
@@ -392,3 +392,8 @@ def require_finite(s: np.ndarray) -> np.ndarray:
     if not np.isfinite(s).all():
         raise ValueError("the statistic is not finite")
     return s
+
+
+def longest(errors: np.ndarray) -> np.ndarray:
+    """(N,): the errors (N, p) along their longest axis."""
+    return errors @ np.linalg.eigh(errors.T @ errors)[1][:, -1]

@@ -27,6 +27,7 @@ from fedcore.methods.mixture_models.mixture import (
     check_weights,
     floored_counts,
     log_weights,
+    longest,
     require_finite,
 )
 from fedcore.methods.mixture_models.packing import (
@@ -218,10 +219,11 @@ class RegressionMixture(Mixture):
     def _alone(self, share: float) -> RegressionMixture:
         return replace(self, components=1, ridge=self.ridge / share, lam=self.lam / share)
 
-    def errors(self, theta: Theta, y: np.ndarray) -> np.ndarray:
-        """(N, p): the residual times each input, the score of the coefficients."""
+    def along_longest_axis(self, theta: Theta, y: Rows) -> np.ndarray:
+        """The errors are the residual times each input: the score of the coefficients."""
+        y = np.asarray(y)
         inputs = np.column_stack([y[:, :-1], np.ones(len(y))]) if self.intercept else y[:, :-1]
-        return inputs * (y[:, -1] - inputs @ theta["coefficients"][0])[:, None]
+        return longest(inputs * (y[:, -1] - inputs @ theta["coefficients"][0])[:, None])
 
     # --- checks -------------------------------------------------------------------------------------------------------
 
