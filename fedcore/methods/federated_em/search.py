@@ -20,6 +20,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeAlias, cast
 
 import numpy as np
 import scipy.sparse as sp
@@ -28,7 +29,7 @@ from fedcore.errors import PopulationError
 from fedcore.methods.federated_em.anderson import advanced, empty_trail
 from fedcore.methods.federated_em.settings import AUTO_SHARE, CANDIDATES, PSEUDO_ROWS
 from fedcore.methods.mixture_models.contract import Rows, Theta, is_sparse
-from fedcore.methods.mixture_models.counts import CountMixture
+from fedcore.methods.mixture_models.counts import BernoulliMixture, CountMixture, MultinomialMixture, PoissonMixture
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.methods.mixture_models.initialisation import (
     PRIOR_ROWS,
@@ -38,7 +39,6 @@ from fedcore.methods.mixture_models.initialisation import (
     random_parameters,
     squared_distances,
 )
-from fedcore.methods.mixture_models.mixture import Mixture
 from fedcore.methods.mixture_models.packing import SMALLEST_MOMENT
 from fedcore.methods.mixture_models.regression import RegressionMixture
 from fedcore.randomness import stream
@@ -63,6 +63,8 @@ FEW_ROWS, FEW_STEPS = 20, 20  # rows of a parameter: below, AUTO_SHARE of them i
 LEVEL_STEPS, LEVEL_GAIN = 12, 3e-4
 NO_VARIANCE = 1e-6  # of a standardised column, or along an axis
 SEARCH = "federated_em/search"
+
+AnyMixture: TypeAlias = GaussianMixture | RegressionMixture | PoissonMixture | MultinomialMixture | BernoulliMixture
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,26 +109,28 @@ class Found:
 class _Counted:
     """EM of a model on some rows. model_of: the model with a penalty of so many pseudo-rows among so many rows."""
 
-    model_of: Callable[[float, float], Mixture]
+    model_of: Callable[[float, float], AnyMixture]
     row_steps: float = 0.0
 
-    def model(self, rows: Sample, pseudo_rows: float) -> Mixture:
+    def model(self, rows: Sample, pseudo_rows: float) -> AnyMixture:
         return self.model_of(pseudo_rows, rows.total)
 
-    def mapped(self, model: Mixture, theta: Theta, rows: Sample) -> tuple[np.ndarray, float]:
+    def mapped(self, model: AnyMixture, theta: Theta, rows: Sample) -> tuple[np.ndarray, float]:
         """(M (q,), the objective at theta)."""
         (totals,), (values,) = model.e_totals_and_log_likelihoods([theta], rows.y, rows.weights)
         self.row_steps += rows.count
         mean = values.mean() if rows.weights is None else np.average(values, weights=rows.weights)
         return totals / rows.total, float(model.penalty(theta) - mean)
 
-    def steps(self, model: Mixture, theta: Theta, rows: Sample, steps: int) -> tuple[Theta, float]:
+    def steps(self, model: AnyMixture, theta: Theta, rows: Sample, steps: int) -> tuple[Theta, float]:
         """(theta after this many plain steps, its objective)."""
         for _ in range(steps):
             theta = model.maximise(self.mapped(model, theta, rows)[0])
         return theta, self.mapped(model, theta, rows)[1]
 
-    def accelerated(self, model: Mixture, theta: Theta, rows: Sample, steps: int, gain: float) -> tuple[Theta, float]:
+    def accelerated(
+        self, model: AnyMixture, theta: Theta, rows: Sample, steps: int, gain: float
+    ) -> tuple[Theta, float]:
         """(theta after at most this many accelerated steps, less where a step gains less; the best objective seen)."""
         trail, s = empty_trail(model.q), model.statistic_of(theta)
         for _ in range(steps):
@@ -148,7 +152,7 @@ def sample_share(parameters: int, features: int, rows: int) -> tuple[float, floa
 
 
 def searched(
-    model_of: Callable[[float, float], Mixture],
+    model_of: Callable[[float, float], AnyMixture],
     sample: Sample,
     seed: int,
     restarts: int,
@@ -167,12 +171,15 @@ def searched(
     along = replace(sample, y=sample.y[:, axes.argmax(axis=0)] if np.isnan(sample.y).any() else sample.y @ axes)
 
     def narrower(nu: float, rows: float) -> GaussianMixture:
-        model = model_of(nu, rows)
+        model = cast(GaussianMixture, model_of(nu, rows))
         size = axes.shape[1]
         return replace(model, features=size, lam=axes.T @ model.lam @ axes, centre=np.zeros(size), known=None)
 
     found = _searched(narrower, along, seed, restarts, pseudo_rows, by_distance)
-    return replace(found, theta=_in_all_columns(model_of(found.pseudo_rows, sample.count), found.theta, axes))
+    return replace(
+        found,
+        theta=_in_all_columns(cast(GaussianMixture, model_of(found.pseudo_rows, sample.count)), found.theta, axes),
+    )
 
 
 def _axes(model: GaussianMixture, y: np.ndarray) -> np.ndarray:
@@ -203,7 +210,7 @@ def _in_all_columns(model: GaussianMixture, theta: Theta, axes: np.ndarray) -> T
 
 
 def _searched(
-    model_of: Callable[[float, float], Mixture],
+    model_of: Callable[[float, float], AnyMixture],
     sample: Sample,
     seed: int,
     restarts: int,
@@ -269,7 +276,7 @@ def _best_penalty(counted: _Counted, theta: Theta, train: Sample, fresh: Sample,
 # --- starts ---------------------------------------------------------------------------------------------------------
 
 
-def _start(model: Mixture, rows: Sample, seed: int, chain: int, by_distance: bool) -> Theta:
+def _start(model: AnyMixture, rows: Sample, seed: int, chain: int, by_distance: bool) -> Theta:
     """k-means++ with several candidates for each seed (Arthur and Vassilvitskii 2007), and k-means from there. Clusters
     of regressions are of inputs and response; each gives a line.
 
@@ -343,7 +350,7 @@ def _drawn(generator: np.random.Generator, odds: np.ndarray, count: int) -> np.n
 
 
 def _of_parts(
-    model: Mixture, one: Mixture, alone: Theta, rows: Sample, labels: np.ndarray, prior: float = 0.0
+    model: AnyMixture, one: AnyMixture, alone: Theta, rows: Sample, labels: np.ndarray, prior: float = 0.0
 ) -> Theta:
     """The mixture whose components are the parts of the rows by labels (n,), from 0. prior: rows like all rows together
     that are added to each part. one, alone: a mixture of one component, and any parameters of it."""
@@ -374,7 +381,7 @@ class _Split:
 
 
 def _moved(
-    counted: _Counted, model: Mixture, theta: Theta, objective: float, rows: Sample, seed: int, chain: int
+    counted: _Counted, model: AnyMixture, theta: Theta, objective: float, rows: Sample, seed: int, chain: int
 ) -> tuple[Theta, float]:
     """theta after the moves that lower its objective, and that objective."""
     r = model.personalise(theta, rows.y)["responsibilities"]
@@ -404,7 +411,7 @@ def _moved(
     return counted.accelerated(model, theta, rows, FIRST_STEPS, FIRST_GAIN)
 
 
-def _tried(counted: _Counted, model: Mixture, theta: Theta, rows: Sample, objective: float) -> tuple[Theta, float]:
+def _tried(counted: _Counted, model: AnyMixture, theta: Theta, rows: Sample, objective: float) -> tuple[Theta, float]:
     """(theta after MOVE_STEPS of EM, its objective); after fewer, if at the pace of the last step the rest would not
     reach the objective that is to be beaten. The first step, much the largest, says nothing of the pace."""
     before = np.inf
@@ -436,7 +443,7 @@ def _best_pair(
     return (int(split), int(deleted)) if np.isfinite(worth[split, deleted]) else None
 
 
-def _replaced(model: Mixture, theta: Theta, split: int, deleted: int, halves: _Split) -> Theta:
+def _replaced(model: AnyMixture, theta: Theta, split: int, deleted: int, halves: _Split) -> Theta:
     """theta with the halves in place of the two components."""
     both, changed = [split, deleted], dict(theta)
     for name in model.own_parameters(theta):
@@ -449,7 +456,7 @@ def _replaced(model: Mixture, theta: Theta, split: int, deleted: int, halves: _S
     return {**changed, "weights": shares}
 
 
-def _split(model: Mixture, theta: Theta, k: int, r: np.ndarray, rows: Sample, draws: np.random.Generator) -> _Split:
+def _split(model: AnyMixture, theta: Theta, k: int, r: np.ndarray, rows: Sample, draws: np.random.Generator) -> _Split:
     """The better of two ways to cut component k in two: by the sign along its longest axis, and at the median of its
     density, which finds heavy tails; each after SPLIT_STEPS of EM on rows that are drawn of the
     component."""
@@ -474,7 +481,7 @@ def _split(model: Mixture, theta: Theta, k: int, r: np.ndarray, rows: Sample, dr
     return best
 
 
-def _fitted(pair: Mixture, one: Mixture, alone: Theta, x: Rows, half: np.ndarray) -> Theta:
+def _fitted(pair: AnyMixture, one: AnyMixture, alone: Theta, x: Rows, half: np.ndarray) -> Theta:
     """Two components after SPLIT_STEPS of EM on x (m, d), from the rows of the half (m,) bool and the others."""
     theta = _of_parts(pair, one, alone, Sample(x, None, len(half), 1.0), (~half).astype(int))
     for _ in range(SPLIT_STEPS):

@@ -32,7 +32,7 @@ from fedcore.methods.federated_em.messages import (
     plain_scaling,
 )
 from fedcore.methods.federated_em.resolution import AXES, component_step, first_resolution
-from fedcore.methods.federated_em.search import Sample, searched
+from fedcore.methods.federated_em.search import AnyMixture, Sample, searched
 from fedcore.methods.federated_em.seeding import decoded_sums
 from fedcore.methods.federated_em.series import SERIES_NAMES, Precision, arrays_of
 from fedcore.methods.federated_em.settings import AUTO_SHARE, CANDIDATES, PSEUDO_ROWS
@@ -41,7 +41,6 @@ from fedcore.methods.mixture_models.client_sums import divisors_of
 from fedcore.methods.mixture_models.contract import CurvedEM, Theta
 from fedcore.methods.mixture_models.counts import CountMixture
 from fedcore.methods.mixture_models.initialisation import lloyd_step, parameters_from_clusters
-from fedcore.methods.mixture_models.mixture import Mixture
 from fedcore.methods.mixture_models.released import NATS_OF_NOISE
 from fedcore.methods.mixture_models.validation import FEWEST
 from fedcore.randomness import stream
@@ -52,7 +51,7 @@ MARGIN = 1e-9  # by which a statistic is inside the domain of its model after a 
 SMALLEST_BATCH, LONGEST_INNER = 32, 8  # of VR-FedEM
 SMALLEST_TOTAL, LARGEST_TOTAL = 1e-100, 1e100  # of the weights of all rows, so that squares neither vanish nor overflow
 ROUNDING = 1e-9  # of sums of weights; entries of so little weight may be missing where none are said to be
-DENSE = 0.1  # of the counts are above 0: then steps of EM are faster if none is left out
+DENSE = 0.1  # of the counts are above 0: from there dense steps of EM are faster
 CONSTANT = 1e-12  # a variance this small beside the squared mean is rounding
 NOT_PARAMETERS = ("centre", "scale", "column_means", "part_scales", "pseudo_rows", *SERIES_NAMES, NATS_OF_NOISE)
 
@@ -222,10 +221,10 @@ def after_sample(config: FederatedEMConfig, state: FederatedEMState, sample: np.
         state.sample_share,
     )
 
-    def model_of(pseudo_rows: float, size: float) -> Mixture:
+    def model_of(pseudo_rows: float, size: float) -> AnyMixture:
         share = config.penalty_share(size, pseudo_rows)
-        model = models.model_of(config, replace(state.scaling(), penalty_share=share))
-        return replace(model, relative=True) if isinstance(model, CountMixture) else cast(Mixture, model)
+        model = cast(AnyMixture, models.model_of(config, replace(state.scaling(), penalty_share=share)))
+        return replace(model, relative=True) if isinstance(model, CountMixture) else model
 
     asked = state.pseudo_rows if config.tries_penalties is False else None
     found = searched(model_of, rows, state.seed, config.starts_tried, asked, config.start_name == "kmeans++")

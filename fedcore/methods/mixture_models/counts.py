@@ -16,7 +16,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import scipy.sparse as sp
@@ -166,7 +166,7 @@ class CountMixture(Mixture):
 
     # --- components ---------------------------------------------------------------------------------------------------
 
-    def _alone(self, share: float) -> CountMixture:
+    def _alone(self, share: float) -> Self:
         return replace(self, components=1, a=self.a / share)
 
     @abstractmethod
@@ -240,7 +240,7 @@ class PoissonMixture(CountMixture):
         rates = theta["rates"]
         return float((self.b * rates - self.a * np.log(rates)).sum())
 
-    def _alone(self, share: float) -> PoissonMixture:
+    def _alone(self, share: float) -> Self:
         return replace(self, components=1, a=self.a / share, b=self.b / share)
 
     def _expected(self, theta: Theta, y: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from scipy.linalg.lapack import dtrtrs
@@ -351,7 +351,7 @@ class GaussianMixture(Mixture):
     def own_parameters(self, theta: Theta) -> list[str]:
         return [name for name in super().own_parameters(theta) if name != "covariances" or self.covariance != "tied"]
 
-    def _alone(self, share: float) -> GaussianMixture:
+    def _alone(self, share: float) -> Self:
         own = self.covariance not in ("tied", "known")
         return replace(self, components=1, lam=self.lam / share if own else self.lam)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -285,10 +285,10 @@ class Mixture(ABC):
         return [name for name in theta if name != "weights"]
 
     @abstractmethod
-    def _alone(self, share: float) -> Mixture:
+    def _alone(self, share: float) -> Self:
         """The model of one component of this weight > 0, its penalty as large beside the component as it was."""
 
-    def of_component(self, theta: Theta, k: int) -> tuple[Mixture, Theta]:
+    def of_component(self, theta: Theta, k: int) -> tuple[Self, Theta]:
         """Component k as a mixture of one, and its parameters."""
         own = {name: theta[name][[k]] for name in self.own_parameters(theta)}
         model = self._alone(max(float(theta["weights"][k]), np.finfo(float).tiny))

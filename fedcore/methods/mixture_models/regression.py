@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -216,7 +216,7 @@ class RegressionMixture(Mixture):
 
     # --- components ---------------------------------------------------------------------------------------------------
 
-    def _alone(self, share: float) -> RegressionMixture:
+    def _alone(self, share: float) -> Self:
         return replace(self, components=1, ridge=self.ridge / share, lam=self.lam / share)
 
     def along_longest_axis(self, theta: Theta, y: Rows) -> np.ndarray:
