@@ -310,6 +310,40 @@ def test_rows_that_weigh_nothing_are_not_searched(model):
     assert losses[0] == pytest.approx(losses[1], abs=0.02)
 
 
+@pytest.mark.parametrize("model", OTHERS[:3])
+def test_sparse_counts_are_searched_as_dense_ones_are(model):
+    y, make, _ = other_groups(model, 3000)
+    dense, sparse = (searched(make, Sample(rows, None, 1500, 0.1), 0, 2, 1e-3) for rows in (y, sp.csr_matrix(y)))
+    assert sparse.ends == pytest.approx(dense.ends, abs=1e-9)
+    assert sparse.row_steps == dense.row_steps
+    with pytest.raises(PopulationError, match="fewer than 3 different rows"):
+        searched(make, Sample(sp.csr_matrix(np.repeat(y[:1], 50, axis=0)), None, 50, 1.0), 0, 1, 1e-3)
+
+
+@pytest.mark.parametrize("model", OTHERS[:3])
+def test_counts_are_cut_along_the_longest_axis_of_their_residuals(model):
+    y, make, theta = other_groups(model, 3000)
+    one, alone = make(1e-3, len(y)).of_component(theta, 0)
+    values = alone[next(name for name in alone if name != "weights")][0]
+    sizes = y.sum(axis=1, keepdims=True) if model == "multinomial" else np.ones((len(y), 1))
+    residuals = (y - sizes * values) / np.sqrt(sizes * values * (1.0 - values if model == "bernoulli" else 1.0))
+    expected = residuals @ np.linalg.eigh(residuals.T @ residuals)[1][:, -1]
+    for rows in (y, sp.csr_matrix(y)):
+        found = one.along_longest_axis(alone, rows)
+        assert abs(found @ expected) > 0.999 * np.linalg.norm(found) * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("model", OTHERS[:3])
+def test_relative_densities_lack_what_no_parameter_changes(model):
+    y, make, theta = other_groups(model, 100)
+    mixture, name = make(1e-3, len(y)), next(name for name in theta if name != "weights")
+    others = [theta, theta | {name: theta[name][::-1]}, theta | {"weights": np.array([0.1, 0.2, 0.7])}]
+    relative = dataclasses.replace(mixture, relative=True)
+    lacks = [mixture.log_likelihood(each, y) - relative.log_likelihood(each, y) for each in others]
+    assert lacks[1] == pytest.approx(lacks[0], abs=1e-9) and lacks[2] == pytest.approx(lacks[0], abs=1e-9)
+    assert (np.ptp(lacks[0]) > 0) == (model != "bernoulli")
+
+
 def test_the_search_is_a_function_of_the_sample_and_the_seed():
     y = np.random.default_rng(3).permutation(groups(5000))
     rows = Sample(y, None, 3000, 0.1)

@@ -281,7 +281,7 @@ class Mixture(ABC):
     # --- components ---------------------------------------------------------------------------------------------------
 
     def own_parameters(self, theta: Theta) -> list[str]:
-        """Names of the parameters that each component has of its own, without the weights."""
+        """Names of the parameters that belong to single components, without the weights."""
         return [name for name in theta if name != "weights"]
 
     @abstractmethod
