@@ -4,14 +4,18 @@ import dataclasses
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
 from fedcore.errors import PopulationError
 from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, looks, search
 from fedcore.methods.federated_em.anderson import MEMORY, RISE, advanced, empty_trail
 from fedcore.methods.federated_em.search import Sample, sample_share, searched
 from fedcore.methods.federated_em.state import empty
+from fedcore.methods.mixture_models.counts import BernoulliMixture, MultinomialMixture, PoissonMixture
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
-from fedcore.population.blocks import RowsBlock
+from fedcore.methods.mixture_models.initialisation import random_parameters
+from fedcore.methods.mixture_models.regression import RegressionMixture
+from fedcore.population.blocks import CountsBlock, RowsBlock
 from tests.federated_em.run_in_memory import block_of, facts, run
 
 COVARIANCES = ("full", "tied", "diag", "spherical", "known")
@@ -25,6 +29,38 @@ def groups(n=4000, seed=0, d=3, at=(-6.0, 0.0, 1.5, 7.0)):
 
 def model_of(components, covariance="full", d=3):
     return lambda nu, rows: GaussianMixture(components, d, covariance, lam=nu / rows, missing=True)
+
+
+OTHERS = ("poisson", "multinomial", "bernoulli", "regression")
+
+
+def other_groups(model, n=6000, seed=0):
+    """(rows in a random order, make(nu, rows) of a mixture of three, their parameters) of three equal groups."""
+    generator, label = np.random.default_rng(seed), np.random.default_rng(seed + 1).integers(0, 3, n)
+    weights = np.full(3, 1 / 3)
+    if model == "regression":
+        lines = np.array([[3.0, -2.0, 0.0], [-1.0, 3.0, 1.0], [-2.0, -2.0, -1.0]])
+        u = generator.normal(size=(n, 2))
+        v = np.einsum("ij,ij->i", np.column_stack([u, np.ones(n)]), lines[label]) + 0.3 * generator.normal(size=n)
+        theta = {"weights": weights, "coefficients": lines, "variances": np.full(3, 0.09)}
+        return np.column_stack([u, v]), lambda nu, rows: RegressionMixture(3, 3, True, nu / rows, lam=nu / rows), theta
+    chances = np.array([[0.5, 0.1, 0.1, 0.3], [0.1, 0.5, 0.1, 0.3], [0.1, 0.1, 0.5, 0.3]])
+    if model == "multinomial":
+        y = np.stack([generator.multinomial(30, chances[g]) for g in label]).astype(float)
+        theta = {"weights": weights, "probabilities": chances}
+        return y, lambda nu, rows: MultinomialMixture(3, 4, 1e-3), theta
+    if model == "poisson":
+        y = generator.poisson(20 * chances[label]).astype(float)
+        return y, lambda nu, rows: PoissonMixture(3, 4, 1e-3, b=1e-3), {"weights": weights, "rates": 20 * chances}
+    chances = np.repeat(np.where(chances == 0.5, 0.9, chances), 5, axis=1)
+    y = (generator.random((n, 20)) < chances[label]).astype(float)
+    return y, lambda nu, rows: BernoulliMixture(3, 20, 1e-3), {"weights": weights, "probabilities": chances}
+
+
+def counts_block(y):
+    """The clients of a population of counts, one for each row."""
+    rows = sp.csr_matrix(y, dtype=np.float32)
+    return CountsBlock(0, 0, rows.indptr, rows.indices.astype(np.int32), rows.data, y.sum(axis=1), y.shape[1])
 
 
 def mapped(model, theta, y):
@@ -133,14 +169,16 @@ def large(n=40_000, clients=200):
 
 
 def known_of(block, leaf=1024, **more):
-    return dataclasses.replace(facts(block, leaf=leaf, **more), rows=len(block.x))
+    counted = isinstance(block, CountsBlock)  # whose rows are tokens
+    kind, rows = ("counts", int(block.totals.sum())) if counted else ("rows", len(block.x))
+    return dataclasses.replace(facts(block, leaf=leaf, **more), kind=kind, rows=rows)
 
 
 def test_rows_are_drawn_within_every_leaf_each_by_its_own_uniform():
     block, y = large()
     config = FederatedEMConfig(algorithm="em", components=4)
     drawn = sample_of(config, block, known_of(block), leaf=16)
-    share = sample_share(config.parameters_of(3), 3, len(y))[1]
+    share = sample_share(model_of(4)(1.0, 1.0).q, 3, len(y))[1]
     assert abs(len(drawn) - share * len(y)) < 5 * np.sqrt(len(y) * share * (1 - share))
     assert (drawn[:, 0] < share).all() and (drawn[:, 1] == 1.0).all()
     groups_drawn = np.searchsorted([-3.0, 0.75, 4.0], drawn[:, 2:].mean(axis=1))
@@ -154,6 +192,17 @@ def test_a_row_counts_by_the_votes_of_its_client():
     config = FederatedEMConfig(algorithm="em", components=1, weights="clients")
     drawn = sample_of(config, block_of(rows), known_of(block_of(rows)))
     assert drawn[:, 1].tolist() == [0.5] * 2 + [0.1] * 10
+
+
+def test_of_counts_clients_are_drawn():
+    y, _, _ = other_groups("poisson", 20_000)
+    config = FederatedEMConfig(algorithm="em", model="poisson", kind="counts", components=2)
+    drawn = sample_of(config, counts_block(y), known_of(counts_block(y)))
+    share = sample_share(10, 4, len(y))[1]  # of the clients, not of their tokens
+    _, at = np.unique(drawn[:, 0], return_inverse=True)
+    rows = sp.csr_matrix((drawn[:, 3], (at, drawn[:, 2].astype(int))), shape=(at.max() + 1, 4)).toarray()
+    assert abs(len(rows) - share * len(y)) < 5 * np.sqrt(len(y) * share * (1 - share))
+    assert {tuple(row) for row in rows} <= {tuple(row) for row in y}
 
 
 def test_level_one_is_in_the_sample_and_bits_are_counted():
@@ -206,6 +255,93 @@ def test_a_move_leaves_the_optimum_that_em_stays_in(covariance):
     assert after < before - 0.1
     found, _ = search._moved(counted, model, stuck, before, rows, 0, 0)
     assert np.sort(found["means"].mean(axis=1)) == pytest.approx([-9.0, 0.0, 9.0], abs=0.2)
+
+
+@pytest.mark.parametrize("model", OTHERS)
+def test_a_move_leaves_the_optimum_that_em_of_counts_and_regressions_stays_in(model):
+    """As above: the first two components are the first group, the third is both others."""
+    y, make, truth = other_groups(model)
+    name = next(name for name in truth if name not in ("weights", "variances"))
+    own = truth[name]
+    values = np.stack([own[0] * 0.99, own[0] * 1.01, own[1:].mean(axis=0)])
+    if model == "multinomial":
+        values /= values.sum(axis=1, keepdims=True)
+    theta = truth | {"weights": np.array([1, 1, 4]) / 6, name: values}
+    if model == "regression":
+        theta["variances"] = np.array([0.09, 0.09, 9.0])
+    counted, rows = search._Counted(make), Sample(y, None, len(y), 1.0)
+    stuck, before = counted.accelerated(make(1e-3, len(y)), theta, rows, 20, 1e-6)
+    _, after = search._moved(counted, make(1e-3, len(y)), stuck, before, rows, 0, 0)
+    assert after < before - 0.05
+    assert after < mapped(make(1e-3, len(y)), truth, y)[1] + 0.01
+
+
+@pytest.mark.parametrize("covariance", ["full", "diag", "spherical"])
+@pytest.mark.parametrize("model", ["gaussian", *OTHERS])
+def test_a_component_alone_has_the_m_step_that_it_has_among_others(model, covariance):
+    """Its penalty is as large beside it as it was."""
+    if model == "gaussian":
+        y, mixture = groups(at=(-1.0, 0.0, 1.0)), GaussianMixture(3, 3, covariance, lam=0.3)
+        theta = mixture.maximise(mapped(mixture, random_parameters(mixture, np.zeros(3), np.ones(3), 0), y)[0])
+    else:
+        y, make, theta = other_groups(model)
+        mixture = make(300.0, len(y))
+    s = mapped(mixture, theta, y)[0]
+    after = mixture.maximise(s)
+    for k in range(3):
+        one, alone = mixture.of_component(after, k)
+        own = one.layout.join(*(part[k] / s[k] for part in mixture.layout.unpack(s)))
+        again = one.maximise(own)
+        for name in mixture.own_parameters(after):
+            assert again[name][0] == pytest.approx(after[name][k], rel=1e-9)
+            assert np.array_equal(alone[name][0], after[name][k])
+
+
+@pytest.mark.parametrize("model", OTHERS)
+def test_rows_that_weigh_nothing_are_not_searched(model):
+    y, make, truth = other_groups(model)
+    mixture = make(1e-3, len(y))
+    of_last = mixture.personalise(truth, y)["responsibilities"].argmax(axis=1) == 2
+    weights = np.where(of_last, 1e-9, 1.0)
+    heavy = searched(make, Sample(y, weights, len(y), 1.0), 0, 2, 1e-3)
+    without = searched(make, Sample(y[~of_last], None, int((~of_last).sum()), 1.0), 0, 2, 1e-3)
+    kept = y[~of_last]
+    losses = [-mixture.log_likelihood(found.theta, kept).mean() for found in (heavy, without)]
+    assert losses[0] == pytest.approx(losses[1], abs=0.02)
+
+
+@pytest.mark.parametrize("model", OTHERS[:3])
+def test_sparse_counts_are_searched_as_dense_ones_are(model):
+    y, make, _ = other_groups(model, 3000)
+    dense, sparse = (searched(make, Sample(rows, None, 1500, 0.1), 0, 2, 1e-3) for rows in (y, sp.csr_matrix(y)))
+    assert sparse.ends == pytest.approx(dense.ends, abs=1e-9)
+    assert sparse.row_steps == dense.row_steps
+    with pytest.raises(PopulationError, match="fewer than 3 different rows"):
+        searched(make, Sample(sp.csr_matrix(np.repeat(y[:1], 50, axis=0)), None, 50, 1.0), 0, 1, 1e-3)
+
+
+@pytest.mark.parametrize("model", OTHERS[:3])
+def test_counts_are_cut_along_the_longest_axis_of_their_residuals(model):
+    y, make, theta = other_groups(model, 3000)
+    one, alone = make(1e-3, len(y)).of_component(theta, 0)
+    values = alone[next(name for name in alone if name != "weights")][0]
+    sizes = y.sum(axis=1, keepdims=True) if model == "multinomial" else np.ones((len(y), 1))
+    residuals = (y - sizes * values) / np.sqrt(sizes * values * (1.0 - values if model == "bernoulli" else 1.0))
+    expected = residuals @ np.linalg.eigh(residuals.T @ residuals)[1][:, -1]
+    for rows in (y, sp.csr_matrix(y)):
+        found = one.along_longest_axis(alone, rows)
+        assert abs(found @ expected) > 0.999 * np.linalg.norm(found) * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("model", OTHERS[:3])
+def test_relative_densities_lack_what_no_parameter_changes(model):
+    y, make, theta = other_groups(model, 100)
+    mixture, name = make(1e-3, len(y)), next(name for name in theta if name != "weights")
+    others = [theta, theta | {name: theta[name][::-1]}, theta | {"weights": np.array([0.1, 0.2, 0.7])}]
+    relative = dataclasses.replace(mixture, relative=True)
+    lacks = [mixture.log_likelihood(each, y) - relative.log_likelihood(each, y) for each in others]
+    assert lacks[1] == pytest.approx(lacks[0], abs=1e-9) and lacks[2] == pytest.approx(lacks[0], abs=1e-9)
+    assert (np.ptp(lacks[0]) > 0) == (model != "bernoulli")
 
 
 def test_the_search_is_a_function_of_the_sample_and_the_seed():
@@ -279,6 +415,53 @@ def test_odd_rows_do_not_end_a_run(odd, covariance):
     assert ran.state.phase == "done" and np.isfinite(ran.state.theta).all()
 
 
+ODD_COUNTS = {
+    "no counts": lambda y: np.zeros((900, 4)),
+    "some rows without counts": lambda y: np.vstack([y[:900], np.zeros((500, y.shape[1]))]),
+    "a column without counts": lambda y: np.column_stack([y[:900], np.zeros(900)]),
+    "a constant column": lambda y: np.column_stack([y[:900], np.ones(900)]),
+    "one row": lambda y: y[:1],
+    "as many rows as components": lambda y: np.unique(y, axis=0)[:3],
+    "one row many times": lambda y: np.vstack([np.zeros((800, y.shape[1])), y[:100]]),
+    "a row of many": lambda y: np.vstack([y[:900], np.where(y.max() > 1, 1e7, 1.0) * np.ones(y.shape[1])]),
+}
+
+
+@pytest.mark.parametrize("odd", ODD_COUNTS)
+@pytest.mark.parametrize("kind", ["rows", "counts"])
+@pytest.mark.parametrize("model", ["poisson", "multinomial", "bernoulli"])
+def test_odd_counts_do_not_end_a_run(model, kind, odd):
+    y = ODD_COUNTS[odd](other_groups(model)[0])
+    block = counts_block(y) if kind == "counts" else block_of(np.array_split(y, 3))  # of one row, with empty clients
+    components = 1 if odd in ("no counts", "one row") else 3
+    config = FederatedEMConfig(algorithm="em", model=model, kind=kind, components=components)
+    state = run(config, block, known_of(block)).state
+    assert state.phase == "done" and np.isfinite(state.theta).all()
+
+
+ODD_REGRESSIONS = {
+    "one row": lambda y: y[:1],
+    "as many rows as components": lambda y: y[:3],
+    "fewer rows than inputs": lambda y: np.column_stack([np.random.default_rng(0).normal(size=(6, 12)), y[:6]]),
+    "one row many times": lambda y: np.vstack([np.zeros((800, 3)), y[:100]]),
+    "a constant input": lambda y: np.column_stack([np.ones(900), y[:900]]),
+    "an input twice": lambda y: np.column_stack([y[:900, 0], y[:900]]),
+    "a constant response": lambda y: np.column_stack([y[:900], np.zeros(900)]),
+    "a response that follows exactly": lambda y: np.column_stack([y[:900], y[:900] @ [1.0, 2.0, -1.0]]),
+    "a far row": lambda y: np.vstack([y[:900], np.full(3, 1e6)]),
+    "no input": lambda y: y[:900, :1],
+}
+
+
+@pytest.mark.parametrize("odd", ODD_REGRESSIONS)
+def test_odd_rows_do_not_end_a_run_of_regressions(odd):
+    y = ODD_REGRESSIONS[odd](other_groups("regression")[0])
+    block = block_of(np.array_split(y, 3))
+    config = FederatedEMConfig(algorithm="em", model="regression", components=1 if odd == "one row" else 3)
+    state = run(config, block, known_of(block)).state
+    assert state.phase == "done" and np.isfinite(state.theta).all()
+
+
 def test_few_rows_choose_their_penalty_and_many_do_not():
     """Heavy tails over few rows: the smallest penalty fits single rows."""
     generator = np.random.default_rng(0)
@@ -305,6 +488,26 @@ def test_a_run_reads_the_rows_ten_times_at_most(settings):
     assert looks.converged(config, ran.state) == (ran.state.slope is not None and ran.state.slope < 1e-4)
 
 
+@pytest.mark.parametrize("model, kind", [*((model, "rows") for model in OTHERS), *((m, "counts") for m in OTHERS[:3])])
+def test_counts_and_regressions_find_their_groups_in_ten_passes(model, kind):
+    """With the bits of any cut of the clients, from any pass that they go on from."""
+    y, make, truth = other_groups(model, 20_000)
+    block = counts_block(y) if kind == "counts" else block_of(np.array_split(y, 100))
+    config = FederatedEMConfig(algorithm="em", model=model, kind=kind, components=3)
+    known = known_of(block, leaf=16 if kind == "rows" else 1024)
+    ran, method = run(config, block, known), FederatedEM(config)
+    assert len(ran.infos) <= 10 == method.total_rounds(method.init(known))
+    assert 0 < ran.state.sampled < len(y)
+    theta, mixture = method.parameters(ran.state), make(1e-3, len(y))
+    loss, best = (-mixture.log_likelihood(found, y).mean() for found in (theta, truth))
+    assert loss < best + 1e-3
+    order = np.random.default_rng(0).permutation
+    other = run(config, block, known, order=lambda count: order(count))
+    assert np.array_equal(other.state.theta, ran.state.theta)
+    for state in ran.states[1:-1]:
+        assert np.array_equal(run(config, block, known, state=state).state.theta, ran.state.theta)
+
+
 def test_a_run_from_another_reads_the_rows_ten_times_at_most():
     block, y = large(4000, 20)
     start = of_halves(GaussianMixture(2, 3, "full")) | {"centre": np.zeros(3), "scale": np.ones(3)}
@@ -315,9 +518,9 @@ def test_a_run_from_another_reads_the_rows_ten_times_at_most():
     assert "10 passes" in looks.status(config, ran.state)
 
 
-def test_the_status_counts_the_passes_of_a_start_over_all_rows():
+def test_the_status_counts_the_passes():
     block, _ = large(2000, 20)
-    config = FederatedEMConfig(algorithm="em", model="regression", components=2, max_passes=5, restarts=2)
+    config = FederatedEMConfig(algorithm="em", model="regression", components=2, max_passes=5)
     ran = run(config, block, known_of(block))
     assert f"{len(ran.infos)} passes" in looks.status(config, ran.state)
 
@@ -330,6 +533,8 @@ def test_settings_of_plain_steps_are_refused(model, setting):
 
 
 def test_the_statement_names_the_sample():
+    counts = FederatedEMConfig(algorithm="em", model="poisson", kind="counts")
+    assert "all counts of a sample of them" in FederatedEM(counts).not_private_because
     assert "a sample of their rows" in FederatedEM(FederatedEMConfig(algorithm="em")).not_private_because
     assert "sample" not in FederatedEM(FederatedEMConfig(algorithm="em", start="given")).not_private_because
 

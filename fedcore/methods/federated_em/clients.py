@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import numpy as np
+import scipy.sparse as sp
 
 from fedcore.errors import PopulationError
 from fedcore.methods.federated_em import criteria, models
@@ -63,7 +64,8 @@ def moments(config: FederatedEMConfig, model: CurvedEM, message: MomentsMessage,
     """sizes: (3,) clients with rows, observations, sum of m_i^2. moments: (3, d) number, sum and sum of squares of the
     entries of every column (for tables: of every cell). held_back: rows, or cells of tables, that take no part, if
     there may be such. Where rows have weights these are added up instead of counted. sample: (n, 2 + d) if asked for,
-    rows that were drawn: the uniform of each, by how much it counts beside others, and its values.
+    rows that were drawn: the uniform of each, by how much it counts beside others, and its values. Of token counts
+    (n, 4), with the column and value of each count, and a count of 0 for a client without any.
 
     Raises PopulationError for rows that the model cannot read, and for what is no weight.
     """
@@ -108,8 +110,19 @@ def _sample(config: FederatedEMConfig, message: MomentsMessage, block: ClientBlo
             counts *= own[chosen]
         if not config.by_rows:
             counts /= leaf.sizes[np.searchsorted(leaf.ptr, observations.start + chosen, "right") - 1]
-        drawn.append(np.column_stack([uniforms[chosen], counts, np.asarray(cast(Any, rows)[chosen], np.float64)]))
-    return np.concatenate(drawn) if drawn else np.zeros((0, 2 + leaf.y.shape[1]))
+        heads, found = np.column_stack([uniforms[chosen], counts]), cast(Any, rows)[chosen]
+        drawn.append(np.column_stack(_entries(heads, found) if is_sparse(found) else [heads, np.asarray(found)]))
+    return np.concatenate(drawn) if drawn else np.zeros((0, 4 if is_sparse(leaf.y) else 2 + leaf.y.shape[1]))
+
+
+def _entries(heads: np.ndarray, y: sp.csr_matrix) -> list[np.ndarray]:
+    """Heads, columns and values, one for each stored entry of the rows y (n, V); a row without any has a 0."""
+    filled = np.maximum(np.diff(y.indptr), 1)
+    own, ends = np.zeros((filled.sum(), 2)), np.cumsum(filled)
+    stored = np.ones(len(own), bool)
+    stored[ends[np.diff(y.indptr) == 0] - 1] = False
+    own[stored] = np.column_stack([y.indices, y.data])
+    return [np.repeat(heads, filled, axis=0), own]
 
 
 def column_moments(entries: np.ndarray, weights: np.ndarray | None) -> np.ndarray:

@@ -53,7 +53,7 @@ class Penalised(Part):
         None,
         description="penalty in rows: as if that many rows of the pooled variances were added to each scatter, and to "
         f"the inputs of regressions; auto: the best of {', '.join(f'{nu:g}' for nu in CANDIDATES)} for rows that take "
-        f"no part meanwhile: by em for Gaussians rows of its sample, else {AUTO_SHARE:.0%} of each client's rows, "
+        f"no part meanwhile: by em for mixtures rows of its sample, else {AUTO_SHARE:.0%} of each client's rows, "
         f"after 20 uncompressed EM steps with each; None: auto for Gaussians by em, else {PSEUDO_ROWS}. A private run "
         "has a fixed penalty",
     )
@@ -134,7 +134,7 @@ class NotPrivate(Part):
         None,
         ge=1,
         le=100,
-        description="starts that are compared: by em of Gaussians on a sample; by fedem with the codec natural in 20 "
+        description="starts that are compared: by em of mixtures on a sample; by fedem with the codec natural in 20 "
         f"rounds of the run; else in 20 uncompressed EM steps; None: {STARTS_OF_EM} for mixtures by em, and by fedem "
         "with the codec natural and no batches, else 1",
     )
@@ -243,7 +243,7 @@ class EM(Exact):
         ge=3,
         le=1_000_000,
         description="reads of all rows: the first, one for each step, and the last; starts and penalties that are not "
-        f"compared on a sample come on top; None: {PASSES} for Gaussians, else {ROUNDS + 2}",
+        f"compared on a sample come on top; None: {PASSES} for mixtures, else {ROUNDS + 2}",
     )
     gamma: ClassVar[float | None] = None
     monitor_every: ClassVar[int] = 10
@@ -372,12 +372,6 @@ class FederatedEMConfig(ChoiceSettings):
         """The number in the population of a column that the model sees."""
         return column + (self.weight_column is not None and column >= self.weight_column)
 
-    def parameters_of(self, features: int) -> int:
-        """Numbers in the statistic of a mixture of Gaussians of this many columns."""
-        d, covariance = self.columns(features), self.model.covariance
-        second = {"full": d * (d + 1) // 2, "diag": d, "spherical": 1}.get(covariance, 0)
-        return self.model.components * (1 + d + second) + (d * (d + 1) // 2 if covariance == "tied" else 0)
-
     @property
     def by_rows(self) -> bool:
         """Whether a client weighs as much as its rows."""
@@ -431,7 +425,7 @@ class FederatedEMConfig(ChoiceSettings):
             return self.algorithm.rounds
         if self.variance_reduced:  # most of them see a twentieth of the rows
             return REDUCED_ROUNDS
-        return PASSES - 2 if self.accelerated and isinstance(self.model, Gaussians) else ROUNDS
+        return PASSES - 2 if self.accelerated else ROUNDS
 
     @property
     def least_gain(self) -> float:
@@ -461,7 +455,7 @@ class FederatedEMConfig(ChoiceSettings):
     @property
     def searches(self) -> bool:
         """Whether the run begins with a search on a sample of the rows."""
-        return self.accelerated and isinstance(self.model, Gaussians) and self.algorithm.start != "given"
+        return self.accelerated and self.algorithm.start != "given"
 
     @property
     def starts_tried(self) -> int:

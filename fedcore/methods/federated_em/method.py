@@ -66,7 +66,7 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
 
     name: ClassVar[str] = "federated_em"
     kinds: ClassVar[tuple[Kind, ...]] = ("rows", "counts")
-    arithmetic_version: ClassVar[str] = "federated-em-7"
+    arithmetic_version: ClassVar[str] = "federated-em-8"
     Config = FederatedEMConfig
     State = FederatedEMState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
@@ -104,8 +104,10 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
 
     @property
     def not_private_because(self) -> str:
-        sample = ", and so does a sample of their rows" if self.config.searches else ""
-        return NOT_PRIVATE.get(self.config.algorithm.name, "") + sample
+        what = (
+            "do all counts of a sample of them" if self.config.model.kind == "counts" else "does a sample of their rows"
+        )
+        return NOT_PRIVATE.get(self.config.algorithm.name, "") + (f", and so {what}" if self.config.searches else "")
 
     def plan(self, public: PublicFacts) -> Sequence[PlannedRelease]:
         """Raises ConfigError if a private run has no budget, no nominal number of clients or no warm start."""

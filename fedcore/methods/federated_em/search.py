@@ -9,30 +9,38 @@
 
 EM with many starts stays in optima in which one component covers two groups and two share one. No acceleration leaves
 them; a move does. The gain of a move is estimated as in the split-and-merge EM of Ueda, Nakano, Ghahramani and Hinton
-(2000), but the estimate only orders the pairs: a move is kept if the objective is lower after it.
+(2000), but the estimate only orders the pairs: a move is kept if the objective is lower after it. All mixtures share
+this; each says in `errors` along what its components are cut.
 
 Everything here is a pure function of the sample and the seed.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeAlias, cast
 
 import numpy as np
+import scipy.sparse as sp
 
 from fedcore.errors import PopulationError
 from fedcore.methods.federated_em.anderson import advanced, empty_trail
 from fedcore.methods.federated_em.config import AUTO_SHARE, CANDIDATES, PSEUDO_ROWS
-from fedcore.methods.mixture_models.contract import Theta
+from fedcore.methods.mixture_models.contract import Rows, Theta, is_sparse
+from fedcore.methods.mixture_models.counts import BernoulliMixture, CountMixture, MultinomialMixture, PoissonMixture
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.methods.mixture_models.initialisation import (
+    PRIOR_ROWS,
     cluster_sums,
     lloyd_step,
     parameters_from_clusters,
+    random_parameters,
     squared_distances,
 )
 from fedcore.methods.mixture_models.packing import SMALLEST_MOMENT
+from fedcore.methods.mixture_models.regression import RegressionMixture
 from fedcore.randomness import stream
 
 ROWS_OF_PARAMETER, FEWEST_ROWS, MOST_ROWS = 10, 5_000, 10_000  # of level 1
@@ -44,6 +52,7 @@ FIRST_STEPS, FIRST_GAIN = 10, 1e-3  # accelerated steps of a chain before and af
 MOVES, GIVE_UP, FAILURES = 24, 4, 2  # tries of a chain, failures in a row, failures of one component
 MOVE_STEPS, MOVE_GAIN = 5, 2e-3
 SPLIT_ROWS, SPLIT_STEPS = 1_000, 4
+FEWEST = 20  # different rows of a component that is split; of models with second moments, at least two a column
 STALE = 0.05  # of a component's rows that moved: its split is looked for again
 SAME = 1e-4  # nats a row: chains this near to each other are in the same optimum
 RACE_STEPS = 2
@@ -54,21 +63,31 @@ FEW_ROWS, FEW_STEPS = 20, 20  # rows of a parameter: below, AUTO_SHARE of them i
 LEVEL_STEPS, LEVEL_GAIN = 12, 3e-4
 NO_VARIANCE = 1e-6  # of a standardised column, or along an axis
 SEARCH = "federated_em/search"
-OWN_COVARIANCES = ("full", "diag", "spherical")  # of each component
+
+AnyMixture: TypeAlias = GaussianMixture | RegressionMixture | PoissonMixture | MultinomialMixture | BernoulliMixture
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """y: (n, d) standardised rows, NaN where missing, in a random order. weights: (n,) how much each counts; None: all
-    the same. first: rows of level 1. share: of the population's rows; 1: these are all."""
+    """y: (n, d) standardised rows, NaN where missing, or counts in CSR form, in a random order. weights: (n,) how much
+    each counts; None: all the same. first: rows of level 1. share: of the population's rows; 1: these are all."""
 
-    y: np.ndarray
+    y: np.ndarray | sp.csr_matrix
     weights: np.ndarray | None
     first: int
     share: float
 
-    def rows(self, part: slice) -> Sample:
+    def rows(self, part: slice | np.ndarray) -> Sample:
         return replace(self, y=self.y[part], weights=None if self.weights is None else self.weights[part])
+
+    @property
+    def count(self) -> int:
+        return int(self.y.shape[0])
+
+    @property
+    def total(self) -> float:
+        """Of the weights."""
+        return float(self.count if self.weights is None else self.weights.sum())
 
     @property
     def whole(self) -> bool:
@@ -90,28 +109,27 @@ class Found:
 class _Counted:
     """EM of a model on some rows. model_of: the model with a penalty of so many pseudo-rows among so many rows."""
 
-    model_of: Callable[[float, float], GaussianMixture]
+    model_of: Callable[[float, float], AnyMixture]
     row_steps: float = 0.0
 
-    def model(self, rows: Sample, pseudo_rows: float) -> GaussianMixture:
-        return self.model_of(pseudo_rows, float(len(rows.y)) if rows.weights is None else float(rows.weights.sum()))
+    def model(self, rows: Sample, pseudo_rows: float) -> AnyMixture:
+        return self.model_of(pseudo_rows, rows.total)
 
-    def mapped(self, model: GaussianMixture, theta: Theta, rows: Sample) -> tuple[np.ndarray, float]:
+    def mapped(self, model: AnyMixture, theta: Theta, rows: Sample) -> tuple[np.ndarray, float]:
         """(M (q,), the objective at theta)."""
         (totals,), (values,) = model.e_totals_and_log_likelihoods([theta], rows.y, rows.weights)
-        self.row_steps += len(rows.y)
+        self.row_steps += rows.count
         mean = values.mean() if rows.weights is None else np.average(values, weights=rows.weights)
-        size = len(rows.y) if rows.weights is None else rows.weights.sum()
-        return totals / size, float(model.penalty(theta) - mean)
+        return totals / rows.total, float(model.penalty(theta) - mean)
 
-    def steps(self, model: GaussianMixture, theta: Theta, rows: Sample, steps: int) -> tuple[Theta, float]:
+    def steps(self, model: AnyMixture, theta: Theta, rows: Sample, steps: int) -> tuple[Theta, float]:
         """(theta after this many plain steps, its objective)."""
         for _ in range(steps):
             theta = model.maximise(self.mapped(model, theta, rows)[0])
         return theta, self.mapped(model, theta, rows)[1]
 
     def accelerated(
-        self, model: GaussianMixture, theta: Theta, rows: Sample, steps: int, gain: float
+        self, model: AnyMixture, theta: Theta, rows: Sample, steps: int, gain: float
     ) -> tuple[Theta, float]:
         """(theta after at most this many accelerated steps, less where a step gains less; the best objective seen)."""
         trail, s = empty_trail(model.q), model.statistic_of(theta)
@@ -134,7 +152,7 @@ def sample_share(parameters: int, features: int, rows: int) -> tuple[float, floa
 
 
 def searched(
-    model_of: Callable[[float, float], GaussianMixture],
+    model_of: Callable[[float, float], AnyMixture],
     sample: Sample,
     seed: int,
     restarts: int,
@@ -146,18 +164,22 @@ def searched(
     Axes along which no row varies are left out. There only the penalty keeps variances above 0, and they are larger in
     smaller components: each such axis makes a mixture of one large component look better, whatever the groups are.
     """
-    axes = _axes(model_of(1.0, 1.0), sample.y)
+    wide = model_of(1.0, 1.0)
+    axes = _axes(wide, sample.y) if isinstance(wide, GaussianMixture) else np.eye(1)
     if axes.shape[0] == axes.shape[1]:
         return _searched(model_of, sample, seed, restarts, pseudo_rows, by_distance)
     along = replace(sample, y=sample.y[:, axes.argmax(axis=0)] if np.isnan(sample.y).any() else sample.y @ axes)
 
     def narrower(nu: float, rows: float) -> GaussianMixture:
-        model = model_of(nu, rows)
+        model = cast(GaussianMixture, model_of(nu, rows))
         size = axes.shape[1]
         return replace(model, features=size, lam=axes.T @ model.lam @ axes, centre=np.zeros(size), known=None)
 
     found = _searched(narrower, along, seed, restarts, pseudo_rows, by_distance)
-    return replace(found, theta=_in_all_columns(model_of(found.pseudo_rows, len(sample.y)), found.theta, axes))
+    return replace(
+        found,
+        theta=_in_all_columns(cast(GaussianMixture, model_of(found.pseudo_rows, sample.count)), found.theta, axes),
+    )
 
 
 def _axes(model: GaussianMixture, y: np.ndarray) -> np.ndarray:
@@ -188,7 +210,7 @@ def _in_all_columns(model: GaussianMixture, theta: Theta, axes: np.ndarray) -> T
 
 
 def _searched(
-    model_of: Callable[[float, float], GaussianMixture],
+    model_of: Callable[[float, float], AnyMixture],
     sample: Sample,
     seed: int,
     restarts: int,
@@ -197,9 +219,9 @@ def _searched(
 ) -> Found:
     counted = _Counted(model_of)
     parameters, components = model_of(1.0, 1.0).q, model_of(1.0, 1.0).components
-    many = len(sample.y) > MANY_ROWS * parameters * sample.share
-    level = int(len(sample.y) * (1 - AUTO_SHARE))
-    few = sample.whole and 1 < len(sample.y) < FEW_ROWS * parameters and _different(sample.y[:level]) >= components
+    many = sample.count > MANY_ROWS * parameters * sample.share
+    level = int(sample.count * (1 - AUTO_SHARE))
+    few = sample.whole and 1 < sample.count < FEW_ROWS * parameters and _different(sample.y[:level]) >= components
     level = level if few else sample.first
     first, fresh = sample.rows(slice(level)), sample.rows(slice(level, level + PENALTY_ROWS))
     nu = PSEUDO_ROWS if pseudo_rows is None else pseudo_rows
@@ -224,7 +246,7 @@ def _searched(
         chains = [counted.steps(model, theta, sample, RACE_STEPS) for theta, _ in chains]
     ends = np.array([objective for _, objective in chains])
     theta = chains[int(np.argmin(ends))][0]
-    if pseudo_rows is None and not many and (few or len(sample.y) > len(first.y)):
+    if pseudo_rows is None and not many and (few or sample.count > first.count):
         nu = _best_penalty(counted, theta, first, fresh, FEW_STEPS if few else PENALTY_STEPS)
     model = counted.model(sample, nu)
     theta, _ = counted.accelerated(model, theta, sample, LEVEL_STEPS, LEVEL_GAIN)
@@ -254,8 +276,9 @@ def _best_penalty(counted: _Counted, theta: Theta, train: Sample, fresh: Sample,
 # --- starts ---------------------------------------------------------------------------------------------------------
 
 
-def _start(model: GaussianMixture, rows: Sample, seed: int, chain: int, by_distance: bool) -> Theta:
-    """k-means++ with several candidates for each seed (Arthur and Vassilvitskii 2007), and k-means from there.
+def _start(model: AnyMixture, rows: Sample, seed: int, chain: int, by_distance: bool) -> Theta:
+    """k-means++ with several candidates for each seed (Arthur and Vassilvitskii 2007), and k-means from there. Clusters
+    of regressions are of inputs and response; each gives a line.
 
     Raises PopulationError if there are fewer different rows than components.
     """
@@ -263,40 +286,56 @@ def _start(model: GaussianMixture, rows: Sample, seed: int, chain: int, by_dista
     if len(centres) < model.components:  # a few different rows, some of them rare
         centres = _seeds(model.components, rows, seed, chain, by_distance)
     if len(centres) < model.components:
-        where = "the population" if rows.whole else f"a sample of {len(rows.y)} rows"
+        where = "the population" if rows.whole else f"a sample of {rows.count} rows"
         raise PopulationError(f"{where} has fewer than {model.components} different rows.", "Ask for fewer components.")
     some = rows.rows(slice(SEEDING_ROWS))
-    gaps = bool(np.isnan(some.y).any())
+    gaps = not is_sparse(some.y) and bool(np.isnan(some.y).any())
     for _ in range(LLOYD_STEPS):
         centres = lloyd_step(centres, cluster_sums(some.y, centres, gaps, some.weights))
+    if isinstance(model, RegressionMixture):
+        labels = np.stack([squared_distances(some.y, centre[None]) for centre in centres]).argmin(axis=0)
+        one, alone = model.of_component(random_parameters(model, *_moments(some.y), seed), 0)
+        return _of_parts(model, one, alone, some, labels, PRIOR_ROWS)
     sums = cluster_sums(some.y, centres, gaps, some.weights)
     return parameters_from_clusters(model, centres, sums, *_moments(some.y))
 
 
 def _seeds(count: int, rows: Sample, seed: int, chain: int, by_distance: bool) -> np.ndarray:
     """(count, d) rows, gaps filled with the means; fewer if no others are different."""
-    generator, weights = stream(seed, SEARCH, chain), np.ones(len(rows.y)) if rows.weights is None else rows.weights
-    filled = np.where(np.isnan(rows.y), _moments(rows.y)[0], rows.y)
-    centres = filled[_drawn(generator, weights, 1)]
+    generator, weights = stream(seed, SEARCH, chain), np.ones(rows.count) if rows.weights is None else rows.weights
+    means = _moments(rows.y)[0]
+    centres = _filled(rows.y[_drawn(generator, weights, 1)], means)
     nearest = squared_distances(rows.y, centres)
     while len(centres) < count:
         odds = weights * (nearest if by_distance else nearest > 0)
         if not odds.any():
             break
         picked = _drawn(generator, odds, TRIED_SEEDS if by_distance else 1)
-        tried = [np.minimum(nearest, squared_distances(rows.y, filled[row][None])) for row in picked]
+        found = _filled(rows.y[picked], means)
+        tried = [np.minimum(nearest, squared_distances(rows.y, centre[None])) for centre in found]
         best = int(np.argmin([weights @ distances for distances in tried]))
-        centres, nearest = np.vstack([centres, filled[picked[best]]]), tried[best]
+        centres, nearest = np.vstack([centres, found[best]]), tried[best]
     return centres
 
 
-def _different(y: np.ndarray) -> int:
+def _filled(y: np.ndarray | sp.csr_matrix, means: np.ndarray) -> np.ndarray:
+    """Dense rows, the means where an entry is missing."""
+    return y.toarray() if is_sparse(y) else np.where(np.isnan(y), means, y)
+
+
+def _different(y: np.ndarray | sp.csr_matrix) -> int:
     """The number of different rows."""
-    return len(np.unique(y, axis=0))
+    if not is_sparse(y):
+        return len(np.unique(y, axis=0))
+    parts = (slice(low, high) for low, high in itertools.pairwise(y.indptr))
+    return len({(y.indices[part].tobytes(), y.data[part].tobytes()) for part in parts})
 
 
-def _moments(y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _moments(y: np.ndarray | sp.csr_matrix) -> tuple[np.ndarray, np.ndarray]:
     """(d,) means and variances of the entries of each column; 0 for a column without any."""
+    if is_sparse(y):
+        means, squares = (np.asarray(each.mean(axis=0)).ravel() for each in (y, y.multiply(y)))
+        return means, squares - means**2
     seen = np.isfinite(y)
     counts, filled = np.maximum(seen.sum(axis=0), 1), np.where(seen, y, 0.0)
     means = filled.sum(axis=0) / counts
@@ -308,6 +347,25 @@ def _drawn(generator: np.random.Generator, odds: np.ndarray, count: int) -> np.n
     cumulative = np.cumsum(odds)
     at = np.searchsorted(cumulative, generator.random(count) * cumulative[-1], "right")
     return np.minimum(at, len(odds) - 1)
+
+
+def _of_parts(
+    model: AnyMixture, one: AnyMixture, alone: Theta, rows: Sample, labels: np.ndarray, prior: float = 0.0
+) -> Theta:
+    """The mixture whose components are the parts of the rows by labels (n,), from 0. prior: rows like all rows together
+    that are added to each part. one, alone: a mixture of one component, and any parameters of it."""
+    size = rows.total
+    totals = [
+        one.e_total(alone, part.y, part.weights) for part in (rows.rows(labels == g) for g in range(model.components))
+    ]
+    if prior:
+        mean = np.sum(totals, axis=0) / size
+        totals, size = [total + prior * mean for total in totals], size + prior * model.components
+    of_parts = [one.layout.unpack(total / size) for total in totals]
+    parts = [np.vstack(kind) for kind in zip(*of_parts, strict=True)]
+    if one.layout.shared:
+        parts[-1] = parts[-1].sum(axis=0)
+    return model.maximise(model.layout.join(*parts))
 
 
 # --- moves ----------------------------------------------------------------------------------------------------------
@@ -323,7 +381,7 @@ class _Split:
 
 
 def _moved(
-    counted: _Counted, model: GaussianMixture, theta: Theta, objective: float, rows: Sample, seed: int, chain: int
+    counted: _Counted, model: AnyMixture, theta: Theta, objective: float, rows: Sample, seed: int, chain: int
 ) -> tuple[Theta, float]:
     """theta after the moves that lower its objective, and that objective."""
     r = model.personalise(theta, rows.y)["responsibilities"]
@@ -353,9 +411,7 @@ def _moved(
     return counted.accelerated(model, theta, rows, FIRST_STEPS, FIRST_GAIN)
 
 
-def _tried(
-    counted: _Counted, model: GaussianMixture, theta: Theta, rows: Sample, objective: float
-) -> tuple[Theta, float]:
+def _tried(counted: _Counted, model: AnyMixture, theta: Theta, rows: Sample, objective: float) -> tuple[Theta, float]:
     """(theta after MOVE_STEPS of EM, its objective); after fewer, if at the pace of the last step the rest would not
     reach the objective that is to be beaten. The first step, much the largest, says nothing of the pace."""
     before = np.inf
@@ -387,39 +443,35 @@ def _best_pair(
     return (int(split), int(deleted)) if np.isfinite(worth[split, deleted]) else None
 
 
-def _replaced(model: GaussianMixture, theta: Theta, split: int, deleted: int, halves: _Split) -> Theta:
+def _replaced(model: AnyMixture, theta: Theta, split: int, deleted: int, halves: _Split) -> Theta:
     """theta with the halves in place of the two components."""
+    both, changed = [split, deleted], dict(theta)
+    for name in model.own_parameters(theta):
+        changed[name] = theta[name].copy()
+        changed[name][both] = halves.halves[name]
     weights = np.delete(theta["weights"], deleted)
     weights = theta["weights"] / weights.sum()
-    both = [split, deleted]
-    changed = {"weights": weights.copy(), "means": theta["means"].copy()}
-    changed["weights"][both] = weights[split] * halves.halves["weights"]
-    changed["means"][both] = halves.halves["means"]
-    if model.covariance in OWN_COVARIANCES:
-        changed["covariances"] = theta["covariances"].copy()
-        changed["covariances"][both] = halves.halves["covariances"]
-    return {**theta, **changed}
+    shares = weights.copy()
+    shares[both] = weights[split] * halves.halves["weights"]
+    return {**changed, "weights": shares}
 
 
-def _split(
-    model: GaussianMixture, theta: Theta, k: int, r: np.ndarray, rows: Sample, draws: np.random.Generator
-) -> _Split:
+def _split(model: AnyMixture, theta: Theta, k: int, r: np.ndarray, rows: Sample, draws: np.random.Generator) -> _Split:
     """The better of two ways to cut component k in two: by the sign along its longest axis, and at the median of its
-    density, which finds heavy tails; each after SPLIT_STEPS of EM on rows that are drawn of the component."""
-    one, alone = _of_one(model, theta, k)
+    density, which finds heavy tails; each after SPLIT_STEPS of EM on rows that are drawn of the
+    component."""
+    one, alone = model.of_component(theta, k)
     own = r if rows.weights is None else r * rows.weights
     total = np.cumsum(own)
     at = np.searchsorted(total, (np.arange(SPLIT_ROWS) + draws.random()) / SPLIT_ROWS * total[-1], "right")
     at = np.minimum(at, len(r) - 1)
-    if len(np.unique(at)) < max(20, 2 * model.features):
+    if len(np.unique(at)) < (FEWEST if isinstance(model, CountMixture) else max(FEWEST, 2 * model.features)):
         return _Split(alone, -np.inf)
     x = rows.y[at]
     before = one.log_likelihood(alone, x)
-    centred = np.where(np.isnan(x), 0.0, x - alone["means"][0])
-    axis = np.linalg.eigh(centred.T @ centred)[1][:, -1]
     pair = replace(one, components=2)
     best = _Split(alone, -np.inf)
-    for half in (centred @ axis > 0, before > np.median(before)):
+    for half in (one.along_longest_axis(alone, x) > 0, before > np.median(before)):
         if not 0 < half.sum() < len(half):
             continue
         halves = _fitted(pair, one, alone, x, half)
@@ -429,24 +481,9 @@ def _split(
     return best
 
 
-def _of_one(model: GaussianMixture, theta: Theta, k: int) -> tuple[GaussianMixture, Theta]:
-    """The model of component k alone, its penalty as large beside the component as it was, and its parameters."""
-    alone = {"weights": np.ones(1), "means": theta["means"][[k]]}
-    if model.covariance == "known":
-        return replace(model, components=1), alone
-    if model.covariance not in OWN_COVARIANCES:
-        return replace(model, components=1), alone | {"covariances": theta["covariances"]}
-    share = max(float(theta["weights"][k]), np.finfo(float).tiny)
-    return replace(model, components=1, lam=model.lam / share), alone | {"covariances": theta["covariances"][[k]]}
-
-
-def _fitted(pair: GaussianMixture, one: GaussianMixture, alone: Theta, x: np.ndarray, half: np.ndarray) -> Theta:
+def _fitted(pair: AnyMixture, one: AnyMixture, alone: Theta, x: Rows, half: np.ndarray) -> Theta:
     """Two components after SPLIT_STEPS of EM on x (m, d), from the rows of the half (m,) bool and the others."""
-    of_halves = [one.layout.unpack(one.e_total(alone, x[rows]) / len(x)) for rows in (half, ~half)]
-    parts = [np.vstack(both) for both in zip(*of_halves, strict=True)]
-    if one.layout.shared:
-        parts[-1] = parts[-1].sum(axis=0)
-    theta = pair.maximise(pair.layout.join(*parts))
+    theta = _of_parts(pair, one, alone, Sample(x, None, len(half), 1.0), (~half).astype(int))
     for _ in range(SPLIT_STEPS):
-        theta = pair.maximise(pair.e_total(theta, x) / len(x))
+        theta = pair.maximise(pair.e_total(theta, x) / len(half))
     return theta

@@ -40,6 +40,7 @@ from fedcore.methods.federated_em.messages import (
     RoundMessage,
     StartsMessage,
     bits_to_client,
+    plain_scaling,
 )
 from fedcore.methods.federated_em.resolution import AXES, SETTLED, component_step, next_resolution
 from fedcore.methods.federated_em.row_weights import check_column
@@ -54,6 +55,7 @@ HALVINGS = 12  # of a step, at most
 LEAST_BEYOND = 0.5
 LEAST_RATIO = 0.2  # of a weight or a variance after a step to what it was: the fraction to the boundary
 WINDOW, OFTEN = 20, 0.05  # a step that is cut back in more than 5 % of 20 rounds is too long
+NUMBERS_OF_ENTRY = 4  # of a sample of token counts
 AUDIT_EVERY, AUDIT_TOLERANCE = 50, 1e-10
 
 
@@ -67,8 +69,12 @@ def init(config: FederatedEMConfig, public: PublicFacts) -> FederatedEMState:
         hides_cells=config.algorithm.validation > 0 and config.model.table_rows is not None,
     )
     if config.searches:
-        parameters = config.parameters_of(public.features)
-        first, sample = sample_share(parameters, public.features, public.rows or 0)
+        model = models.model_of(config, plain_scaling(config.columns(public.features)))
+        rows, numbers = public.rows or 0, public.features
+        if config.model.kind == "counts":  # whose rows are tokens
+            clients = public.clients or 0
+            rows, numbers = clients, min(numbers, math.ceil(NUMBERS_OF_ENTRY * rows / max(clients, 1)))
+        first, sample = sample_share(model.q, max(numbers, 1), rows)
         state = replace(state, first_share=first, sample_share=sample)
     if config.algorithm.start == "given":
         theta, layout = pack(start.public_parameters(public, start.public_model(config, public)))

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
+import scipy.sparse as sp
 
 from fedcore.errors import ConfigError, PopulationError
 from fedcore.methods.federated_em import models
@@ -31,13 +32,13 @@ from fedcore.methods.federated_em.messages import (
     plain_scaling,
 )
 from fedcore.methods.federated_em.resolution import AXES, component_step, first_resolution
-from fedcore.methods.federated_em.search import Sample, searched
+from fedcore.methods.federated_em.search import AnyMixture, Sample, searched
 from fedcore.methods.federated_em.seeding import decoded_sums
 from fedcore.methods.federated_em.series import SERIES_NAMES, Precision, arrays_of
 from fedcore.methods.federated_em.state import FederatedEMState, pack
 from fedcore.methods.mixture_models.client_sums import divisors_of
 from fedcore.methods.mixture_models.contract import CurvedEM, Theta
-from fedcore.methods.mixture_models.gaussian import GaussianMixture
+from fedcore.methods.mixture_models.counts import CountMixture
 from fedcore.methods.mixture_models.initialisation import lloyd_step, parameters_from_clusters
 from fedcore.methods.mixture_models.released import NATS_OF_NOISE
 from fedcore.methods.mixture_models.validation import FEWEST
@@ -49,6 +50,7 @@ MARGIN = 1e-9  # by which a statistic is inside the domain of its model after a 
 SMALLEST_BATCH, LONGEST_INNER = 32, 8  # of VR-FedEM
 SMALLEST_TOTAL, LARGEST_TOTAL = 1e-100, 1e100  # of the weights of all rows, so that squares neither vanish nor overflow
 ROUNDING = 1e-9  # of sums of weights; entries of so little weight may be missing where none are said to be
+DENSE = 0.1  # of the counts are above 0: from there dense steps of EM are faster
 CONSTANT = 1e-12  # a variance this small beside the squared mean is rounding
 NOT_PARAMETERS = ("centre", "scale", "column_means", "part_scales", "pseudo_rows", *SERIES_NAMES, NATS_OF_NOISE)
 
@@ -201,9 +203,14 @@ def after_moments(config: FederatedEMConfig, state: FederatedEMState, result: Ma
 
 
 def after_sample(config: FederatedEMConfig, state: FederatedEMState, sample: np.ndarray) -> Step:
-    """The search on the sample, (n, 2 + d) as `fedcore.methods.federated_em.clients` says. It keeps no row of it."""
+    """The search on the sample, as `fedcore.methods.federated_em.clients` gives it. It keeps no row of it."""
     sample = sample[np.argsort(sample[:, 0], kind="stable")]
     uniforms, counts, y = sample[:, 0], sample[:, 1], sample[:, 2:]
+    if config.model.kind == "counts":
+        uniforms, starts = np.unique(uniforms, return_index=True)
+        places = sample[:, 2].astype(np.int64), np.append(starts, len(sample))
+        counts, y = counts[starts], sp.csr_matrix((sample[:, 3], *places), shape=(len(starts), len(state.variance)))
+        y = y.toarray() if y.nnz > DENSE * y.shape[0] * y.shape[1] else y
     if len(state.centre):
         y = (y - state.centre) / state.scale
     rows = Sample(
@@ -213,9 +220,10 @@ def after_sample(config: FederatedEMConfig, state: FederatedEMState, sample: np.
         state.sample_share,
     )
 
-    def model_of(pseudo_rows: float, size: float) -> GaussianMixture:
+    def model_of(pseudo_rows: float, size: float) -> AnyMixture:
         share = config.penalty_share(size, pseudo_rows)
-        return cast(GaussianMixture, models.model_of(config, replace(state.scaling(), penalty_share=share)))
+        model = cast(AnyMixture, models.model_of(config, replace(state.scaling(), penalty_share=share)))
+        return replace(model, relative=True) if isinstance(model, CountMixture) else model
 
     asked = state.pseudo_rows if config.tries_penalties is False else None
     found = searched(model_of, rows, state.seed, config.starts_tried, asked, config.algorithm.start == "kmeans++")
@@ -225,13 +233,13 @@ def after_sample(config: FederatedEMConfig, state: FederatedEMState, sample: np.
         pseudo_rows=chosen,
         penalty_share=config.penalty_share(state.rows, chosen),
         ends=found.ends,
-        sampled=float(len(y)),
+        sampled=float(rows.count),
         expectations=found.row_steps,
         bits_up=float(sample.size * BITS_PER_NUMBER),
     )
     model = models.model_of(config, state.scaling())
     state = enter_rounds(config, model, state, model.statistic_of(found.theta))
-    told = {"clients": state.clients, "rows": state.rows, "sampled_rows": float(len(y)), "pseudo_rows": chosen}
+    told = {"clients": state.clients, "rows": state.rows, "sampled_rows": state.sampled, "pseudo_rows": chosen}
     return state, RoundInfo({**told, "spread_of_starts": float(np.ptp(found.ends)), "bits_up": state.bits_up})
 
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import scipy.sparse as sp
@@ -38,6 +38,7 @@ from fedcore.methods.mixture_models.packing import Layout, check_array, check_co
 
 RATE_FLOOR = 1e-10  # of a rate or probability
 ROUNDING = 1e-12  # of a statistic whose true value is 0
+AXIS_STEPS = 30
 SPARSE_TILE_NUMBERS = 8_000_000  # of the dense sums of a tile of CSR rows, should every row be a client
 
 
@@ -50,11 +51,13 @@ class _Prepared(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CountMixture(Mixture):
-    """components: G; features: V; a >= 0: the penalty, see the module. Raises ConfigError for settings out of range."""
+    """components: G; features: V; a >= 0: the penalty, see the module. relative: whether log_likelihood leaves out what
+    no parameter changes, the factorials of the counts. Raises ConfigError for settings out of range."""
 
     components: int
     features: int
     a: float = 0.0
+    relative: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.components < 1 or self.features < 1:
@@ -103,7 +106,7 @@ class CountMixture(Mixture):
         return np.ascontiguousarray((z @ np.ascontiguousarray(prepared.slopes.T)).T) + prepared.intercepts
 
     def _log_constant(self, prepared: _Prepared, z: Any) -> np.ndarray | float:
-        return self._row_constant(z if is_sparse(z) else z[1:].T)
+        return 0.0 if self.relative else self._row_constant(z if is_sparse(z) else z[1:].T)
 
     def _total(self, r: np.ndarray, z: Any) -> np.ndarray:
         if not is_sparse(z):
@@ -161,6 +164,28 @@ class CountMixture(Mixture):
         counts, first = self.layout.unpack(s)
         return (counts, first) if alive(counts, margin) else None
 
+    # --- components ---------------------------------------------------------------------------------------------------
+
+    def _alone(self, share: float) -> Self:
+        return replace(self, components=1, a=self.a / share)
+
+    @abstractmethod
+    def _expected(self, theta: Theta, y: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Means (V,) and variances (V,) of the counts of a row of size 1 in a mixture of one, and sizes (N,)."""
+
+    def along_longest_axis(self, theta: Theta, y: Rows) -> np.ndarray:
+        """The errors are Pearson's residuals: counts over their standard deviations. The axis is found by power
+        iterations, in which CSR rows stay sparse."""
+        y = y if is_sparse(y) else np.asarray(y)
+        means, variances, sizes = self._expected(theta, y)
+        scale, root = 1.0 / np.sqrt(variances), np.sqrt(np.maximum(sizes, 1.0))
+        along = np.where(np.arange(y.shape[0]) < y.shape[0] // 2, 1.0, -1.0)
+        for _ in range(AXIS_STEPS):
+            axis = scale * (y.T @ (along / root) - means * (along @ (sizes / root)))
+            axis *= scale / (np.linalg.norm(axis) or 1.0)
+            along = (y @ axis - sizes * (means @ axis)) / root
+        return along
+
     # --- checks -------------------------------------------------------------------------------------------------------
 
     def check_rows(self, y: Rows) -> None:
@@ -215,6 +240,12 @@ class PoissonMixture(CountMixture):
         rates = theta["rates"]
         return float((self.b * rates - self.a * np.log(rates)).sum())
 
+    def _alone(self, share: float) -> Self:
+        return replace(self, components=1, a=self.a / share, b=self.b / share)
+
+    def _expected(self, theta: Theta, y: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return theta["rates"][0], theta["rates"][0], np.ones(y.shape[0])
+
     def check_theta(self, theta: Mapping[str, np.ndarray]) -> Theta:
         """theta in float64. Raises ConfigError unless shapes fit, weights add up to 1 and rates are positive."""
         return self._check_parameters(theta, "rates", np.inf)
@@ -238,8 +269,7 @@ class MultinomialMixture(CountMixture):
         return np.zeros(self.components), np.log(theta["probabilities"])
 
     def _row_constant(self, y: np.ndarray | sp.csr_matrix) -> np.ndarray:
-        totals = np.asarray(y.sum(axis=1), np.float64).ravel()
-        return gammaln(totals + 1.0) - _log_factorials(y)
+        return gammaln(_sizes(y) + 1.0) - _log_factorials(y)
 
     def maximise(self, s: np.ndarray, start: Theta | None = None, rough: bool = False) -> Theta:
         counts, first = self._parts(s)
@@ -266,6 +296,9 @@ class MultinomialMixture(CountMixture):
 
     def penalty(self, theta: Theta) -> float:
         return -self.a * float(np.log(theta["probabilities"]).sum())
+
+    def _expected(self, theta: Theta, y: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return theta["probabilities"][0], theta["probabilities"][0], _sizes(y)
 
     def check_theta(self, theta: Mapping[str, np.ndarray]) -> Theta:
         """theta in float64. Raises ConfigError unless shapes fit, and weights and each component's probabilities are
@@ -308,6 +341,10 @@ class BernoulliMixture(CountMixture):
         p = theta["probabilities"]
         return -self.a * float((np.log(p) + np.log1p(-p)).sum())
 
+    def _expected(self, theta: Theta, y: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        p = theta["probabilities"][0]
+        return p, p * (1.0 - p), np.ones(y.shape[0])
+
     def _check_range(self, y: Rows) -> None:
         refuse(y, lambda values: (values != 0) & (values != 1), "is neither 0 nor 1", "The model needs zeros and ones.")
 
@@ -316,9 +353,17 @@ class BernoulliMixture(CountMixture):
         return self._check_parameters(theta, "probabilities", 1.0)
 
 
+def _sizes(y: np.ndarray | sp.csr_matrix) -> np.ndarray:
+    """(n,): the counts of each row, added up."""
+    return np.asarray(y.sum(axis=1), np.float64).ravel()
+
+
 def _log_factorials(y: np.ndarray | sp.csr_matrix) -> np.ndarray:
     """(n,): sum over the columns of ln y!."""
     if not is_sparse(y):
-        return gammaln(np.asarray(y) + 1.0).sum(axis=1)
+        y = np.asarray(y)
+        logs, several = np.zeros(y.shape), (y != 0.0) & (y != 1.0)  # the logarithms of 0! and 1! are 0
+        logs[several] = gammaln(y[several] + 1.0)
+        return logs.sum(axis=1)
     logs = sp.csr_matrix((gammaln(y.data + 1.0), y.indices, y.indptr), shape=y.shape)
     return np.asarray(logs.sum(axis=1)).ravel()

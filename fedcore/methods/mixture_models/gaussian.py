@@ -24,8 +24,8 @@ Data should be of about unit scale (whitened by public moments): floors and marg
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from scipy.linalg.lapack import dtrtrs
@@ -41,6 +41,7 @@ from fedcore.methods.mixture_models.mixture import (
     check_weights,
     floored_counts,
     log_weights,
+    longest,
     require_finite,
     responsibilities,
 )
@@ -344,6 +345,19 @@ class GaussianMixture(Mixture):
         factors = _inverse_factors(covariances)
         log_det = -2.0 * np.log(np.diagonal(factors, axis1=-2, axis2=-1)).sum()
         return value + 0.5 * float(self.nu * log_det + np.sum((factors @ self.lam) * factors))
+
+    # --- components ---------------------------------------------------------------------------------------------------
+
+    def own_parameters(self, theta: Theta) -> list[str]:
+        return [name for name in super().own_parameters(theta) if name != "covariances" or self.covariance != "tied"]
+
+    def _alone(self, share: float) -> Self:
+        own = self.covariance not in ("tied", "known")
+        return replace(self, components=1, lam=self.lam / share if own else self.lam)
+
+    def along_longest_axis(self, theta: Theta, y: Rows) -> np.ndarray:
+        y = np.asarray(y)
+        return longest(np.where(np.isnan(y), 0.0, y - theta["means"][0]))
 
     # --- checks -------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -278,6 +278,27 @@ class Mixture(ABC):
                     r[rows.start + gaps.columns] = responsibilities(self._gap_log_joint(theta, gaps)).T
         return {"responsibilities": r}
 
+    # --- components ---------------------------------------------------------------------------------------------------
+
+    def own_parameters(self, theta: Theta) -> list[str]:
+        """Names of the parameters that belong to single components, without the weights."""
+        return [name for name in theta if name != "weights"]
+
+    @abstractmethod
+    def _alone(self, share: float) -> Self:
+        """The model of one component of this weight > 0, its penalty as large beside the component as it was."""
+
+    def of_component(self, theta: Theta, k: int) -> tuple[Self, Theta]:
+        """Component k as a mixture of one, and its parameters."""
+        own = {name: theta[name][[k]] for name in self.own_parameters(theta)}
+        model = self._alone(max(float(theta["weights"][k]), np.finfo(float).tiny))
+        return model, {**theta, **own, "weights": np.ones(1)}
+
+    @abstractmethod
+    def along_longest_axis(self, theta: Theta, y: Rows) -> np.ndarray:
+        """(N,): how far each row is from what a mixture of one component expects, along the axis on which the sum of
+        the squares of that is largest. Two groups that the component covers differ in the sign."""
+
     # --- weights ------------------------------------------------------------------------------------------------------
 
     def _weights_of(self, counts: np.ndarray, a: float = 0.0) -> np.ndarray:
@@ -371,3 +392,8 @@ def require_finite(s: np.ndarray) -> np.ndarray:
     if not np.isfinite(s).all():
         raise ValueError("the statistic is not finite")
     return s
+
+
+def longest(errors: np.ndarray) -> np.ndarray:
+    """(N,): the errors (N, p) along their longest axis."""
+    return errors @ np.linalg.eigh(errors.T @ errors)[1][:, -1]

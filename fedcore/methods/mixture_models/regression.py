@@ -12,8 +12,8 @@ is the domain. With an intercept, u gets a last entry of 1, which the ridge leav
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from fedcore.methods.mixture_models.mixture import (
     check_weights,
     floored_counts,
     log_weights,
+    longest,
     require_finite,
 )
 from fedcore.methods.mixture_models.packing import (
@@ -212,6 +213,17 @@ class RegressionMixture(Mixture):
         squares = (theta["coefficients"] ** 2) @ self._ridge + self.lam
         value = 0.5 * float((squares / variances + self.nu * np.log(variances)).sum())
         return value - self.a * float(log_weights(theta).sum()) if self.a else value
+
+    # --- components ---------------------------------------------------------------------------------------------------
+
+    def _alone(self, share: float) -> Self:
+        return replace(self, components=1, ridge=self.ridge / share, lam=self.lam / share)
+
+    def along_longest_axis(self, theta: Theta, y: Rows) -> np.ndarray:
+        """The errors are the residual times each input: the score of the coefficients."""
+        y = np.asarray(y)
+        inputs = np.column_stack([y[:, :-1], np.ones(len(y))]) if self.intercept else y[:, :-1]
+        return longest(inputs * (y[:, -1] - inputs @ theta["coefficients"][0])[:, None])
 
     # --- checks -------------------------------------------------------------------------------------------------------
 
