@@ -80,7 +80,7 @@ def start_from(rows: np.ndarray, config: FederatedEMConfig, seed: int) -> dict[s
     centre, scale = rows.mean(axis=0), rows.std(axis=0)
     y, d = (rows - centre) / scale, rows.shape[1]
     picked = [y[np.random.default_rng(seed).integers(len(y))]]
-    while len(picked) < config.components:
+    while len(picked) < config.model.components:
         picked.append(y[np.min([((y - one) ** 2).sum(axis=1) for one in picked], axis=0).argmax()])
     centres = np.stack(picked)
     for _ in range(5):
@@ -96,7 +96,7 @@ def gaussians(config: FederatedEMConfig, apart: float, seed: int, moved: bool = 
     of two means, in units of a usual standard deviation. moved: every second client is one of another law, whose means
     lie .7 standard deviations from the first law's in every column, with other shares."""
     generator = np.random.default_rng(seed)
-    first = _law(generator, config.components, apart)
+    first = _law(generator, config.model.components, apart)
     other = (first[0] + 0.7 * generator.normal(size=first[0].shape), first[1], generator.permutation(first[2]))
     few = _rows(np.random.default_rng([seed, 1]), first, 100)
     laws = (first, other if moved else first)

@@ -11,6 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedcore.methods.federated_em.codecs import dithering_omega
+from fedcore.methods.federated_em.config import LEVELS
 from fedcore.randomness import client_dither, client_uniforms
 from tests.federated_em.run_in_memory import block_of, facts, run
 from tests.federated_em.varied import Varied
@@ -118,7 +119,9 @@ class Both:
         sizes, every = np.array([len(rows) for rows in self.y]), np.concatenate(self.y)
         self.filled = np.flatnonzero(sizes)
         self.w = sizes / sizes.sum() if self.config.by_rows else (sizes > 0) / len(self.filled)
-        self.model = Gaussians(self.config.components, every.shape[1], self.config.regularisation * every.var(axis=0))
+        self.model = Gaussians(
+            self.config.model.components, every.shape[1], self.config.regularisation * every.var(axis=0)
+        )
         self.V = np.zeros((len(sizes), len(self.first.statistic)))
         if self.config.memories:
             for i in self.filled:
@@ -130,34 +133,36 @@ class Both:
         return draw(self.seed, f"federated_em/{what}", k + 1, 0, len(self.y), draws)
 
     def batch(self, k, i):
-        if self.config.batch is None:
+        if self.config.algorithm.batch is None:
             return slice(None)
-        return (self.uniforms("batch", k, self.config.batch)[i] * len(self.y[i])).astype(int)
+        return (self.uniforms("batch", k, self.config.algorithm.batch)[i] * len(self.y[i])).astype(int)
 
     def active(self, k):
-        chosen = np.flatnonzero(self.uniforms("participation", k)[:, 0] <= self.config.participation)
+        chosen = np.flatnonzero(self.uniforms("participation", k)[:, 0] <= self.config.algorithm.participation)
         return np.intersect1d(chosen, self.filled)
 
     def alpha(self):
         """1 / (1 + omega), omega the largest of the codec's parts; 0 without memories."""
         if not self.config.memories:
             return 0.0
-        if self.config.codec == "identity":
+        if self.config.algorithm.codec == "identity":
             return 1.0
         lengths = self.model.parts if self.config.norms_by_part else [len(self.first.statistic)]
-        return 1 / (1 + max(dithering_omega(length, self.config.levels) for length in lengths))
+        return 1 / (1 + max(dithering_omega(length, self.config.algorithm.levels or LEVELS) for length in lengths))
 
     def quant(self, k, i, x):
-        if self.config.codec == "identity":
+        if self.config.algorithm.codec == "identity":
             return x
         u = self.uniforms("codec", k, len(x))[i]
         stops = np.cumsum(self.model.parts)[:-1] if self.config.norms_by_part else []
         parts = zip(np.split(x, stops), np.split(1.0 - u, stops), strict=True)  # a level is raised where u is small
-        return np.concatenate([reference.dithering(own, xi, self.config.levels) for own, xi in parts])
+        return np.concatenate(
+            [reference.dithering(own, xi, self.config.algorithm.levels or LEVELS) for own, xi in parts]
+        )
 
     def check(self, rounds):
         states = [state for state in self.ran.states if state.round and state.phase != "done"]
-        assert len(states) == self.config.rounds
+        assert len(states) == self.config.algorithm.rounds
         for state, (S, V) in zip(states, rounds, strict=True):
             size = max(1.0, np.abs(S).max())
             assert np.abs(state.statistic - S).max() <= TOLERANCE * size
@@ -168,7 +173,9 @@ class Both:
 
     def keeps_memories(self):
         """Without a codec and with everybody they change nothing, and the method leaves them out."""
-        return self.config.memories and (self.config.codec != "identity" or self.config.participation < 1)
+        return self.config.memories and (
+            self.config.algorithm.codec != "identity" or self.config.algorithm.participation < 1
+        )
 
 
 @pytest.mark.slow
@@ -186,10 +193,10 @@ def test_fedem(population, codec, changes, seed):
         both.active,
         both.batch,
         both.quant,
-        config.rounds,
-        config.gamma,
+        config.algorithm.rounds,
+        config.algorithm.gamma,
         both.alpha(),
-        config.participation,
+        config.algorithm.participation,
     )
     both.check(rounds)
 
@@ -210,7 +217,7 @@ def test_vr_fedem(population, codec, changes, seed):
         both.quant,
         2,
         config.inner_rounds,
-        config.gamma,
+        config.algorithm.gamma,
         both.alpha(),
     )
     both.check(rounds)

@@ -210,12 +210,12 @@ def test_clients_without_rows_are_nobody():
     parts = np.array_split(y, 20)
     empty = np.zeros((0, 2))
     mixed = [part for own in parts for part in (empty, own)] + [empty]
-    settings = dict(KNOWN, codec="dithering", gamma=1.0, rounds=60, monitor_every=100)
+    settings = dict(KNOWN, gamma=1.0, rounds=60, monitor_every=100)
     for weights in ("rows", "clients"):
-        config = Varied(**settings, weights=weights)
+        config = Varied(**settings, codec="dithering", weights=weights)
         block = block_of(mixed)
         ran = run(config, block, facts(block, start=start), clients_per_leaf=3)
-        exact = Varied(**{**settings, "algorithm": "em", "codec": None, "weights": weights})
+        exact = Varied(**{**settings, "algorithm": "em", "weights": weights})
         theta = run(exact, block_of(parts), facts(block, start=start)).state.parameters()
         assert ran.state.clients == 20 and set(ran.column("active_clients")) == {20.0}
         assert not ran.memory["V"][::2].any()

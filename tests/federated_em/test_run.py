@@ -9,7 +9,7 @@ from scipy.stats import multivariate_normal
 from fedcore.errors import ConfigError, PrivacyError, RunError, WrongKind
 from fedcore.evaluation.anomalies import unusual_rows
 from fedcore.evaluation.run_summary import run_summary
-from fedcore.methods.federated_em import FederatedEM, FederatedEMState, server
+from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, FederatedEMState, server
 from fedcore.methods.federated_em.series import SERIES_NAMES
 from fedcore.methods.registry import make_method
 from fedcore.population.blocks import counts_block
@@ -98,7 +98,7 @@ def test_what_clients_are_given(tmp_path):
     import zarr
 
     population = rows_population(tmp_path / "p")
-    ran = to_end(begin(population, tmp_path, {"algorithm": "em", "rounds": 30}))
+    ran = to_end(begin(population, tmp_path, {"algorithm": "em", "max_passes": 32}))
     personalise(ran.path, population.path, tmp_path / "out")
     out = zarr.open_group(tmp_path / "out", mode="r")
     responsibilities, component, fit = (out[name][...] for name in ("responsibilities", "component", "log_likelihood"))
@@ -121,13 +121,15 @@ def test_every_row_has_its_density_and_the_least_likely_are_listed(tmp_path):
     import zarr
 
     population = rows_population(tmp_path / "p")
-    ran = to_end(begin(population, tmp_path, {"algorithm": "em", "rounds": 5}))
+    ran = to_end(begin(population, tmp_path, {"algorithm": "em", "max_passes": 7}))
     personalise(ran.path, population.path, tmp_path / "out")
     out = zarr.open_group(tmp_path / "out", mode="r")
     densities, ptr = out["rows_log_density"][...], out["ptr"][...]
     blocks = [population.read(index) for index in range(len(population.blocks))]
     rows = np.concatenate([block.x for block in blocks])
-    theta = FederatedEM(Varied(**ran.info["config"])).parameters(FederatedEMState(**load_run(ran.path).state))
+    theta = FederatedEM(FederatedEMConfig(**ran.info["config"])).parameters(
+        FederatedEMState(**load_run(ran.path).state)
+    )
     by_hand = logsumexp(
         [
             np.log(weight) + multivariate_normal(mean, covariance).logpdf(rows)
@@ -177,7 +179,7 @@ def test_a_private_run_starts_from_public_parameters_and_is_charged(tmp_path, mo
     assert not np.array_equal(first.theta, second.theta)
     assert min(first.pooled_weight, second.pooled_weight) > 0 and second.pooled_variance < first.pooled_variance
     assert set(SERIES_NAMES) <= set(again.info["start"]["arrays"]) and "Pooled" in again.head["outcome"]
-    raw = to_end(begin(population, tmp_path, {"algorithm": "em", "covariance": "diag", "rounds": 3}, run_id="raw"))
+    raw = to_end(begin(population, tmp_path, {"algorithm": "em", "covariance": "diag", "max_passes": 5}, run_id="raw"))
     with pytest.raises(PrivacyError, match="not private"):
         begin(population, tmp_path, settings, run_id="bad", start_from=str(raw.path))
 

@@ -26,7 +26,7 @@ from tests.federated_em.varied import Varied
 
 SHORT = {"rounds": 3, "components": 2, "monitor_every": 2}
 SETTINGS = {
-    "em": {"rounds": 3, "components": 2, "algorithm": "em", "weights": "clients"},
+    "em": {"max_passes": 5, "components": 2, "algorithm": "em", "weights": "clients"},
     "fedem": SHORT | {"codec": "dithering", "participation": 0.5},
     "natural": SHORT | {"participation": 0.5},
     "batches": SHORT | {"algorithm": "fedem", "batch": 3},

@@ -104,9 +104,8 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
 
     @property
     def not_private_because(self) -> str:
-        what = (
-            "do all counts of a sample of them" if self.config.model.kind == "counts" else "does a sample of their rows"
-        )
+        counts = self.config.model.kind == "counts"
+        what = "do all counts of a sample of them" if counts else "does a sample of their rows"
         return NOT_PRIVATE.get(self.config.algorithm.name, "") + (f", and so {what}" if self.config.searches else "")
 
     def plan(self, public: PublicFacts) -> Sequence[PlannedRelease]:
