@@ -22,7 +22,9 @@ def arrange(form: ParameterSchema, main: Sequence[str]) -> None:
         form.properties.pop(name, None)
     settings = {_last(form.properties.get("config", {}).get("$ref", ""))}
     for item in [item for name in settings for item in form.definitions.get(name, {}).get("properties", {}).values()]:
-        settings |= {_last(place) for place in item.get("discriminator", {}).get("mapping", {}).values()}
+        if choice := item.pop("discriminator", None):
+            item["anyOf"] = item.pop("oneOf")  # of which the UI shows a form for each, and of the other only its JSON
+            settings |= {_last(place) for place in choice["mapping"].values()}
     for name, definition in form.definitions.items():
         _order(definition.get("properties", {}), main if name in settings else ())
 

@@ -257,7 +257,7 @@ def train(
                     extra=fields(session, "round", round=run.round, seconds=seconds),
                 )
         run.note(peak_memory_of_workers=backend.memory_of_workers(), peak_memory_of_flow=peak_memory())
-    outcome = f"; {run.head['outcome']}" if run.head.get("outcome") else ""
+    outcome = f"; {run.head['outcome'].rstrip('.')}" if run.head.get("outcome") else ""
     words = "%s: %s after %d rounds%s; report: %s"
     ended = fields(session, "ended", round=run.round, status=run.status)
     logger.info(words, name, run.status, run.round, outcome, run.path / "report.html", extra=ended)

@@ -195,10 +195,11 @@ def test_scale(tmp_path, monkeypatch):
     asked = []
 
     def trained(method, population, settings, *, workers, cache, watched):
-        asked.append((method, settings["rounds"], workers, cache))
+        rounds = settings["rounds"] if "rounds" in settings else settings["max_passes"] - 2
+        asked.append((method, rounds, workers, cache))
         metrics = [
             {"round": at + 1, "seconds_round": 0.5, "seconds_clients": 0.25, "seconds_release": 0.125}
-            for at in range(settings["rounds"] + 2)
+            for at in range(rounds + 2)
         ]
         return Trained(metrics, 9.0, 8.0, 2**20, 2**21, ((6, 1.0), (8, 2.25)))
 

@@ -44,8 +44,8 @@ LOOSE = {"__init__", "errors", "randomness"}
 # What a method room may import besides itself. Baselines may use the noise as well.
 METHOD_ROOM = {"fedcore.errors", "fedcore.randomness", "fedcore.privacy.plan", "fedcore.privacy.grid"}
 METHOD_ROOM |= {f"fedcore.population.{name}" for name in ("blocks", "columns", "streaming")}
-METHOD_ROOM |= {f"fedcore.rounds.{name}" for name in ("private_settings", "fitted", "messages", "method", "pictures")}
-METHOD_ROOM |= {f"fedcore.rounds.{name}" for name in ("results", "scores", "statistics")}
+METHOD_ROOM |= {f"fedcore.rounds.{name}" for name in ("choices", "private_settings", "fitted", "messages")}
+METHOD_ROOM |= {f"fedcore.rounds.{name}" for name in ("method", "pictures", "results", "scores", "statistics")}
 METHOD_ROOM |= {"fedcore.methods.dictionary_learning", "fedcore.methods.mixture_models"}
 BASELINES = METHOD_ROOM | {"fedcore.privacy.accounting", "fedcore.privacy.composition", "fedcore.privacy.mechanisms"}
 

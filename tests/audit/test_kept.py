@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedcore.methods.registry import METHODS, method_class
+from fedcore.rounds.choices import known_settings
 from tests.audit.bounds import mu_lower_bound
 from tests.audit.kept import KEPT, MU, HalfScale, attacked, distance_of, half_sensitivity
 
@@ -20,7 +21,7 @@ def test_every_private_method_unit_and_relation_is_kept():
     wanted = {
         f"{name}, {unit}, {relation}"
         for name, cls in classes.items()
-        if "epsilon" in cls.Config.model_fields and not {*cls.__mro__[1:]} & {*classes.values()}
+        if "epsilon" in known_settings(cls.Config) and not {*cls.__mro__[1:]} & {*classes.values()}
         for unit in method_class(name).units
         for relation in ("add_or_remove_one", "replace_one")
     }

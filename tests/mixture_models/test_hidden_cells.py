@@ -48,7 +48,7 @@ def test_no_cut_into_leaves_or_pieces_changes_it():
 @pytest.mark.parametrize("model", ["poisson_tables", "gaussian_tables"])
 def test_a_run_is_that_of_the_other_cells_alone(model):
     block = block_of(tables())
-    settings = {"model": model, "table_rows": 4, "algorithm": "em", "max_passes": 5}
+    settings = {"model": model, "table_rows": 4, "algorithm": "em", "rounds": 3}
     ran = run(Varied(**settings, validation=0.2), block, facts(block, seed=5), clients_per_leaf=4)
     rest = without_hidden(block, HiddenCells(5, 0.2))
     config = Varied(**settings)

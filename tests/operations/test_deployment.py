@@ -202,6 +202,8 @@ def test_settings_of_an_algorithm_fit_the_form(file):
     entry = ENTRY.replace("histograms", "paper_histograms")
     (item,) = read_deployments(file(entry + 'config = { algorithm = "ifca", rounds = 3, weights = "local" }\n'))
     made = to_deployment(item)
+    form = made._parameter_openapi_schema.definitions["PaperHistogramsConfig"]["properties"]["algorithm"]
+    assert len(form["anyOf"]) == 5 and "oneOf" not in form, "the UI shows only the JSON of a oneOf"
     config = made.parameters["config"]
     assert config == {"algorithm": {"name": "ifca", "rounds": 3}, "weights": "local"}
     assert make_method(item.method, config) == make_method(item.method, item.config)

@@ -76,15 +76,16 @@ def test_one_run_is_planned_as_without_a_horizon():
 
 @pytest.mark.parametrize("name", ["histograms", "private_gmm", "private_mixture", "federated_em", "dictionaries"])
 def test_settings_of_every_private_method(name):
-    rule = cohort_rule(make_method(name, {}).config)
+    private = {"algorithm": "private"} if name == "federated_em" else {}
+    rule = cohort_rule(make_method(name, private).private_settings)
     assert rule == CohortRule() and rule.asked is None
-    given = {"horizon": 42, "at_least": 5000, "recent_cohorts": 7, "cohorts": "1-27,30"}
-    assert cohort_rule(make_method(name, given).config) == CohortRule(42, 5000, 7, ((1, 27), (30, 30)))
+    given = private | {"horizon": 42, "at_least": 5000, "recent_cohorts": 7, "cohorts": "1-27,30"}
+    assert cohort_rule(make_method(name, given).private_settings) == CohortRule(42, 5000, 7, ((1, 27), (30, 30)))
     with pytest.raises(ConfigError, match="its horizon or its epsilon"):
-        make_method(name, {"horizon": 42, "epsilon": 1.0})
+        make_method(name, private | {"horizon": 42, "epsilon": 1.0})
     for wrong in ({"horizon": 0}, {"at_least": 0}, {"recent_cohorts": 0}, {"cohorts": "0-3"}, {"cohorts": "all"}):
         with pytest.raises(ConfigError):
-            make_method(name, wrong)
+            make_method(name, private | wrong)
 
 
 def test_a_method_without_these_settings_takes_all_who_can_pay():
