@@ -18,7 +18,6 @@ class PlainEM(Exact):
 
     rounds: int | None = Compressed.model_fields["rounds"]  # type: ignore[assignment]
     gamma: float | None = Compressed.model_fields["gamma"]  # type: ignore[assignment]
-    monitor_every: int = Compressed.model_fields["monitor_every"]  # type: ignore[assignment]
     accelerated: ClassVar[bool] = False
 
 
@@ -41,6 +40,9 @@ class PaperFederatedEMConfig(FederatedEMConfig):
         ge=2,
         le=1_000_000,
         description="vr-fedem: rounds between two full passes; None: until batches cost a pass, 2 to 8",
+    )
+    monitor_every: int = Field(
+        10, ge=1, description="rounds between two looks at the objective, which cost up to a pass each"
     )
     gamma_decay: float | None = Field(
         None, gt=0, description="k0 of the decreasing step gamma / (1 + k / k0); None: constant"

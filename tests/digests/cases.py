@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedcore.methods.federated_em.variant import Variant
+
 EPSILON = 60.0  # of a population's budget; so large that noise does not drown few clients
 
 
@@ -110,11 +112,13 @@ def federated_em(
 ):
     algorithm = settings.setdefault("algorithm", "fedem")
     own = {"private": {"nominal_clients": 22, "rounds": 4}, "em": {"max_passes": 6}}
-    if method != "federated_em" or algorithm not in own:
-        settings = {"rounds": 4, "monitor_every": 2, **settings}
-    else:
-        settings = {**own[algorithm], **settings}
-    CASES[f"{method}/{name}"] = Case(method, population, settings, given, relation=relation or "add_or_remove_one")
+    looks, constants = {"rounds": 4, "monitor_every": 2}, {}
+    if method == "federated_em":
+        looks, constants = own.get(algorithm, {"rounds": 4}), {"variant": Variant(monitor_every=2)}
+    relation = relation or "add_or_remove_one"
+    CASES[f"{method}/{name}"] = Case(
+        method, population, looks | settings, given, relation=relation, constants=constants
+    )
 
 
 TABLES = {"table_rows": 5, "nuclear_penalty": 0.3}

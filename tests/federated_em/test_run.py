@@ -28,7 +28,7 @@ from tests.federated_em.direct_em import three_components
 from tests.federated_em.run_in_memory import block_of, facts, run
 from tests.federated_em.varied import Varied
 
-FEDEM = {"codec": "dithering", "participation": 0.5, "rounds": 8, "monitor_every": 3}
+FEDEM = {"codec": "dithering", "participation": 0.5, "rounds": 8}
 
 
 def rows_population(path, *, leaf=4, block=8, **options):

@@ -24,7 +24,7 @@ from tests.federated_em.run_in_memory import block_of, facts
 from tests.federated_em.test_private import PRIVATE, two_component_facts
 from tests.federated_em.varied import Varied
 
-SHORT = {"rounds": 3, "components": 2, "monitor_every": 2}
+SHORT = {"rounds": 3, "components": 2}
 SETTINGS = {
     "em": {"max_passes": 5, "components": 2, "algorithm": "em", "weights": "clients"},
     "fedem": SHORT | {"codec": "dithering", "participation": 0.5},
@@ -190,7 +190,7 @@ from fedcore.rounds.engine import InProcessBackend
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import concluding, start_run
 
-settings = {"algorithm": "em", "covariance": "diag", "components": 2, "rounds": 2}
+settings = {"algorithm": "em", "covariance": "diag", "components": 2, "max_passes": 4}
 request = TrainRequest(method="federated_em", population=sys.argv[1], settings=settings, runs=sys.argv[2], run_id="r")
 session = start_run(request, InProcessBackend(), stamp="then")
 session.training.source = replace(session.training.source, stream_above=64 * 2**20)

@@ -66,7 +66,7 @@ def test_it_needs_fewer_passes_than_em_and_batches_alone_never_arrive(clients):
     """The specification's thresholds: 1e-8 within 25 passes, where EM needs more than 50."""
     reduced = clients(algorithm="vr-fedem", batch=20, inner_rounds=25, gamma=0.6, rounds=250)
     assert epochs_to(reduced, 1e-8) < 25
-    exact = clients(algorithm="em", codec="identity", rounds=80)
+    exact = clients(algorithm="em", rounds=80)
     assert 50 < epochs_to(exact, 1e-8) < 80
     batches = clients(algorithm="fedem", batch=20, gamma=0.1, rounds=500)
     assert np.median(batches.column("mean_field_norm")[-100:]) > 1e-6 and epochs_to(batches, 1e-8) == np.inf

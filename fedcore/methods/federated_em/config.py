@@ -197,9 +197,6 @@ class Compressed(NotPrivate):
         f"the codec natural 1, and {NATURAL_GAMMA} once a step gains little; at most {BATCH_GAMMA} with batches and "
         f"{REDUCED_GAMMA} for vr-fedem; all are halved when steps are often cut back; {PRIVATE_GAMMA} in a private run",
     )
-    monitor_every: int = Field(
-        10, ge=1, description="rounds between two looks at the objective, which cost up to a pass each"
-    )
 
 
 class FedEM(Compressed, Weighted):
@@ -246,7 +243,6 @@ class EM(Exact):
         f"compared on a sample come on top; None: {PASSES} for mixtures, else {ROUNDS + 2}",
     )
     gamma: ClassVar[float | None] = None
-    monitor_every: ClassVar[int] = 10
     accelerated: ClassVar[bool] = True
 
     @property
@@ -269,7 +265,6 @@ class PrivateEM(PrivateRunSettings):
     levels: ClassVar[int | None] = None
     participation: ClassVar[float] = 1.0
     batch: ClassVar[int | None] = None
-    monitor_every: ClassVar[int] = 10
     tol: ClassVar[float | None] = 0.0
     start: ClassVar[Literal["given"]] = "given"
     restarts: ClassVar[int | None] = 1

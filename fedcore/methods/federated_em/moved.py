@@ -7,6 +7,7 @@ OF_THE_PAPER = (
     "cluster_rounds",
     "inner_rounds",
     "gamma_decay",
+    "monitor_every",
     "safeguards",
 )
 ALWAYS = ("pseudo_counts", "norm", "alpha", "memory_start", "margin", "trial_rounds", "sampling")

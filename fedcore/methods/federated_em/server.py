@@ -181,7 +181,7 @@ def answering(config: FederatedEMConfig, state: FederatedEMState) -> float:
 def _looks(config: FederatedEMConfig, state: FederatedEMState) -> bool:
     """Whether the objective is asked for: every so many rounds, and before VR-FedEM goes on from an anchor."""
     anchor = config.variance_reduced and config.variant.safeguards and state.since_full == 0
-    return anchor or config.accelerated or state.round % config.algorithm.monitor_every == 0
+    return anchor or config.accelerated or state.round % config.variant.monitor_every == 0
 
 
 def _oracle(state: FederatedEMState) -> Oracle:

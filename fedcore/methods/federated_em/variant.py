@@ -16,6 +16,8 @@ class Variant:
     regularisation: the penalty as a share of the data, whatever their number; None: by pseudo-rows, and of models
         without these REGULARISATION
     cluster_rounds: passes of k-means before a mixture starts from the clusters
+    monitor_every: rounds between two looks at the objective, which cost up to a pass each; VR-FedEM looks at every
+        full pass, em of mixtures in every round
     trial_rounds: EM steps of each start, and with each penalty, before the best one is taken
     inner_rounds: of VR-FedEM between two full passes; None: until batches cost a pass, 2 to 8
     gamma_decay: k0 of the decreasing step gamma / (1 + k / k0); None: constant
@@ -28,6 +30,7 @@ class Variant:
     standardise: bool = True
     regularisation: float | None = None
     cluster_rounds: int = 3
+    monitor_every: int = 10
     trial_rounds: int = 20
     inner_rounds: int | None = None
     gamma_decay: float | None = None
