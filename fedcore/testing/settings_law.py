@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from fedcore.errors import FedcoreError
@@ -141,6 +141,8 @@ def _of_kind(kind: Any, present: Any) -> Iterator[Any]:
                 yield kind(value)
     elif kind is type(None):
         yield None
+    elif isinstance(kind, type) and issubclass(kind, BaseModel):  # one of a choice
+        yield from get_args(kind.model_fields["name"].annotation)
 
 
 def _within(value: Any, bounds: Sequence[Any]) -> bool:

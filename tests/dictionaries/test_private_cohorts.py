@@ -15,7 +15,7 @@ from fedcore.privacy.ledger.ledger import create_ledger
 from fedcore.runs.store import load_run
 from fedcore.training.budget import begin_cohorts
 from tests import sessions
-from tests.growing import price_of, published, ranges_of_run
+from tests.growing import price_of, published, ranges_of_run, to_end
 
 D, COME = 5, 12
 SETTINGS = {"private": True, "global_atoms": 4, "sparsity": 2, "rounds": 1, "horizon": 2}
@@ -62,7 +62,7 @@ class Series:
 
     def run(self, name, **changes):
         named = {"run_id": name, "start_from": "previous", "test_noise": "k"}
-        return sessions.train(self.path, self.folder, "dictionaries", SETTINGS | changes, **named)
+        return to_end(sessions.begin(self.path, self.folder, "dictionaries", SETTINGS | changes, **named))
 
 
 @pytest.mark.slow

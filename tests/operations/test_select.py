@@ -121,7 +121,7 @@ def test_what_is_there_is_not_trained_again(population, tmp_path):
     again = compare(wanted, lambda one: pytest.fail("it was begun already"), go_on)
     whole = compare(requests(request(population, tmp_path / "other"), {"components": (1, 2)}, 0.2, "s"), train, go_on)
     assert [one.loss for one in again] == [one.loss for one in whole]
-    other = requests(request(population, tmp_path, rounds=3), {"components": (1, 2)}, 0.2, "s")
+    other = requests(request(population, tmp_path, max_passes=5), {"components": (1, 2)}, 0.2, "s")
     with pytest.raises(RunError, match="other settings"):
         compare(other, train, go_on)
 
