@@ -585,7 +585,7 @@ def test_each_status_by_hand():
     )
     assert said(ends=np.array([1.0, 1.3, 1.1])).startswith("several optima: 3 searches end 0.3 nats apart, and")
     assert said(slope=6e-4).startswith("stopped after 10 passes over the rows, and the last one gains 0.0006 nats")
-    assert said(slope=None).startswith("stopped after 10 passes over the rows, and it is not known")
+    assert said(slope=None).startswith("stopped after 10 passes over the rows, and the last one gains an unknown")
     both = said(slope=6e-4, ends=np.array([1.0, 1.3]))
     assert both.startswith("stopped") and "Several optima: 2 searches end 0.3 nats apart" in both
     assert said(ends=np.zeros(0)).endswith("1e-05 nats a row.")

@@ -78,8 +78,8 @@ def status_of_accelerated(config: FederatedEMConfig, state: FederatedEMState) ->
     """As `status`. A maximum of the likelihood of n rows is about q / (2 n) nats a row below that of all rows, for q
     parameters: a first step that gains much more says that the sample is not like all rows."""
     passes, ends, said = start_passes(config) + state.round + 1, state.ends, []
-    gain = "it is not known what the last one gains" if state.slope is None else f"the last one gains {state.slope:.1g}"
-    gain = f"{passes} passes over the rows, and {gain} nats a row"
+    gain = "an unknown number of" if state.slope is None else f"{state.slope:.1g}"
+    gain = f"{passes} passes over the rows, and the last one gains {gain} nats a row"
     spread = float(np.ptp(ends)) if len(ends) else 0.0
     searches = f"{len(ends)} searches end {spread:.2g} nats apart"
     if not converged(config, state):
