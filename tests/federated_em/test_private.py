@@ -86,7 +86,6 @@ def test_what_a_private_run_needs(changes, match):
         dict(participation=0.5),
         dict(codec="dithering"),
         dict(batch=5),
-        dict(monitor_every=5),
         dict(tol=1e-3),
         dict(restarts=2),
         dict(start="random"),
