@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from pydantic_core import to_jsonable_python
 
 from fedcore.errors import FedcoreError
 from fedcore.evaluation.changes import since_the_run_before
@@ -40,7 +41,7 @@ from fedcore.evaluation.run_summary import (
 from fedcore.evaluation.templates import markup, rendered
 from fedcore.evaluation.written import Shown, in_markdown, iso_date, show, show_bytes, shown_tables
 from fedcore.methods.registry import method_class
-from fedcore.rounds.choices import choices, flat, known_settings
+from fedcore.rounds.choices import flat, known_settings
 from fedcore.rounds.results import Figure, Pictures, Positions, Result
 from fedcore.rounds.scores import differences_in_words
 from fedcore.runs.plan_check import PLAN
@@ -223,12 +224,11 @@ def _settings(run: Run) -> list[dict]:
     """One row for each setting; "given" where it is not the default, and those come first."""
     config = flat(run.info.get("config") or {})
     try:
-        of_method = method_class(str(run.info.get("method"))).Config
-        chosen = {name: config[name] for name in choices(of_method) if name in config}
-        fields, defaults = known_settings(of_method), flat(of_method(**chosen).model_dump(mode="json"))
-        defaults |= {name: of_method.model_fields[name].default.name for name in chosen}
+        fields = known_settings(method_class(str(run.info.get("method"))).Config, config)
     except FedcoreError:  # a method of another installation: defaults unknown
-        fields, defaults = {}, {}
+        fields = {}
+    usual = {name: None if info.is_required() else info.get_default() for name, info in fields.items()}
+    defaults = flat(to_jsonable_python(usual))
     rows = []
     for name in sorted(config, key=lambda name: list(fields).index(name) if name in fields else len(fields)):
         value = config[name]

@@ -244,7 +244,8 @@ class RobustMultiTaskMixture(ClusterMixin, FederatedEstimator):
     Fitted: centers_ (R, p) common, clients_ (C,) ids, client_centers_ (C, R, p), client_weights_ (C, R) and apart_
     (C, R) bool, in the order of clients_; labels_ (n,) the component of each row, -1 beyond the first 10,000 rows of a
     client; n_iter_, outcome_, statement_, run_, model_. If all clients are similar, at most 5 % of them are expected to
-    be apart in a component (`fedcore.methods.mixture_models.apart`).
+    be apart in a component (`fedcore.methods.mixture_models.apart`); more are where similar clients end in different
+    optima.
     """
 
     method = "gradient_em"

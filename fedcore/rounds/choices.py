@@ -6,6 +6,7 @@ algorithm: Annotated[EM | FedEM, Field(discriminator="name")] = FedEM()
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -69,13 +70,17 @@ def _name_of(part: type[BaseModel]) -> Any:
     return part.model_fields["name"].annotation
 
 
-def known_settings(config: type[BaseModel]) -> dict[str, FieldInfo]:
-    """Every setting that can be given, by name: a choice, then the settings of what can be chosen, each once."""
+def known_settings(config: type[BaseModel], chosen: Mapping[str, Any] = MappingProxyType({})) -> dict[str, FieldInfo]:
+    """Every setting that can be given, by name: a choice, then the settings of what can be chosen, each once.
+
+    chosen: choice -> name of the model that comes first, of those that have a setting in common
+    """
     found: dict[str, FieldInfo] = {}
     of_choices = choices(config)
     for field, info in config.model_fields.items():
-        found[field] = info
-        for option in of_choices.get(field, {}).values():
+        found[field], options = info, of_choices.get(field, {})
+        first = [option for name, option in options.items() if name == chosen.get(field)]
+        for option in [*first, *options.values()]:
             found |= {name: own for name, own in option.model_fields.items() if name not in {"name", *found}}
     return found
 

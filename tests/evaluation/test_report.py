@@ -5,6 +5,7 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,11 +16,14 @@ from fedcore.evaluation.figures import seconds_figure
 from fedcore.evaluation.report import markdown_report, run_figures, show, show_bytes, write_report
 from fedcore.evaluation.run_summary import run_summary
 from fedcore.methods.histograms import Histograms, HistogramsState
+from fedcore.methods.registry import make_method
 from fedcore.privacy.gdp import mu_of
 from fedcore.privacy.statement import NOT_COVERED, PrivacyStatement, no_privacy
+from fedcore.rounds.choices import flat
 from fedcore.rounds.method import PublicFacts
 from fedcore.runs.store import Run
 from fedcore.storage.files import write_json
+from tests.digests.cases import CASES
 
 EVIL = '<script>alert("x")</script><img src="http://evil.example/x.png">'
 VOCABULARY = ["the", EVIL, "$x$", "| pipe", "中文", "z"]
@@ -311,6 +315,21 @@ def test_the_page_tells_what_was_run_and_what_it_used(private):
 
 def test_a_missing_vocabulary_leaves_indices(private):
     assert "token 0" in page(private, None).text
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_settings_that_are_not_the_defaults_are_marked(name):
+    """Of every algorithm and model, also where one has a setting that must be given."""
+    case = CASES[name]
+    method = make_method(case.method, dict(case.settings))
+    rows = report._settings(
+        SimpleNamespace(info={"method": case.method, "config": method.config.model_dump(mode="json")})
+    )
+    asked = flat(case.settings)
+    for row in rows:
+        assert row["meaning"] and row["given"] == (row["value"] != row["default"]), row
+        assert row["given"] <= (row["name"] in asked or case.method == "perma"), "a profile of perma gives others"
+    assert not {row["name"] for row in rows if not row["given"]} & {"table_rows"}
 
 
 def test_the_markdown_holds_the_figures(private, drawn):

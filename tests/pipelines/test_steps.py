@@ -411,6 +411,14 @@ def test_one_process_at_a_time(tmp_path):
         run_pipeline(place.ready, day(1))
 
 
+def test_a_run_that_is_done_keeps_the_time_of_its_end(tmp_path, monkeypatch):
+    place = Place(tmp_path, OPEN + HEAD + INGEST)
+    place.arrive("one.csv", *"abcdefgh")
+    (first,) = place.run(1)
+    monkeypatch.setattr(journal, "now", lambda: "2099-01-01T00:00:00Z")
+    assert place.run(1) == [first]
+
+
 class Dies(OwnHands):
     """Whose process ends in the middle of a training."""
 

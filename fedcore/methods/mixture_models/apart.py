@@ -1,4 +1,4 @@
-"""Which clients are apart from all others, at most one in twenty of those that are not.
+"""Which clients are apart from all others: where all are similar, one in twenty is expected at most.
 
 A client's squared Mahalanobis distance from the common centre of a component, given its own sampling error and the
 estimated differences between clients, is chi-squared with d degrees of freedom if both are normal and known. Neither
