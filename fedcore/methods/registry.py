@@ -156,5 +156,6 @@ def explain(error: ValidationError, moved: Mapping[str, str] = MappingProxyType(
         elif item["type"] == "extra_forbidden":
             parts.append(f"{where!r} is not a setting")
         else:
-            parts.append(f"{where!r}: {item['msg']} (given {given!r})")
+            what = item["msg"].removeprefix("Value error, ")
+            parts.append(f"{where!r}: {what} (given {given!r})" if item["loc"] else f"{what} (given {given!r})")
     return "; ".join(dict.fromkeys(parts)) + "."
