@@ -323,21 +323,21 @@ def test_forgotten_clients_leave_the_sketch_and_blocks_stay(tmp_path, monkeypatc
 @pytest.mark.slow
 def test_of_calendar_periods_a_client_counts_once(tmp_path, monkeypatch):
     monkeypatch.setattr(id_sketch, "noise", lambda cells: np.zeros(cells, np.int64))
-    rows = [f"{one},{month},1.0" for month in ("2025-01-03", "2025-02-04") for one in people(0, 200)]
+    rows = [f"{one},{month},1.0" for month in ("2025-01-03", "2025-02-04") for one in people(0, 600)]
     (tmp_path / "a.csv").write_text("\n".join(["client,when,x", *rows, ""]))
     options = {"client": "client", "period": "month", "time": "when", "first": "2025-01", "through": "2025-02"}
-    one = ingest(tmp_path / "a.csv", tmp_path / "one", ledger=ledger_name(), nominal_clients=200, **options)
+    one = ingest(tmp_path / "a.csv", tmp_path / "one", ledger=ledger_name(), nominal_clients=600, **options)
     ledger = ledger_of(one)
     register(one, ledger)
-    assert (one.n_clients, ledger.kept_sketch(one.id).sketch.ids) == (400, 200)
-    rows = [f"{one},2025-03-01,1.0" for one in people(100, 300)]
+    assert (one.n_clients, ledger.kept_sketch(one.id).sketch.ids) == (1200, 600)
+    rows = [f"{one},2025-03-01,1.0" for one in people(300, 900)]
     (tmp_path / "b.csv").write_text("\n".join(["client,when,x", *rows, ""]))
     one = ingest(tmp_path / "b.csv", tmp_path / "one", through="2025-03", append=True)
     register(one, ledger)
     kept = ledger.kept_sketch(one.id).sketch
-    names = id_sketch.keyed_names(people(0, 300), ledger.sketch_key())
+    names = id_sketch.keyed_names(people(0, 900), ledger.sketch_key())
     np.testing.assert_array_equal(kept.cells, Sketch(np.zeros_like(kept.cells), 0, 0).with_ids(names).cells)
-    two, _ = made(tmp_path, "two", people(0, 300))
+    two, _ = made(tmp_path, "two", people(0, 900))
     assert [found.population_id for found in register(two, ledger).found] == [one.id]
 
 
