@@ -146,10 +146,18 @@ def test_a_state_that_is_not_as_declared_is_refused(tmp_path, change):
 
 
 def test_arrays_are_described_as_zarr_describes_them():
-    kinds = ("?", "i1", "u1", "<i2", "u2", "i4", "u4", ">i8", "u8", "f2", "f4", ">f8", "c16")
+    kinds = ("?", "i1", "u1", "<i2", "u2", "i4", "u4", ">i8", "u8", "f2", "f4", ">f8")
     for kind, shape in zip(kinds, cycle([(), (3,), (2, 0, 4)]), strict=False):
-        arguments = shape, np.dtype(kind)
-        assert value_files._described(*arguments) == value_files._described_by_zarr(*arguments)
+        entries = {}
+        zarr.create_array(
+            zarr.storage.MemoryStore(entries),
+            shape=shape,
+            chunks=tuple(max(1, n) for n in shape),
+            dtype=np.dtype(kind),
+            compressors=[zarr.codecs.Crc32cCodec()],
+            zarr_format=3,
+        )
+        assert value_files._described(shape, np.dtype(kind)) == entries["zarr.json"].to_bytes()
 
 
 def _described(content, change):
@@ -173,6 +181,7 @@ def _described(content, change):
         lambda m: m.pop("codecs"),
         lambda m: m.update(codecs=[{"name": "unheard-of"}]),
         lambda m: m.update(node_type="group"),
+        lambda m: m.update(attributes={"unit": "m"}),
     ],
 )
 def test_an_array_that_is_not_described_as_it_is_is_refused(tmp_path, change):
@@ -209,33 +218,7 @@ def test_a_packed_entry_that_is_damaged_is_a_named_error(tmp_path):
         read_values(path)
 
 
-@pytest.mark.parametrize("array", [np.arange(12.0).reshape(3, 4), np.array(2.5, np.float32), np.zeros((0, 3))])
-@pytest.mark.parametrize("how", [{}, {"compressors": [zarr.codecs.ZstdCodec()]}, {"attributes": {"unit": "m"}}])
-def test_what_zarr_itself_writes_is_read(tmp_path, array, how):
-    """An earlier or later Zarr may describe arrays in other words, or cut them into chunks."""
-    write_values(tmp_path / "s.zip", {"a": array, "other": np.arange(3)})
-    entries = {}
-    zarr.create_array(
-        zarr.storage.MemoryStore(entries), data=array, **how, **({"chunks": (2, 3)} if array.ndim == 2 else {})
-    )
-    mine = {f"a/{name}": content.to_bytes() for name, content in entries.items()}
-
-    def change(_, content):
-        for name in [name for name in content if name.startswith("a/")]:
-            del content[name]
-        content.update(mine)
-
-    _rewritten(tmp_path / "s.zip", change)
-    read = read_values(tmp_path / "s.zip")
-    assert read["a"].dtype == array.dtype and np.array_equal(read["a"], array) and read["other"].tolist() == [0, 1, 2]
-    if array.ndim == 2 and array.size:
-        del mine["a/c/1/1"]
-        _rewritten(tmp_path / "s.zip", change)
-        with pytest.raises(RunError, match="lacks chunks"):
-            read_values(tmp_path / "s.zip")
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), [1, 2]])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), [1, 2], np.array(["a"])])
 def test_only_arrays_and_finite_scalars_are_stored(tmp_path, value):
     with pytest.raises(RunError):
         write_values(tmp_path / "s.zip", {"bad": value})
