@@ -1,27 +1,21 @@
 """Zarr v3 arrays of a block: written piece by piece, read whole or by rows, never with silent fill values.
 
 Codecs: counts and pointers blosc lz4 + shuffle, then crc32c; dense rows crc32c alone (random floats do not
-compress). What is read is compared with the digests of its slot on its way from the store to the decoder, so that
-nothing is read twice. `chunks` writes and decodes arrays of this machine; Zarr decodes those behind a URL and those of
-slots without digests. It returns fill values for a chunk that is not there; such a store raises instead. In slots
-without digests the files are looked for first; behind a URL the store itself raises, which saves a request for each.
-zarr is imported when it is first needed: it would slow down the command line's start.
+compress). `chunks` writes and reads them. What is read is compared with the digests of its slot on its way from the
+store to the decoder, so that nothing is read twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from fedcore.errors import PopulationError
-from fedcore.population import layout
 from fedcore.population.chunks import ArrayDamaged, PlainArray, plain_array, write_chunk, write_metadata
 from fedcore.population.slots import Slot, SlotDamaged
-from fedcore.storage import objects as object_storage
 
 CHUNK_BYTES = 8 << 20  # of a chunk of an array that has several
 STREAM_BYTES = 32 << 20  # an array is buffered up to here; beyond, it is written chunk by chunk
@@ -90,72 +84,10 @@ class ArrayWriter:
         return dtype
 
 
-@cache
-def _checking_store():
-    from zarr.abc.store import Store
-    from zarr.storage import WrapperStore
-
-    class CheckingStore(WrapperStore[Store]):
-        """What it gives is what the slot's digests say; anything else is an error, also what is missing.
-
-        name: of the array; below: path of the slot's folder in the store, with a slash if there is one
-        """
-
-        def __init__(self, store: Store, slot: Slot, name: str, below: str):
-            super().__init__(store)
-            self.slot, self.name, self.below = slot, name, below
-
-        def _with_store(self, store):
-            return type(self)(store, self.slot, self.name, self.below)
-
-        async def get(self, key, prototype, byte_range=None):
-            file = key.removeprefix(self.below)
-            part = file.removeprefix(f"{self.name}/")
-            what = f"{self.name}: {part if part == 'zarr.json' else f'the chunk {part}'}"
-            if byte_range is not None:  # of arrays in shards, which are never written
-                raise ArrayDamaged(f"{what} is a shard")
-            try:
-                found = await self._store.get(key, prototype)
-            except FileNotFoundError:
-                found = None
-            if found is None:
-                raise ArrayDamaged(f"{what} is missing")
-            if not self.slot.has(file, found.as_numpy_array()):
-                raise ArrayDamaged(f"{what} is truncated or altered, or that of another block")
-            return found
-
-    return CheckingStore
+_open = lru_cache(maxsize=OPEN_ARRAYS)(plain_array)  # the slot's digest tells two populations of one path apart
 
 
-@lru_cache(maxsize=OPEN_ARRAYS)
-def _open(slot: Slot, name: str):
-    """The array. The slot's fingerprint is part of the cache key: two populations may share a path."""
-    if slot.digest is not None and not layout.is_remote(slot.folder):
-        plain = plain_array(slot, name)
-        if plain is not None:
-            return plain
-    import zarr
-
-    if layout.is_remote(slot.folder):
-        if slot.digest is None:
-            return object_storage.open_array(f"{slot.folder}/{name}")
-        store, below = object_storage.array_store(str(slot.folder))
-        below = f"{below}/"
-        return object_storage.open_in(_checking_store()(store, slot, name, below), f"{below}{name}", str(slot.folder))
-    if slot.digest is None:
-        return zarr.open_array(str(slot.folder / name), mode="r")
-    store = _checking_store()(zarr.storage.LocalStore(slot.folder, read_only=True), slot, name, "")
-    return zarr.open_array(store=store, path=name, mode="r", zarr_format=3)
-
-
-def _chunk_files(array, folder: Path, start: int, stop: int) -> Iterable[Path]:
-    rows = array.chunks[0]
-    tail = (0,) * (len(array.shape) - 1)
-    for chunk in range(start // rows, -(-stop // rows)):
-        yield folder / array.metadata.encode_chunk_key((chunk, *tail))
-
-
-def open_array(slot: Slot, name: str, shape: tuple[int, ...], dtype: str):
+def open_array(slot: Slot, name: str, shape: tuple[int, ...], dtype: str) -> PlainArray:
     """The stored array of this name, such as train/x, checked against the manifest's shape and dtype.
 
     Raises SlotDamaged, and PopulationError if its storage cannot be reached.
@@ -164,7 +96,7 @@ def open_array(slot: Slot, name: str, shape: tuple[int, ...], dtype: str):
         array = _open(slot, name)
     except (PopulationError, SlotDamaged):
         raise
-    except Exception as error:  # zarr raises many kinds for unreadable metadata
+    except Exception as error:  # metadata that are unreadable, or an array's of another writer
         raise ArrayDamaged(f"{name} cannot be opened ({type(error).__name__})") from error
     if array.shape != shape or array.dtype != np.dtype(dtype) or array.chunks[1:] != shape[1:]:
         raise ArrayDamaged(f"{name} is {array.dtype}{array.shape}, the manifest says {dtype}{shape}")
@@ -183,15 +115,8 @@ def read(
     stop = shape[0] if stop is None else stop
     if start >= stop:
         return np.empty((0, *shape[1:]), dtype)
-    if slot.digest is None and not layout.is_remote(slot.folder):
-        folder = slot.folder / name
-        for file in _chunk_files(array, folder, start, stop):
-            if not file.is_file():
-                raise ArrayDamaged(f"{name}: the chunk {file.relative_to(folder)} is missing")
     try:
-        if isinstance(array, PlainArray):
-            return array.read(start, stop)
-        return array[...] if stop - start == shape[0] else array[start:stop]
+        return array.read(start, stop)
     except (PopulationError, SlotDamaged):
         raise
     except FileNotFoundError as error:

@@ -1,16 +1,17 @@
 """Chunks of Zarr v3 arrays as `fedcore.population.arrays` writes them, decoded straight to where they are wanted.
 
 Zarr reads and writes every array, and takes for each a thread, an event loop and some milliseconds: longer than a chunk
-takes to encode or decode. So arrays of this machine are written here, byte by byte as Zarr would, and those in slots
-with digests are read here, if their metadata say that they are what is written here; of any other array Zarr is asked.
+takes to encode or decode. So arrays are written here, byte by byte as Zarr would, and read here, in a folder or behind
+a URL. Any Zarr reads them; arrays of other writers are refused.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import numpy as np
 
 from fedcore.population.slots import Slot, SlotDamaged
 from fedcore.storage import files
+from fedcore.storage import objects as object_storage
 from fedcore.storage.arrays import array_metadata
 from fedcore.storage.files import check_regular
 
@@ -49,36 +51,62 @@ class PlainArray:
     compressed: bool
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """(stop - start, ...) entries; start < stop. Raises SlotDamaged, OSError, ValueError, RuntimeError."""
+        """(stop - start, ...) entries; start < stop. Raises SlotDamaged, PopulationError, OSError, ValueError or
+        RuntimeError.
+        """
         values, rows = np.empty((stop - start, *self.shape[1:]), self.dtype), self.chunks[0]
-        for number in range(start // rows, -(-stop // rows)):
+        for number, content in self._stored(range(start // rows, -(-stop // rows))):
             low, high = number * rows, (number + 1) * rows
             if start <= low and high <= stop:
-                self._decode(number, values[low - start : high - start])
+                self._decode(number, content, values[low - start : high - start])
                 continue
             whole = np.empty(self.chunks, self.dtype)
-            self._decode(number, whole)
+            self._decode(number, content, whole)
             first, last = max(start, low), min(stop, high)
             values[first - start : last - start] = whole[first - low : last - low]
         return values
 
-    def _decode(self, number: int, values: np.ndarray) -> None:
-        """Fills values, of one chunk, if the file is the one that the slot's digests name."""
-        key = _key(number, len(self.shape))
-        file = Path(str(self.slot.folder)) / self.name / key
-        check_regular(file)
-        with open(file, "rb") as handle:  # buffered: fills what it can, where the system may hand out less at a time
-            if self.compressed:
+    def _stored(self, numbers: range) -> Iterator[tuple[int, bytes | None]]:
+        """The numbers of chunks; behind a URL with their files, which are fetched several at a time."""
+        folder = self.slot.folder
+        if not files.is_remote(folder):
+            yield from ((number, None) for number in numbers)
+            return
+        at_once = max(object_storage.BATCH_BYTES // max(math.prod(self.chunks) * self.dtype.itemsize, 1), 1)
+        for first in range(0, len(numbers), at_once):
+            names = {number: f"{self.name}/{self._key(number)}" for number in numbers[first : first + at_once]}
+            found = object_storage.read_many(folder, [*names.values()])
+            for number, name in names.items():
+                if name not in found:
+                    raise ArrayDamaged(f"{self.name}: the chunk {self._key(number)} is missing")
+                yield number, found[name]
+
+    def _key(self, number: int) -> str:
+        return _key(number, len(self.shape))
+
+    def _decode(self, number: int, content: bytes | None, values: np.ndarray) -> None:
+        """Fills values, of one chunk, if its file is the one that the slot's digests name. content: None if the file is
+        on this machine"""
+        key, room = self._key(number), memoryview(values.data).cast("B")
+        if content is None:
+            file = Path(str(self.slot.folder)) / self.name / key
+            check_regular(file)
+            with open(file, "rb") as handle:  # buffered: fills what it can, where the system hands out less at a time
+                if not self.compressed:
+                    read = handle.readinto(room)
+                    behind = handle.read()
+                    self._check(key, room[:read], behind)
+                    if (read, len(behind)) != (len(room), CHECKSUM):
+                        raise ValueError("another number of bytes")
+                    return
                 content = handle.read()
-                self._check(key, content)
-                _decompress(memoryview(content)[:-CHECKSUM], values)
-            else:
-                room = memoryview(values.data).cast("B")
-                read = handle.readinto(room)
-                behind = handle.read()
-                self._check(key, room[:read], behind)
-                if (read, len(behind)) != (len(room), CHECKSUM):
-                    raise ValueError("another number of bytes")
+        self._check(key, content)
+        if self.compressed:
+            _decompress(memoryview(content)[:-CHECKSUM], values)
+        elif len(content) == len(room) + CHECKSUM:
+            room[:] = content[:-CHECKSUM]
+        else:
+            raise ValueError("another number of bytes")
 
     def _check(self, key: str, *content: Any) -> None:
         if not self.slot.has(f"{self.name}/{key}", *content):
@@ -143,50 +171,28 @@ def _key(number: int, dimensions: int) -> str:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def plain_array(slot: Slot, name: str) -> PlainArray | None:
-    """The array of this name in a slot of this machine that has digests; None if Zarr must read it.
+def plain_array(slot: Slot, name: str) -> PlainArray:
+    """The array of this name in a slot.
 
-    Raises SlotDamaged, OSError.
+    Raises SlotDamaged, Unreachable, OSError; KeyError, TypeError or ValueError for an array of another writer.
     """
-    file = Path(str(slot.folder)) / name / METADATA
     try:
-        check_regular(file)
-        content = file.read_bytes()
+        content = files.read_bytes(files.below(slot.folder, name, METADATA))
     except FileNotFoundError:
         raise ArrayDamaged(f"{name}: {METADATA} is missing") from None
     if not slot.has(f"{name}/{METADATA}", content):
         raise ArrayDamaged(f"{name}: {METADATA} is truncated or altered, or that of another block")
     found = json.loads(content)
-    compressed = _compressed(found.get("codecs"), found.get("data_type"))
-    shape, chunks = found.get("shape"), _regular(found.get("chunk_grid"))
-    if (
-        compressed is None
-        or chunks is None
-        or not shape
-        or list(shape[1:]) != list(chunks[1:])
-        or (found.get("zarr_format"), found.get("node_type")) != (3, "array")
-        or found.get("chunk_key_encoding") != {"name": "default", "configuration": {"separator": "/"}}
-        or found.get("storage_transformers")
-        or sys.byteorder != "little"
-    ):
-        return None
-    return PlainArray(slot, name, tuple(shape), np.dtype(found["data_type"]), tuple(chunks), compressed)
-
-
-def _regular(grid: Any) -> Sequence[int] | None:
-    if not isinstance(grid, dict) or grid.get("name") != "regular":
-        return None
-    shape: list[int] = grid["configuration"]["chunk_shape"]
-    return shape if shape and min(shape) > 0 else None
-
-
-def _compressed(codecs: Any, data_type: Any) -> bool | None:
-    """Whether Blosc is between the bytes and their checksum; None for codecs that are not the writer's."""
-    if data_type not in TYPES or not isinstance(codecs, list):
-        return None
-    names = [codec.get("name") for codec in codecs]
-    if names not in (["bytes", "crc32c"], ["bytes", "blosc", "crc32c"]):
-        return None
-    if codecs[0].get("configuration", {"endian": "little"}).get("endian", "little") != "little":
-        return None
-    return len(names) == 3
+    shape, dtype = tuple(found["shape"]), np.dtype(found["data_type"])
+    chunks, between = tuple(found["chunk_grid"]["configuration"]["chunk_shape"]), found["codecs"][1:-1]
+    ours = (
+        found == json.loads(array_metadata(shape, chunks, dtype, found["fill_value"], between))
+        and [codec["name"] for codec in between] in ([], ["blosc"])
+        and dtype.name in TYPES
+        and min(chunks[:1]) > 0
+        and chunks[1:] == shape[1:]
+        and sys.byteorder == "little"
+    )
+    if not ours:
+        raise ValueError("it is not stored as fedcore stores arrays")
+    return PlainArray(slot, name, shape, dtype, chunks, bool(between))

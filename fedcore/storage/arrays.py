@@ -31,16 +31,7 @@ from fedcore.storage.files import Place, is_remote, replace_durably
 from fedcore.storage.parsing import parse_json
 
 SCHEMA = 1
-UNREADABLE = (
-    OSError,
-    EOFError,
-    ValueError,
-    KeyError,
-    TypeError,
-    RuntimeError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error)
 ANY_TIME = (1980, 1, 1, 0, 0, 0)  # of the entries: files with the same values are the same
 MAX_STATE_BYTES = 16 * 2**30
 CHECKSUM = np.dtype("<u4")

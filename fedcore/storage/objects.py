@@ -14,7 +14,6 @@ import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -301,62 +300,3 @@ def remove_file(path: UPath) -> None:
     """Removes an object, in one request; nothing happens if there is none."""
     with suppress(FileNotFoundError), reaching(path):
         path.fs.rm_file(path.path)
-
-
-# --- arrays -----------------------------------------------------------------------------------------------------------
-
-
-@cache
-def _strict_store():
-    from zarr.storage import FsspecStore
-
-    class StrictStore(FsspecStore):
-        """A store in which what is missing is an error: Zarr would read it as fill values, without a word."""
-
-        url: str  # of the bucket
-
-        async def get(self, key, prototype, byte_range=None):
-            with reaching(f"{self.url}/{key}"):
-                try:
-                    return await super().get(key, prototype, byte_range)
-                except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-                    raise _missing(key) from None
-
-    return StrictStore
-
-
-@lru_cache(maxsize=64)
-def _store(bucket: str):
-    """One store, with its connections, for each bucket and process; `bucket` is a URL.
-
-    It is another than that of the paths: Zarr's event loop runs in a thread of its own.
-    """
-    options = _options(bucket.partition("://")[0])
-    store = _strict_store().from_url(bucket, storage_options=options, read_only=True, allowed_exceptions=())
-    store.url = bucket
-    return store
-
-
-def array_store(url: str):
-    """(the Zarr store of the bucket, the path of this URL in it)"""
-    scheme, _, rest = url.partition("://")
-    bucket, _, below = rest.partition("/")
-    with reaching(url, ValueError, TypeError, KeyError):
-        return _store(f"{scheme}://{bucket}"), below
-
-
-def open_in(store, path: str, url: str):
-    """The array at this path of a store that reads what is behind this URL. Raises what `open_array` raises."""
-    import zarr
-
-    with reaching(url, ValueError, TypeError, KeyError):  # the latter three: metadata that are no array's
-        return zarr.open_array(store=store, path=path, mode="r", zarr_format=3)
-
-
-def open_array(url: str):
-    """The Zarr array at this URL; every read of a chunk that is not there raises FileNotFoundError.
-
-    Also raises Unreachable.
-    """
-    store, below = array_store(url)
-    return open_in(store, below, url)

@@ -22,14 +22,11 @@ from typing import Any
 from unittest import mock
 from weakref import WeakSet
 
-import zarr
-
 from fedcore.population import arrays, slots, writer
 from fedcore.population.ingest import reading_ahead
 from fedcore.rounds import clients
 from fedcore.rounds.caches import BLOCKS, MEMORIES
 from fedcore.storage import files, remote_lock
-from fedcore.storage import objects as object_storage
 from fedcore.storage import process as processes
 
 RANDOM = re.compile(r"[0-9a-f]{32}|(?<=\.)\d+(\.[0-9a-f]{8})?(?=\.partial)|(?<=metrics-)[0-9a-f]{16}")
@@ -149,7 +146,6 @@ class Machine:
             stack.enter_context(mock.patch.object(files, "FLUSHED_AT_ONCE", 1))  # and flushes
             for module in (reading_ahead, writer):  # and writes
                 stack.enter_context(mock.patch.object(module, "usable_cores", lambda: 1))
-            stack.enter_context(zarr.config.set({"async.concurrency": 1, "threading.max_workers": 1}))
             _watch(self)
             stack.callback(_watch, None)
             yield self
@@ -283,7 +279,6 @@ def forget() -> None:
         cache.clear()
     arrays._open.cache_clear()
     slots._digests.cache_clear()
-    object_storage._store.cache_clear()
 
 
 # --- who went another way ---------------------------------------------------------------------------------------------

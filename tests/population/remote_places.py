@@ -7,7 +7,6 @@ from fedcore.population import arrays, layout
 from fedcore.population.copying import copy_population
 from fedcore.population.store import Population
 from fedcore.rounds.caches import BLOCKS
-from fedcore.storage import objects as object_storage
 
 BUCKET = "populations"
 
@@ -17,7 +16,6 @@ def forget_connections():
     import fsspec
 
     arrays._open.cache_clear()
-    object_storage._store.cache_clear()
     fsspec.get_filesystem_class("s3").clear_instance_cache()
     BLOCKS.clear()
 
