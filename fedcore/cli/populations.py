@@ -159,34 +159,6 @@ def population_open_cohort(
     show(open_cohort(open_population(population), nominal_clients, through), as_json)
 
 
-@population_app.command("check-ids")
-def population_check_ids(
-    population: PopulationArgument,
-    fold_ids: FoldIds = False,
-    show: Annotated[
-        bool, typer.Option("--show", help="Print the first ids that prevent the check from passing: personal data.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Check the client ids of a population that an earlier fedcore made, and store their rule in a new version. Appends
-    need it: without a rule, one person could have two ids and two budgets.
-    """
-    from fedcore.population.conversion import check_ids
-
-    opened = open_population(population)
-    with bar(f"check ids of {population}", as_json) as progress:
-        done = check_ids(opened, fold_ids=fold_ids, show=print if show else None, progress=progress)
-    made = done.population
-    told = {"population": str(made.path), "version": made.version, "ids": made.manifest.id_rule}
-    told |= {"changed": done.changed, "alike_ids": made.manifest.provenance.alike_ids}
-    if done.forgotten:
-        told["remark"] = (
-            "Clients were forgotten before this check. Only hashes of their ids are kept, so the check did not cover "
-            "them: a forgotten id with blanks at its ends would come back as a new client."
-        )
-    say(told, as_json)
-
-
 @population_app.command("verify")
 def population_verify(
     population: PopulationArgument,

@@ -11,14 +11,11 @@ import numpy as np
 
 from fedcore.errors import PopulationError
 
-# How a population spells its ids; all but the first are features that its manifest needs. New populations are STRIPPED
-# (normal form C, no blanks at the ends, no unseen character), or FOLDED on request; older ones have one of the others.
-Rule = Literal["as-given", "nfc", "stripped-ids", "folded-ids"]
-AS_GIVEN: Final = "as-given"
-NFC: Final = "nfc"
+# How a population spells its ids, a feature that its manifest needs: STRIPPED (normal form C, no blanks at the ends, no
+# unseen character), or FOLDED on request.
+Rule = Literal["stripped-ids", "folded-ids"]
 STRIPPED: Final = "stripped-ids"
 FOLDED: Final = "folded-ids"
-CHECKED: Final = (STRIPPED, FOLDED)  # under which clients may be appended
 WIDE: Final = (0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000)
 BLANKS: Final = "".join(map(chr, (*range(9, 14), 32, *WIDE)))  # White_Space of the Unicode Character Database
 REFUSED: Final = {  # by general category
@@ -69,15 +66,12 @@ def spelled(ids: Iterable[str], rule: Rule) -> list[str]:
 def spelled_or_why(texts: Sequence[str], rule: Rule) -> tuple[list[str], list[str]]:
     """(the ids as the rule stores them, why each cannot be used: "" if it can). No reasons at all if all can be used.
 
-    STRIPPED and FOLDED refuse empty ids and characters that are not seen: control and format characters, line and
-    paragraph separators, zero-width and other ignorable characters, lone surrogates. They also refuse characters that
-    this Unicode version has not assigned: a later version may treat them in another way, and one person would get a
-    second id. Private-use characters are allowed, because their treatment is fixed. NFC and AS_GIVEN refuse nothing.
+    Both rules refuse empty ids and characters that are not seen: control and format characters, line and paragraph
+    separators, zero-width and other ignorable characters, lone surrogates. They also refuse characters that this
+    Unicode version has not assigned: a later version may treat them in another way, and one person would get a second
+    id. Private-use characters are allowed, because their treatment is fixed.
     """
     joined = "".join(texts)
-    if rule not in CHECKED:
-        normal = rule == AS_GIVEN or joined.isascii()
-        return list(texts) if normal else [unicodedata.normalize("NFC", text) for text in texts], []
     made = [text.strip(BLANKS) for text in texts]
     if not unicodedata.is_normalized("NFC", joined):
         made = [unicodedata.normalize("NFC", text).strip(BLANKS) for text in made]

@@ -31,7 +31,7 @@ COLUMNS: Final = "columns"
 RECORDS: Final = "records"
 IMAGE: Final = "image"
 DELIVERIES: Final = "deliveries"
-ID_RULES: Final = (identifiers.FOLDED, identifiers.STRIPPED, identifiers.NFC)  # a manifest needs one of them at most
+ID_RULES: Final = (identifiers.FOLDED, identifiers.STRIPPED)  # a manifest needs one of them
 KNOWN: Final = (COHORTS, HOLES, *ID_RULES, PERIODS, HALVES, COLUMNS, RECORDS, IMAGE, DELIVERIES)  # what it may need
 OF: Final = {  # fields, and what they go with
     "cohorts": (COHORTS,),
@@ -267,19 +267,12 @@ class Manifest(_Frozen):
     @property
     def id_rule(self) -> identifiers.Rule:
         """How client ids are spelled (`fedcore.population.identifiers.spelled`)."""
-        return next((rule for rule in ID_RULES if rule in self.needs), identifiers.AS_GIVEN)
+        return identifiers.FOLDED if identifiers.FOLDED in self.needs else identifiers.STRIPPED
 
     @property
     def column_names(self) -> tuple[str, ...] | None:
-        """Of the columns, in their order; None if nobody named them. Manifests of before there were `columns` name
-        those that somebody chose among the options of the ingest.
-        """
-        if self.columns:
-            return tuple(column.name for column in self.columns)
-        chosen = self.provenance.options.get("columns")
-        if self.kind == "rows" and isinstance(chosen, list) and len(chosen) == self.features:
-            return tuple(map(str, chosen))
-        return None
+        """Of the columns, in their order; None if nobody named them."""
+        return tuple(column.name for column in self.columns) or None
 
     @property
     def first_period(self) -> str | None:
@@ -377,12 +370,15 @@ def decode(data: bytes, where: str) -> Manifest:
         _refuse_retired(where, "of schema version 2 with blocks of schema version 1")
     if content.pop("checksum", None) != checksum_of(content):
         raise ManifestError(f"The manifest {where} does not match its own checksum: it was changed or damaged.", remedy)
-    unknown = [name for name in needs if name not in KNOWN] if isinstance(needs, list) else [needs] if needs else []
-    if unknown:
+    needs = needs if isinstance(needs, list) else [needs] if needs else []
+    unknown = [name for name in needs if name not in KNOWN]
+    if unknown and unknown != ["nfc"]:
         raise ManifestError(
             f"The manifest {where} needs {unknown[0]}, which this fedcore does not know.", "Use a newer fedcore."
         )
-    early = sorted(name for name, features in OF.items() if name in content and not {*features} & {*(needs or ())})
+    if not any(rule in needs for rule in ID_RULES):
+        _refuse_retired(where, "without a rule that keeps one person's client ids together")
+    early = sorted(name for name, features in OF.items() if name in content and not {*features} & {*needs})
     if early:
         raise ManifestError(f"The manifest {where} contradicts itself: it has {early[0]} without needing them.", remedy)
     try:

@@ -13,7 +13,7 @@ from fedcore.population import cohorts, layout
 from fedcore.population import manifest as manifests
 from fedcore.population.cohorts import Cohort, Order, holes_of
 from fedcore.population.columns import ColumnEntry
-from fedcore.population.identifiers import AS_GIVEN, Rule
+from fedcore.population.identifiers import Rule
 from fedcore.population.manifest import SCHEMA_VERSION, Halves, Manifest, Provenance
 from fedcore.population.store import Population
 from fedcore.storage import files
@@ -108,30 +108,22 @@ def slot_name(version: int, number: int) -> str:
     return f"v{version:06d}-{number:06d}"
 
 
-def following(old: Manifest, provenance: Provenance, rule: Rule | None = None, **changes: Any) -> Manifest:
-    """The manifest of the version after `old`, the same but for the changes. rule: of its ids, if it is another; else
-    nothing counts again which of them are alike. Raises ManifestError.
+def following(old: Manifest, provenance: Provenance, **changes: Any) -> Manifest:
+    """The manifest of the version after `old`, the same but for the changes; nothing counts again which ids are alike.
+    Raises ManifestError.
     """
-    alike = old.provenance.alike_ids if rule is None else provenance.alike_ids
     same = {name: getattr(old, name) for name in type(old).model_fields}
     made = {
         **same,
         "schema_version": SCHEMA_VERSION,
         "secret": new_secret(),
         "version": old.version + 1,
-        "provenance": provenance.model_copy(update={"parent": old.version, "alike_ids": alike}),
+        "provenance": provenance.model_copy(update={"parent": old.version, "alike_ids": old.provenance.alike_ids}),
         **changes,
     }
     delivered = bool(made["deliveries"] or made["occasions"])
     wanted = needs(
-        made["cohorts"],
-        made["order"],
-        made["halves"],
-        made["columns"],
-        old.records,
-        rule or old.id_rule,
-        old.image,
-        delivered,
+        made["cohorts"], made["order"], made["halves"], made["columns"], old.records, old.id_rule, old.image, delivered
     )
     return manifests.build(**{**made, "needs": wanted})
 
@@ -190,7 +182,7 @@ def needs(
     features = (
         (manifests.COHORTS, known),
         (manifests.HOLES, holes_of(order)),
-        (rule, rule != AS_GIVEN),
+        (rule, True),
         (manifests.PERIODS, known and known[0].period is not None),
         (manifests.HALVES, halves),
         (manifests.COLUMNS, columns),

@@ -164,9 +164,6 @@ COMMANDS: dict[str, Command] = {
     "population generate": Command(because="invents its clients"),
     "population describe": Command(lines("population describe @counts --json", "population describe @rows"), DESCRIBED),
     "population open-cohort": Command(because="copies a manifest and prints what `population describe` does"),
-    "population check-ids": Command(
-        because="compares ids, copies a manifest and prints counts of them, and ids where --show asks for them"
-    ),
     "population vocabulary": Command(
         lines(
             "population vocabulary @words --epsilon 5 --json",

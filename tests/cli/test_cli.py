@@ -28,7 +28,7 @@ from tests.conftest import small_counts, write_counts
 
 SMALL = ("--set", "clusters=2", "--set", "rounds=2")
 COMMANDS = {
-    "population": ",generate,ingest,sketch,describe,open-cohort,check-ids,verify,copy",
+    "population": ",generate,ingest,sketch,describe,open-cohort,verify,copy",
     "runs": ",list,show,abandon,latest,promote,prune,outliers,anomalies",
     "budget": ",set,raise,show,plan,public-schema,accept-loss",
     "": ",methods,train,resume,deploy,reproduce,report,personalise,evaluate,serve,demo,plan,select",

@@ -4,9 +4,7 @@ import json
 import os
 from contextlib import contextmanager
 
-import numpy as np
 import pytest
-import scipy.sparse as sp
 
 from fedcore.errors import RunBusy
 from fedcore.operations.deployment import read_file
@@ -15,12 +13,9 @@ from fedcore.operations.pipelines import doing, journal
 from fedcore.operations.pipelines.doing import OwnHands
 from fedcore.operations.pipelines.page import pipeline_page
 from fedcore.operations.pipelines.running import run_pipeline
-from fedcore.population import identifiers
-from fedcore.population.conversion import check_ids
 from fedcore.population.ingest import parts
 from fedcore.population.ingest.sources_table import TableSource
 from fedcore.population.store import Population
-from fedcore.population.writer import PopulationWriter
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run
 from fedcore.training.budget import begin_cohorts, ledger_of, set_budget
@@ -94,22 +89,6 @@ def test_a_corrupt_file_is_set_aside_until_it_is_another_and_the_others_go_on(tm
     place.arrive("bad.csv", "new")
     assert records(place, 3)["ingest"].status == "done" and names(place) == ["a.csv", "z.csv", "bad.csv"]
     assert journal.read_journal(tmp_path / "runs", "nightly").aside == {}
-
-
-def test_a_population_without_a_rule_of_ids_takes_nothing_and_blames_no_file(tmp_path):
-    """The day after its ids were checked, the files of both days come."""
-    place = Place(tmp_path, OPEN + HEAD + INGEST)
-    with PopulationWriter(place.population, "counts", 5) as writer:
-        writer.rule = identifiers.AS_GIVEN
-        writer.write(["a"], sp.csr_matrix(np.ones((1, 5), int)))
-        writer.commit()
-    place.arrive("a.csv", "a", " b")
-    first = records(place, 1)["ingest"]
-    assert first.status == "refused" and "check-ids" in str(first) and not names(place)
-    assert journal.read_journal(tmp_path / "runs", "nightly").aside == {}
-    check_ids(Population.open(place.population))
-    assert records(place, 2)["ingest"].status == "done" and names(place) == ["a.csv"]
-    assert Population.open(place.population).n_clients == 2
 
 
 @pytest.mark.parametrize("bad", [False, True])

@@ -6,17 +6,14 @@ import json
 
 import numpy as np
 import pytest
-import scipy.sparse as sp
 
 from fedcore.errors import IngestError
 from fedcore.population.erasing import forget
-from fedcore.population.identifiers import AS_GIVEN, NFC
 from fedcore.population.ingest.against import compare
 from fedcore.population.ingest.ingest import ingest
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 from tests.command import fedcore, works
-from tests.population.contents import write_csv
 
 ROWS = [("a", 1, 0.5), ("b", 2, 1.5), ("c", 3, 2.5)]
 
@@ -197,43 +194,6 @@ def test_versions_that_are_gone_are_the_oldest(tmp_path):
 
 
 # --- rules of ids -----------------------------------------------------------------------------------------------------
-
-OLDER_IDS = ("a", "B", " c ", "Zoe\u0308", "x\u200by", "tab\there", "\u3000")
-
-
-@pytest.mark.parametrize("rule", [AS_GIVEN, NFC])
-@pytest.mark.parametrize("form", ["csv", "jsonl", "npz", "matrix", "text"])
-def test_ids_are_compared_by_the_rule_of_the_population(tmp_path, rule, form):
-    ids = [*OLDER_IDS, "Zo\u00eb"] if rule == AS_GIVEN else [*OLDER_IDS]
-    ids = [one for one in ids if form != "text" or one.strip()]
-    x, said, source = np.arange(3 * len(ids)).reshape(-1, 3) + 1, {}, tmp_path / f"a.{form}"
-    rows = [(one, token, int(count)) for one, held in zip(ids, x, strict=True) for token, count in enumerate(held)]
-    if form == "csv":
-        write_csv(source, ["client", "token", "count"], [*rows, ("", 1, 1), ("nul\0", 1, 1)])
-    elif form == "jsonl":
-        keys = ("client", "token", "count")
-        source.write_text("\n".join(json.dumps(dict(zip(keys, row, strict=True))) for row in rows))
-    elif form == "npz":
-        np.savez(source, x=x, client=np.array(ids))
-    elif form == "matrix":
-        source = tmp_path / "a.npz"
-        csr = sp.csr_matrix(x)
-        arrays = {name: getattr(csr, name) for name in ("data", "indices", "indptr", "shape")}
-        np.savez(source, client=np.array(ids), **arrays)
-        said = {"client": "client"}
-    else:
-        for one, held in zip(ids, x, strict=True):
-            (tmp_path / "texts" / one).mkdir(parents=True)
-            words = [word for word, count in zip(("one", "two", "six"), held, strict=True) for _ in range(count)]
-            (tmp_path / "texts" / one / "1.txt").write_text(" ".join(words))
-        source, said = tmp_path / "texts", {"client": "folder"}
-    vocabulary = ("one", "two", "six") if form == "text" else None
-    with PopulationWriter(tmp_path / "p", "counts", 3, vocabulary=vocabulary) as writer:
-        writer.rule = rule
-        writer.write(ids, sp.csr_matrix(x))
-        writer.commit()
-    told = verified(tmp_path / "p", source, **said)
-    assert told.code == 0 and told.json["against"]["clients"] == len(ids)
 
 
 def test_a_folded_population_is_compared_folded(tmp_path):

@@ -78,7 +78,7 @@ def test_faults_of_an_order(made, order, clients):
 def test_a_manifest_with_cohorts_comes_back(counts_population):
     old = counts_population.manifest
     clients = old.n_clients
-    fields = {"needs": ("cohorts",), "cohorts": cohorts(2), "order": ((1, clients - 1), (2, 1))}
+    fields = {"needs": ("cohorts", "stripped-ids"), "cohorts": cohorts(2), "order": ((1, clients - 1), (2, 1))}
     made = manifests.build(**{**dict(old), **fields})
     assert manifests.decode(manifests.encode(made), "here") == made
     assert manifests.checksum(made) != manifests.checksum(old)

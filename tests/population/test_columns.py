@@ -11,7 +11,6 @@ from fedcore.population.erasing import compact, forget
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
-from fedcore.storage import digests
 from fedcore.training.record import columns_to_record, other_columns
 
 AGE = ColumnEntry(name="age", of="age", unit="years", low=0.0, high=120.0)
@@ -64,15 +63,6 @@ def test_a_reader_that_does_not_know_columns_refuses_them(tmp_path, monkeypatch)
     monkeypatch.setattr(manifests, "KNOWN", tuple(name for name in manifests.KNOWN if name != "columns"))
     with pytest.raises(ManifestError, match="needs columns"):
         Population.open(tmp_path / "p")
-
-
-def test_a_population_of_before_names_the_columns_that_were_chosen(tmp_path):
-    old = made(tmp_path / "p", (), {"columns": ["u", "v"]})
-    assert "columns" not in old.manifest.needs and old.manifest.column_names == ("u", "v")
-    content = digests.canonical({"provenance": old.manifest.provenance.model_dump(mode="json")})
-    assert b"clipped" in content and b"clipped" not in manifests.encode(old.manifest)  # as earlier versions wrote it
-    assert made(tmp_path / "q", (), {"columns": ["u"]}).manifest.column_names is None
-    assert columns_to_record(old) == [{"name": "u", "unit": ""}, {"name": "v", "unit": ""}]
 
 
 def test_other_columns_are_told(tmp_path):

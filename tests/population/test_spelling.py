@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 
 from fedcore.errors import IngestError, ManifestError, PopulationError
 from fedcore.interface.data import checked_groups
-from fedcore.population import identifiers, manifest, versions
-from fedcore.population.conversion import begin_cohorts, check_ids
+from fedcore.population import identifiers, layout, manifest
+from fedcore.population.conversion import begin_cohorts
 from fedcore.population.erasing import compact, forget
-from fedcore.population.identifiers import BLANKS, FOLDED, NFC, STRIPPED, UNSEEN, folded, spelled_or_why
+from fedcore.population.identifiers import BLANKS, FOLDED, STRIPPED, UNSEEN, folded, spelled_or_why
 from fedcore.population.ingest.ingest import describe, ingest
 from fedcore.population.manifest import Provenance
 from fedcore.population.periods import BETWEEN, client_of, label_of, stored_ids
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
-from tests.command import fedcore, works
+from tests.command import works
 from tests.population.contents import counts_of, ids_of, write_csv
 
 FORMS = ("NFC", "NFD")
@@ -52,14 +52,6 @@ def other(name: str) -> str:
 
 def begun(population: Population) -> Population:
     return begin_cohorts(population, lambda version, checksum, token: token)
-
-
-def of_before(path, ids) -> Population:
-    """A population that an earlier fedcore made."""
-    with PopulationWriter(path, "counts", features=3) as writer:
-        writer.rule = identifiers.AS_GIVEN
-        writer.write(ids, sp.csr_matrix(np.ones((len(ids), 3), int)))
-        return writer.commit(Provenance())
 
 
 @pytest.mark.slow
@@ -101,9 +93,9 @@ def test_another_spelling_is_the_same_client(tmp_path):
 @given(one=names)
 def test_an_entry_is_spelled_as_its_client(one):
     """So that it does not matter whether an id is brought to normal form before it gets its period or after."""
-    (entry,) = stored_ids([f"2026-03{BETWEEN}{one}"], NFC, True)
-    assert label_of(entry) == "2026-03" and [client_of(entry)] == identifiers.spelled([one], NFC)
-    assert stored_ids([entry], NFC, True) == [entry] and identifiers.spelled([one], identifiers.AS_GIVEN) == [one]
+    (entry,) = stored_ids([f"2026-03{BETWEEN}{one}"], STRIPPED, True)
+    assert label_of(entry) == "2026-03" and [client_of(entry)] == identifiers.spelled([one], STRIPPED)
+    assert stored_ids([entry], STRIPPED, True) == [entry]
 
 
 def test_nothing_joins_the_mark_between_label_and_client():
@@ -158,28 +150,27 @@ def test_the_writer_takes_a_client_once(tmp_path):
             writer.commit()
 
 
-def test_a_population_of_before_keeps_its_rule(tmp_path):
-    """To read, forget and compact. Appends are refused: one of its clients could be two, with two budgets."""
-    population = begun(of_before(tmp_path / "p", [APART, ACCENTED, "a"]))
-    assert population.manifest.needs == ("cohorts",) and population.manifest.id_rule == identifiers.AS_GIVEN
-    file = parquet_of(tmp_path / "a.parquet", [("a", 1)])
-    with pytest.raises(PopulationError, match="check-ids"):
-        ingest(file, population.path, append=True)
-    with pytest.raises(PopulationError, match="1 groups of ids are equal"):
-        check_ids(population)
-    gone = forget(population, clients=[ACCENTED])
-    assert gone.clients == 1 and ids_of(gone.population) == [APART, "", "a"]
-    packed = compact(gone.population).population
-    assert ids_of(packed) == [APART, "a"] and packed.manifest.needs == ("cohorts",) and packed.verify().problems == ()
+@pytest.mark.parametrize("needs", [None, [], ["nfc"], ["cohorts"]])
+def test_a_population_without_a_rule_is_refused(tmp_path, needs):
+    """One of its clients could be two, with two budgets. An unreleased version made it."""
+    made = ingest(parquet_of(tmp_path / "a.parquet", [("a", 1)]), tmp_path / "p", features=3)
+    file = layout.version_file(made.path, 1)
+    content = {**json.loads(file.read_text()), "needs": needs}
+    del content["checksum"]
+    file.write_text(json.dumps({**content, "checksum": manifest.checksum_of(content)}))
+    with pytest.raises(ManifestError, match="without a rule .* Or ingest the data again. What was spent"):
+        Population.open(made.path)
 
 
-def test_verify_finds_an_id_that_is_not_in_normal_form(tmp_path):
-    population = of_before(tmp_path / "p", [ACCENTED, APART])
-    assert population.verify().problems == ()
-    made = versions.following(population.manifest, Provenance())
-    wrong = Population(population.path, made.model_copy(update={"needs": (NFC,)}))
+def test_verify_finds_an_id_that_is_not_as_the_rule_says(tmp_path):
+    with PopulationWriter(tmp_path / "p", "counts", 3, fold_ids=True) as writer:
+        writer.write(["a"], sp.csr_matrix(np.ones((1, 3), int)))
+        folds = writer.commit(Provenance())
+    apart = ingest(parquet_of(tmp_path / "a.parquet", [("A", 1)]), tmp_path / "q", features=3)
+    assert folds.verify().problems == apart.verify().problems == ()
+    wrong = Population(apart.path, apart.manifest.model_copy(update={"needs": (FOLDED,)}))
     (problem,) = wrong.verify().problems
-    assert "is not in normal form" in problem and repr(APART) in problem
+    assert "is not in normal form" in problem and "'A'" in problem
 
 
 def test_a_reader_that_does_not_know_the_rule_refuses(tmp_path, monkeypatch):
@@ -389,77 +380,6 @@ def test_folding_is_a_rule_of_its_own(one, two):
     assert len(identifiers.alike(own, other)) == (stored[0] != stored[1] and small[0] == small[1])
 
 
-# --- populations without a rule -------------------------------------------------------------------------------------
-
-
-def test_ids_of_before_are_checked_once_and_appends_go_on(tmp_path):
-    population = begun(of_before(tmp_path / "p", ["a", "B", " c ", APART]))
-    data = counts_of(population)
-    done = check_ids(population)
-    made = done.population
-    assert done.changed == 2 and not done.forgotten and made.version == population.version + 1
-    assert ids_of(made) == ["a", "B", "c", ACCENTED] and made.manifest.id_rule == STRIPPED
-    assert made.manifest.order == population.manifest.order and made.verify().problems == ()
-    assert [*counts_of(made).values()] == [*data.values()] and counts_of(Population.open(made.path, 2)) == data
-    assert check_ids(made).population is made
-    file = parquet_of(tmp_path / "a.parquet", [("c", 1), (APART, 1), ("b", 1)])
-    more = ingest(file, made.path, append=True)
-    assert ids_of(more) == [*ids_of(made), "b"] and more.manifest.provenance.alike_ids == 1
-    with pytest.raises(PopulationError, match="1 groups of ids are equal once folded, and 0 ids"):
-        check_ids(more, fold_ids=True)
-
-
-def test_a_check_folds_ids_that_stay_apart(tmp_path):
-    population = of_before(tmp_path / "p", ["A", "b", "\uff23"])
-    made = check_ids(population, fold_ids=True).population
-    assert ids_of(made) == ["a", "b", "c"] and made.manifest.id_rule == FOLDED
-    assert check_ids(made).population is made  # it stays folded
-    assert ids_of(ingest(parquet_of(tmp_path / "a.parquet", [("C", 1)]), made.path, append=True)) == ["a", "b", "c"]
-    gone = forget(ingest(parquet_of(tmp_path / "b.parquet", [("A", 1)]), tmp_path / "q", features=3), clients=["A"])
-    with pytest.raises(PopulationError, match="cannot be folded"):
-        check_ids(gone.population, fold_ids=True)
-
-
-def test_only_ids_that_are_not_folded_may_be_forgotten_first(tmp_path):
-    """Folding is refused once clients were forgotten, so forgetting is no way to it."""
-    old = of_before(tmp_path / "p", ["A", "a", "b\u200b"])
-    with pytest.raises(PopulationError, match=r"1 groups of ids are equal once folded, and 1 ids") as refused:
-        check_ids(old, fold_ids=True)
-    assert "fedcore population forget" not in refused.value.remedy
-    assert "Forgetting clients does not help: afterwards ids cannot be folded." in refused.value.remedy
-    with pytest.raises(PopulationError, match="0 groups of ids are equal once without blanks") as refused:
-        check_ids(old)
-    assert "Or forget these clients (`fedcore population forget`)." in refused.value.remedy
-    left = forget(old, clients=["b\u200b"]).population
-    assert check_ids(left).population.manifest.id_rule == STRIPPED
-    with pytest.raises(PopulationError, match="cannot be folded"):
-        check_ids(left, fold_ids=True)
-
-
-def test_ids_in_the_way_are_counted_and_shown_on_request(tmp_path):
-    population = of_before(tmp_path / "p", ["a", " a", "b\u200b", APART, ACCENTED, "fine"])
-    shown: list[str] = []
-    with pytest.raises(PopulationError, match=r"2 groups of ids .* 1 ids are empty or hold") as refused:
-        check_ids(population, show=shown.append)
-    assert sorted(shown) == sorted(
-        ["' a' = 'a'", " = ".join(sorted(map(repr, (APART, ACCENTED)))), "'b\\u200b': " + shown[-1].partition(": ")[2]]
-    )
-    assert "'a'" not in str(refused.value) and Population.open(population.path).version == 1
-    left = forget(population, clients=[" a", "b\u200b", APART]).population
-    made = check_ids(left)
-    assert made.forgotten and ids_of(made.population) == ["a", "", "", "", ACCENTED, "fine"]
-    assert made.population.verify().problems == () and made.population.holes == left.holes
-
-
-def test_documents_keep_the_ids_that_dealt_them(tmp_path):
-    with PopulationWriter(tmp_path / "p", "counts", 3, halves="document") as writer:
-        writer.rule = NFC
-        writer.write([" a"], sp.csr_matrix(np.ones((1, 3), int)))
-        population = writer.commit()
-    with pytest.raises(PopulationError, match="in which half each document"):
-        check_ids(population)
-
-
 @pytest.mark.slow
 def test_the_commands(tmp_path):
     file = tmp_path / "a.csv"
@@ -471,16 +391,6 @@ def test_the_commands(tmp_path):
     told = works("population", "ingest", file, tmp_path / "f", "--option", "features=3", "--fold-ids").out
     assert "roups of client ids" not in told and ids_of(Population.open(tmp_path / "f")) == ["a"]
     works("population", "ingest", file, tmp_path / "f", "--append")
-
-
-def test_the_check_of_ids_is_a_command(tmp_path):
-    old = of_before(tmp_path / "old", ["A", " A", "a"])
-    refused = fedcore("population", "check-ids", old.path)
-    assert refused.code == 2 and "1 groups of ids" in refused.err and "' A'" not in refused.out + refused.err
-    assert "' A' = 'A'" in fedcore("population", "check-ids", old.path, "--show").out
-    fine = of_before(tmp_path / "fine", ["A", "a"])
-    checked = works("population", "check-ids", fine.path, "--json").json
-    assert checked["ids"] == STRIPPED and checked["alike_ids"] == 1 and checked["version"] == 2
 
 
 @pytest.mark.parametrize("order", ["<", ">"])

@@ -6,7 +6,6 @@ Both sides are dealt to files by a hash of the client's id, and compared file by
 
 from __future__ import annotations
 
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +28,6 @@ from fedcore.population.ingest.request import OF_SOURCE, IngestRequest, Reading,
 from fedcore.population.ingest.sources_table import TableSource
 from fedcore.population.ingest.spill import keys_of
 from fedcore.population.manifest import Manifest
-from fedcore.population.periods import clients_of
 from fedcore.population.store import Population
 from fedcore.population.suppression import Suppression
 
@@ -37,7 +35,6 @@ FILES = 64  # to which clients are dealt
 MEMORY = 64 << 20  # bytes of a batch, and of what is read of a block
 SHOWN = 10  # ids of clients that differ
 STATED = {*IN_THE_MANIFEST, "kind", "features", "dtype"} - {"heldout"}  # options that the manifest decides
-IMPOSSIBLE = re.compile(r"\A\Z|[\0\ud800-\udfff]")  # an id that no population has, and older rules let pass
 ENTRY = np.dtype([("k1", "<u8"), ("k2", "<u8"), ("rows", "<i8"), ("sum", "<u8")])
 
 
@@ -192,9 +189,7 @@ Sums = tuple[list[str], np.ndarray, np.ndarray]  # ids of clients; (C,) int64 ro
 def _of_source(source: Source, account: Account, made: Manifest) -> Iterator[Sums]:
     if source.keyed:
         for batch in keyed_batches(cast(Iterator[Batch], source.batches(account)), account):
-            ids = [*batch.ids[: len(batch.ids)]]
-            clients = clients_of(ids, made.period is not None)
-            yield _those([not IMPOSSIBLE.search(one) for one in clients], ids, *sums_of(batch))
+            yield [*batch.ids[: len(batch.ids)]], *sums_of(batch)
         return
     for matrix in matrix_batches(source, account, made.id_rule):
         for heldout, part in ((False, matrix.train), (True, matrix.heldout)):

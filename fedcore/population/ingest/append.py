@@ -55,19 +55,12 @@ def completed(request: IngestRequest, parent: Population) -> IngestRequest:
     return request.model_copy(update=changes)
 
 
-def refuse_unchecked(parent: Population, fold_ids: bool) -> None:
-    """Raises PopulationError if the population has no rule that keeps one person's ids together, or not this one."""
-    rule = parent.manifest.id_rule
-    if rule not in identifiers.CHECKED:
-        raise PopulationError(
-            f"An earlier fedcore made {parent.path}. Nothing checked whether two of its client ids are one person, who "
-            "would then have two budgets.",
-            f"Run `fedcore population check-ids {parent.path}` once, and append again.",
-        )
-    if fold_ids and rule != identifiers.FOLDED:
+def refuse_folding(parent: Population, fold_ids: bool) -> None:
+    """Raises PopulationError if ids are to be folded, and those of the population are not."""
+    if fold_ids and parent.manifest.id_rule != identifiers.FOLDED:
         raise PopulationError(
             f"The client ids of {parent.path} are not folded, and an append cannot change that.",
-            f"Run `fedcore population check-ids {parent.path} --fold-ids` first, or append without --fold-ids.",
+            "Append without --fold-ids, or ingest all sources again with it.",
         )
 
 

@@ -16,12 +16,12 @@ their halves, but what is released bounds what one client contributes with both 
 from __future__ import annotations
 
 import hashlib
+import unicodedata
 from collections.abc import Iterable
 
 import numpy as np
 
 from fedcore.errors import IngestError
-from fedcore.population import identifiers
 from fedcore.population.ingest.csv_blocks import MISSING
 from fedcore.population.manifest import Halves
 from fedcore.population.store import Population
@@ -34,8 +34,8 @@ def second_half(pairs: Iterable[tuple[str, str]]) -> np.ndarray:
     """(n,) bool: which documents belong to the second half. pairs: of each the client's id, as it is stored, and the
     document's. Both are brought to normal form C.
     """
-    spelled = (identifiers.spelled(pair, identifiers.NFC) for pair in pairs)
-    return np.fromiter((_bit(client.encode(), document.encode()) for client, document in spelled), bool)
+    spelled = ([unicodedata.normalize("NFC", one).encode() for one in pair] for pair in pairs)
+    return np.fromiter((_bit(client, document) for client, document in spelled), bool)
 
 
 def _bit(client: bytes, document: bytes) -> bool:

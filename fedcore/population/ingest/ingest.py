@@ -98,7 +98,7 @@ def ingest(
     request, kept = with_schema(request, append), Kept()
     folded = request.fold_ids  # as requested, before the population's own rule is filled in
     if parent is not None:
-        appending.refuse_unchecked(parent, folded)
+        appending.refuse_folding(parent, folded)
         request, kept = appending.completed(request, parent), Kept(readings=readings_again(parent.manifest.columns))
     dealt = calendars.declared(parent, request)
     kept = replace(kept, calendar=dealt.calendar)

@@ -591,8 +591,8 @@ halves: where the client's name ends is not said
 + named = client + document
 @ tests/population/test_documents.py::test_a_document_lies_in_one_half_however_its_client_is_spelled
 halves: dealt by the name as it is spelled
-- spelled = (identifiers.spelled(pair, identifiers.NFC) for pair in pairs)
-+ spelled = pairs
+- unicodedata.normalize("NFC", one).encode() for one in pair
++ one.encode() for one in pair
 @ tests/population/test_documents.py::test_rows_without_a_document_are_bad_rows
 halves: a document that stands for a missing one
 -     if one.strip() in MISSING:
