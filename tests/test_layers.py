@@ -35,7 +35,7 @@ LAYERS = (
     {"training"},
     {"evaluation", "planning"},
     {"operations"},
-    {"interface", "demo"},
+    {"interface"},
     {"cli"},
     {"testing"},
 )
@@ -210,7 +210,7 @@ def test_no_shared_module_names_a_method():
     """
     for module, path in modules().items():
         if (
-            module.startswith(("fedcore.methods.", "fedcore.papers", "fedcore.demo", "fedcore.interface."))
+            module.startswith(("fedcore.methods.", "fedcore.papers", "fedcore.interface."))
             or module == "fedcore.cli.experiments"
         ):
             continue

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from fedcore.cli.budgets import budget_app
-from fedcore.cli.experiments import demo_app, reproduce
+from fedcore.cli.experiments import demo, reproduce
 from fedcore.cli.help_text import WIDEST, Commands, OfMethod
 from fedcore.cli.ledgers import ledger_app
 from fedcore.cli.methods import methods
@@ -58,7 +58,6 @@ app.add_typer(runs_app, name="runs")
 app.add_typer(budget_app, name="budget")
 app.add_typer(pipeline_app, name="pipeline")
 app.add_typer(ledger_app, name="ledger")
-app.add_typer(demo_app, name="demo")
 for command in (
     methods,
     plan,
@@ -75,6 +74,7 @@ for command in (
     watch,
     backfill,
     reproduce,
+    demo,
 ):
     app.command(cls=OfMethod if command in (plan, select, train) else None)(command)
 app.command("verify-statement")(verify_statement)

@@ -364,7 +364,6 @@ COMMANDS: dict[str, Command] = {
     "demo": Command(
         because="makes its population of the machine's Python packages; `train` and `evaluate` then do the rest"
     ),
-    "demo series": Command(because="invents its clients"),
     "budget cohorts": Command(
         lines("budget cohorts @counts --json", "budget cohorts @counts", "budget cohorts @bare"),
         (Declared("*/versions/*", None, COUNTS),),

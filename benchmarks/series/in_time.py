@@ -1,7 +1,7 @@
 """Ways to spend a budget on weekly runs, compared in memory on a stream whose truth is known.
 
 The method, its sizes and the distribution of its noise are those of real runs; no ledger is asked and nothing is
-promised. `fedcore demo series` draws these ways beside a series that does go through the platform.
+promised. `python -m benchmarks.series` draws these ways beside a series that does go through the platform.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import scipy.sparse as sp
 
+from benchmarks.series.stream import Stream
 from fedcore.methods.registry import make_method
 from fedcore.population.blocks import ClientBlock, counts_block, leaves
 from fedcore.population.sizing import CLIENTS_PER_LEAF
-from fedcore.population.synthetic import Stream
 from fedcore.privacy.mechanisms import TestNoise
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import AnyMethod, PublicFacts, State

@@ -1,4 +1,4 @@
-"""The figure of `fedcore demo series`: loss by week for each way to pay, and what clients have spent in the end."""
+"""The figure of a series: loss by week for each way to pay, and what clients have spent in the end."""
 
 from __future__ import annotations
 

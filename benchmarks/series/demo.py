@@ -16,14 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.demo.series_figure import series_figure
-from fedcore.demo.series_in_time import losses, ways
-from fedcore.demo.weekly_series import WeeklySeries
+from benchmarks.series.figure import series_figure
+from benchmarks.series.in_time import losses, ways
+from benchmarks.series.stream import Stream, StreamSettings
+from benchmarks.series.weekly import WeeklySeries
 from fedcore.errors import ConfigError, WorkerFailed
-from fedcore.population.synthetic import Stream, StreamSettings
 from fedcore.randomness import stream as random_stream
 from fedcore.storage import files
 
+ROOT = Path(__file__).parents[2]
 ASKED = "demo.json"
 OURS = "by cohort, each run from the one before it"
 POLL_SECONDS = 0.05
@@ -45,7 +46,7 @@ def series_in(folder: Path, settings: StreamSettings, seed: int) -> WeeklySeries
 
 
 def main(folder: str) -> None:
-    """Makes every week that is missing: what the process does, as `python -m fedcore.demo.series_demo FOLDER`."""
+    """Makes every week that is missing: what the process does, as `python -m benchmarks.series.demo FOLDER`."""
     asked = json.loads((Path(folder) / ASKED).read_text())
     for _ in WeeklySeries(Path(folder), Stream(StreamSettings(**asked["settings"]), asked["seed"])).go_on():
         pass
@@ -69,7 +70,7 @@ def make_weeks(work: WeeklySeries, kills: int, tell: Tell | None = None) -> int:
     planned = [kill for kill in planned_kills(weeks, kills, work.stream.seed) if kill.week > len(work.done())]
     killed = 0
     while (done := len(work.done())) < weeks:
-        process = subprocess.Popen([sys.executable, "-P", "-m", __name__, str(work.folder)])
+        process = subprocess.Popen([sys.executable, "-m", __name__, str(work.folder.resolve())], cwd=ROOT)
         try:
             while process.poll() is None:
                 done = len(work.done())

@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse as sp
 
-from fedcore.demo.series_in_time import METHOD, noise_key
+from benchmarks.series.in_time import METHOD, noise_key
+from benchmarks.series.stream import Stream
 from fedcore.errors import PopulationNotFound, RunNotFound
 from fedcore.population.erasing import forget
 from fedcore.population.ingest.ingest import ingest
 from fedcore.population.store import Population
-from fedcore.population.synthetic import Stream
 from fedcore.privacy.ledger.chain import Balance
 from fedcore.privacy.ledger.ledger import Ledger, create_ledger
 from fedcore.rounds.engine import InProcessBackend

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedcore.population.synthetic import Stream, StreamSettings
+from benchmarks.series.stream import Stream, StreamSettings
 
 SETTINGS = StreamSettings(weeks=60, clients=2000, features=40, clusters=3, tokens=30)
 

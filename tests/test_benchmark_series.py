@@ -1,4 +1,4 @@
-"""`fedcore demo series`: weekly runs through the platform, killed on the way, and what they are compared with."""
+"""The benchmark of a series: weekly runs through the platform, killed on the way, and what they are compared with."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from fedcore.demo.series_demo import OURS, make_weeks, planned_kills, result_of, series_in
-from fedcore.demo.series_figure import series_figure
-from fedcore.demo.series_in_time import Way, losses, ways
-from fedcore.demo.weekly_series import as_csv
+from benchmarks.series.demo import OURS, make_weeks, planned_kills, result_of, series_in
+from benchmarks.series.figure import series_figure
+from benchmarks.series.in_time import Way, losses, ways
+from benchmarks.series.stream import Stream, StreamSettings
+from benchmarks.series.weekly import as_csv
 from fedcore.errors import ConfigError
 from fedcore.population.store import Population
-from fedcore.population.synthetic import Stream, StreamSettings
 
 SMALL = StreamSettings(weeks=5, clients=300, features=20, clusters=2, tokens=30, arrivals=0.42)  # a horizon of 3
 

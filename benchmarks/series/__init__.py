@@ -1,0 +1,1 @@
+"""Simulated years of weekly private runs: `python -m benchmarks.series`."""

@@ -1,1 +1,0 @@
-"""`fedcore demo series`: simulated years of weekly private runs."""
