@@ -204,36 +204,6 @@ class Population:
             return np.full(entry.clients, "")
         return self._in_block(index, stored_client_ids, self._slot(entry), entry)
 
-    def tiles(self, index: int, max_bytes: int, heldout: bool = False) -> Iterator[RowsBlock]:
-        """Block `index` of dense rows in tiles of about max_bytes (at least one stored chunk is held in memory).
-
-        Every tile is a RowsBlock with *all* clients of the block, of which it holds only some rows: sums over
-        tiles are sums over the block. heldout=True yields the held-out rows instead, each tile by itself.
-        """
-        entry = self._entry(index)
-        if self.kind != "rows":
-            raise PopulationError("Only dense rows are read in tiles.", "Read a block of counts with `read`.")
-        part = self._part(entry, heldout)
-        if part is None:
-            return
-        name, leaf = (HELDOUT if heldout else TRAIN), entry.first // self.clients_per_leaf
-        try:
-            ptr = self._pointers(entry, name, part)
-            shape = (part.entries, self.features)
-            stored = (self._slot(entry), f"{name}/x", shape, part.dtype)
-            chunk = arrays.chunk_length(*stored)
-            row_bytes = np.dtype(part.dtype).itemsize * self.features
-            held = max(max_bytes // row_bytes // chunk, 1) * chunk
-            step = max(min(held, max_bytes // row_bytes), 1)
-            for low in range(0, part.entries, held):
-                rows = arrays.read(*stored, low, min(low + held, part.entries))
-                for start in range(0, len(rows), step):
-                    tile = rows[start : start + step]
-                    inside = np.clip(ptr - (low + start), 0, len(tile))
-                    yield RowsBlock(entry.first, leaf, inside, tile)
-        except slots.SlotDamaged as damage:
-            raise self._damaged(index, str(damage)) from damage
-
     def decoded_bytes(self, index: int) -> int:
         """Bytes of the training part of block `index` once decoded: rows, or counts with their tokens."""
         part = self._entry(index).train
@@ -404,9 +374,14 @@ class Population:
 
     def _read_everything(self, index: int, entry: BlockEntry) -> None:
         if self.kind == "rows":
-            for heldout in (False, True):
-                for _ in self.tiles(index, arrays.STREAM_BYTES, heldout=heldout):
-                    pass
+            for name, stored in ((TRAIN, entry.train), (HELDOUT, entry.heldout)):
+                if stored is None:
+                    continue
+                self._in_block(index, self._pointers, entry, name, stored)
+                x = (self._slot(entry), f"{name}/x", (stored.entries, self.features), stored.dtype)
+                chunk = self._in_block(index, arrays.chunk_length, *x)
+                for low in range(0, stored.entries, chunk):
+                    self._in_block(index, arrays.read, *x, low, min(low + chunk, stored.entries))
             return
         if self.kind == "words":
             for heldout in (False, True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,8 @@ from fedcore.errors import PopulationError, PopulationNotFound
 from fedcore.population import cohorts, layout
 from fedcore.population import manifest as manifests
 from fedcore.population.cohorts import Cohort, Order, holes_of
-from fedcore.population.columns import ColumnEntry
 from fedcore.population.identifiers import Rule
-from fedcore.population.manifest import SCHEMA_VERSION, Halves, Manifest, Provenance
+from fedcore.population.manifest import SCHEMA_VERSION, Manifest, Provenance
 from fedcore.population.store import Population
 from fedcore.storage import files
 from fedcore.storage.files import Place
@@ -121,11 +120,7 @@ def following(old: Manifest, provenance: Provenance, **changes: Any) -> Manifest
         "provenance": provenance.model_copy(update={"parent": old.version, "alike_ids": old.provenance.alike_ids}),
         **changes,
     }
-    delivered = bool(made["deliveries"] or made["occasions"])
-    wanted = needs(
-        made["cohorts"], made["order"], made["halves"], made["columns"], old.records, old.id_rule, old.image, delivered
-    )
-    return manifests.build(**{**made, "needs": wanted})
+    return manifests.build(**{**made, "needs": needs(made, old.id_rule)})
 
 
 def opening(old: Manifest, declared: int | None, newcomers: Order = (), day: str | None = None) -> dict[str, Any]:
@@ -166,29 +161,18 @@ def new_secret() -> str:
     return secrets.token_hex(32)
 
 
-def needs(
-    known: tuple[Cohort, ...],
-    order: Order,
-    halves: Halves | None,
-    columns: tuple[ColumnEntry, ...],
-    records: bool,
-    rule: Rule,
-    image: tuple[int, int] | None = None,
-    delivered: bool = False,
-) -> tuple[str, ...]:
-    """What a reader must know to read a manifest with these. rule: of its ids; delivered: whether it names
-    files of pipelines, which whoever appends must carry on
-    """
+def needs(fields: Mapping[str, Any], rule: Rule) -> tuple[str, ...]:
+    """What a reader must know to read a manifest with these fields. rule: of its ids"""
     features = (
-        (manifests.COHORTS, known),
-        (manifests.HOLES, holes_of(order)),
+        (manifests.COHORTS, fields.get("cohorts")),
+        (manifests.HOLES, holes_of(fields.get("order", ()))),
         (rule, True),
-        (manifests.PERIODS, known and known[0].period is not None),
-        (manifests.HALVES, halves),
-        (manifests.COLUMNS, columns),
-        (manifests.RECORDS, records),
-        (manifests.IMAGE, image),
-        (manifests.DELIVERIES, delivered),
+        (manifests.PERIODS, fields["period"]),
+        (manifests.HALVES, fields["halves"]),
+        (manifests.COLUMNS, fields["columns"]),
+        (manifests.RECORDS, fields["records"]),
+        (manifests.IMAGE, fields["image"]),
+        (manifests.DELIVERIES, fields.get("deliveries") or fields.get("occasions")),
     )
     return tuple(name for name, there in features if there)
 

@@ -344,16 +344,7 @@ class PopulationWriter:
             known = (fields.get("deliveries", ()), fields.get("occasions", ()))
             fields |= added(*known, delivered, self.version, bool(fields.get("cohorts")))
         made = manifests.build(
-            needs=versions.needs(
-                fields.get("cohorts", ()),
-                fields.get("order", ()),
-                fields["halves"],
-                fields["columns"],
-                fields["records"],
-                self.rule,
-                fields["image"],
-                bool(fields.get("deliveries") or fields.get("occasions")),
-            ),
+            needs=versions.needs(fields, self.rule),
             population_id=self._new_id() if old is None else old.population_id,
             secret=versions.new_secret(),
             version=self.version,

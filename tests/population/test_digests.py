@@ -94,8 +94,8 @@ def test_exchanged_rows(tmp_path, place, monkeypatch, read):
     exchange(population, f"{part}/x/c/1")  # one chunk of several
     reads = {
         "read": lambda: population.read(0),
-        "tiles": lambda: list(population.tiles(0, 12)),
-        "heldout tiles": lambda: list(population.tiles(0, 12, heldout=True)),
+        "tiles": lambda: [list(population.client_tiles(0, client, 12)) for client in range(4)],
+        "heldout tiles": lambda: [list(population.client_tiles(0, client, 12, True)) for client in range(4)],
         "stream": lambda: np.asarray(population.stream(0).x),
         "clients": lambda: population.read_clients(0, 0, 4),
     }

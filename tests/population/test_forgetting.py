@@ -144,7 +144,7 @@ def test_dense_rows_of_a_void_block(tmp_path):
     assert after.blocks[1].void
     block = after.read(1, heldout=True)
     assert block.x.shape == (0, 3) and block.clients == 4 and block.heldout.clients == 4
-    assert list(after.tiles(1, 1 << 20)) == [] and after.stream(1).clients == 4
+    assert list(after.client_tiles(1, 0, 1 << 20)) == [] and after.stream(1).clients == 4
     assert after.client_bytes(1).tolist() == [0] * 4 and after.verify().ok
 
 

@@ -47,10 +47,7 @@ def test_counts_come_back(counts_population, base):
 def test_rows_come_back(rows_population, base):
     there = copied(rows_population, f"{base}/p")
     assert rows_of(there) == rows_of(rows_population)
-    tiles, expected = list(there.tiles(1, 24)), list(rows_population.tiles(1, 24))
-    np.testing.assert_array_equal(
-        np.concatenate([tile.x for tile in tiles]), np.concatenate([tile.x for tile in expected])
-    )
+    np.testing.assert_array_equal(np.asarray(there.stream(1).x), np.asarray(rows_population.stream(1).x))
     for mine, theirs in zip(there.client_tiles(0, 1, 12), rows_population.client_tiles(0, 1, 12), strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
@@ -61,12 +58,12 @@ def test_a_client_of_many_chunks(tmp_path, memory, monkeypatch):
     with PopulationWriter(tmp_path / "p", "rows", 5, dtype="float64", clients_per_leaf=1, stream_bytes=1000) as writer:
         writer.write_large("huge", (x[start : start + 50] for start in range(0, 777, 50)))
         there = copied(writer.commit(), memory)
-    np.testing.assert_array_equal(np.concatenate([tile.x for tile in there.tiles(0, 900)]), x)
+    np.testing.assert_array_equal(np.concatenate(list(there.client_tiles(0, 0, 900))), x)
     np.testing.assert_array_equal(there.read(0).x, x)
     storage, path = chunk(there, 0, "train/x")
     storage.rm(path.replace("/c/0/0", "/c/3/0"))
     with pytest.raises(ChunkError, match="the chunk c/3/0 is missing"):
-        list(there.tiles(0, 900))
+        list(there.client_tiles(0, 0, 900))
 
 
 def test_name_location_and_pickle(counts_population, base):
@@ -121,7 +118,7 @@ def test_damaged_rows_on_s3(rows_population, s3, kind):
     with pytest.raises(ChunkError, match=r"Block 2.*train/x: .*(missing|truncated)"):
         there.read(2)
     with pytest.raises(ChunkError, match="Block 2"):
-        list(there.tiles(2, 100))
+        np.asarray(there.stream(2).x)
     assert not there.verify().ok
 
 
@@ -274,7 +271,7 @@ def test_wrong_credentials(rows_population, s3, server):
     attempts = [
         lambda: Population.open(s3),
         lambda: there.read(0),
-        lambda: list(there.tiles(0, 100)),
+        lambda: np.asarray(there.stream(0).x),
         lambda: there.client_ids(0),
         lambda: there.verify(),
         lambda: layout.read_beside(there.path, "x"),

@@ -54,17 +54,6 @@ def test_rows_come_back(rows_population):
     assert rows_population.n_rows == len(x) and blocks[0].x.dtype == np.float32
 
 
-@pytest.mark.parametrize("max_bytes", [1, 12, 40, 10**6])
-def test_tiles_add_up_to_the_block(rows_population, max_bytes):
-    for index in range(3):
-        block = rows_population.read(index)
-        tiles = list(rows_population.tiles(index, max_bytes))
-        np.testing.assert_array_equal(np.concatenate([tile.x for tile in tiles]), block.x)
-        np.testing.assert_array_equal(sum(np.diff(tile.ptr) for tile in tiles), np.diff(block.ptr))
-        assert all(tile.ptr[-1] == len(tile.x) and tile.clients == block.clients for tile in tiles)
-        assert all(tile.x.nbytes <= max(max_bytes, 12) for tile in tiles)
-
-
 def test_a_streamed_client_is_read_in_tiles(tmp_path, monkeypatch):
     monkeypatch.setattr(arrays, "CHUNK_BYTES", 400)
     x = np.random.default_rng(0).normal(size=(777, 5))
@@ -78,9 +67,9 @@ def test_a_streamed_client_is_read_in_tiles(tmp_path, monkeypatch):
     whole = population.read(0)
     assert np.diff(whole.ptr).tolist() == [2, 777, 3]
     np.testing.assert_array_equal(whole.x, np.concatenate([x[:2], x, x[:3]]))
-    tiles = list(population.tiles(0, 900))
-    assert max(tile.x.nbytes for tile in tiles) <= 900 and len(tiles) > 30
-    np.testing.assert_array_equal(np.concatenate([tile.x for tile in tiles]), whole.x)
+    tiles = list(population.client_tiles(0, 1, 900))
+    assert max(tile.nbytes for tile in tiles) <= 900 and len(tiles) > 30
+    np.testing.assert_array_equal(np.concatenate(tiles), x)
     assert population.verify().ok
 
 
@@ -157,7 +146,7 @@ def test_damaged_rows(rows_population, damage, array):
     with pytest.raises(ChunkError, match="Block 2"):
         rows_population.read(2)
     with pytest.raises(ChunkError, match="Block 2"):
-        list(rows_population.tiles(2, 100))
+        np.asarray(rows_population.stream(2).x)
 
 
 def test_damaged_ids(counts_population):
