@@ -47,7 +47,7 @@ METHOD_ROOM |= {f"fedcore.population.{name}" for name in ("blocks", "columns", "
 METHOD_ROOM |= {f"fedcore.rounds.{name}" for name in ("choices", "private_settings", "fitted", "messages")}
 METHOD_ROOM |= {f"fedcore.rounds.{name}" for name in ("method", "pictures", "results", "scores", "statistics")}
 METHOD_ROOM |= {"fedcore.methods.dictionary_learning", "fedcore.methods.mixture_models"}
-BASELINES = METHOD_ROOM | {"fedcore.privacy.accounting", "fedcore.privacy.composition", "fedcore.privacy.mechanisms"}
+BASELINES = METHOD_ROOM | {"fedcore.privacy.accounting", "fedcore.privacy.mechanisms"}
 
 
 @cache

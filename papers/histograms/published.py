@@ -16,8 +16,8 @@ cluster that nobody chose becomes a live centre of noise. Both are kept, because
 `PublishedIFCA` is the paper's private IFCA as far as it can be told: one release a round of every cluster's
 sum with its count behind it, L2 sensitivity sqrt(2), then the gradient step of IFCA.
 
-sigma comes from `fedcore.privacy.composition`. The noise is simulated from the run's seed, and starts, reduction, mean
-and objective are exact: see `not_private_because`.
+sigma comes from `fedcore.papers.histograms.composition`. The noise is simulated from the run's seed, and starts,
+reduction, mean and objective are exact: see `not_private_because`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from typing import Any
 import numpy as np
 from fedcore.papers.histograms import algorithms
 from fedcore.papers.histograms.clients import CentringMessage, PaperMessage
+from fedcore.papers.histograms.composition import gdp, kov15, kov15_single
 from fedcore.papers.histograms.config import CENTRE_FLOOR, Noisy, Published, PublishedIFCA
 
 from fedcore.methods.histograms.config import scaled
 from fedcore.methods.histograms.reduction import lift, reduce_rows
 from fedcore.methods.histograms.simplex import project, total_variation
 from fedcore.methods.histograms.state import HistogramsState, Step
-from fedcore.privacy.composition import gdp, kov15, kov15_single
 from fedcore.privacy.mechanisms import simulated_gaussian
 from fedcore.randomness import stream
 from fedcore.rounds.method import PublicFacts, RoundInfo

@@ -3,9 +3,9 @@
 import math
 
 import pytest
+from fedcore.papers.histograms.composition import classical_sigma, gdp, gdp_delta, gdp_mu, kov15, kov15_single
 
 from fedcore.errors import ConfigError
-from fedcore.privacy.composition import classical_sigma, gdp, gdp_delta, gdp_mu, kov15, kov15_single
 
 DELTA, EPSILONS = 1e-10, (15.0, 5.0, 2.0, 1.0)
 
