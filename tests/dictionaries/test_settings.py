@@ -5,7 +5,10 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
+from fedcore.errors import ConfigError
 from fedcore.methods.dictionaries import Dictionaries, DictionariesConfig
+from fedcore.methods.dictionaries.config import MOVED
+from fedcore.methods.registry import make_method
 from fedcore.randomness import stream
 from fedcore.rounds.private_settings import PrivateRunSettings
 from tests.run_in_memory import block_of, facts, run_method
@@ -64,3 +67,11 @@ def test_forgetting_changes_who_answers():
 def test_a_private_run_releases_and_another_does_not():
     public = replace(facts(block()), rho=1.0, nominal_clients=6)
     assert Dictionaries(DictionariesConfig(private=True)).plan(public) and not Dictionaries().plan(public)
+
+
+@pytest.mark.parametrize("setting", MOVED)
+def test_settings_that_left_are_refused(setting):
+    name, _, value = setting.partition("=")
+    with pytest.raises(ConfigError, match="the method|leave it out|a run starts from") as refused:
+        make_method("dictionaries", {name: value or "other"})
+    assert name in refused.value.message

@@ -8,6 +8,58 @@ from pydantic import Field, model_validator
 
 from fedcore.rounds.private_settings import PrivateRunSettings
 
+OF_BACKGROUND = "is a setting of the method background"
+OF_PERMA = "is a setting of the method perma"
+IS_PERMA = "is the method perma now"
+CONSTANT = "is a constant of the method perma"
+GONE = "is not a setting: leave it out"
+MOVED = {
+    "model=background": "is the method background now",
+    "model": GONE,
+    "modes": OF_BACKGROUND,
+    "cut": f"{OF_BACKGROUND}, and a constant of the method perma",
+    "weight_cap": OF_BACKGROUND,
+    "profile=statistics": GONE,
+    "profile": IS_PERMA,
+    "learner=statistics": GONE,
+    "learner": IS_PERMA,
+    "start=local": IS_PERMA,
+    "start": "is not a setting: a run starts from sums, or from the start that it is given",
+    "code=omp": GONE,
+    "code=lasso": GONE,
+    "code": OF_PERMA,
+    "global_atoms=auto": GONE,
+    "global_atoms=null": OF_PERMA,
+    "global_atoms=jump": OF_PERMA,
+    "threshold": OF_PERMA,
+    "loss=huber": 'is learner = "robust" of the method perma',
+    "loss": GONE,
+    "refine_steps": OF_PERMA,
+    "restarts": OF_PERMA,
+    "starts": OF_PERMA,
+    "start_steps": OF_PERMA,
+    "matcher": OF_PERMA,
+    "aggregate": OF_PERMA,
+    "norm": OF_PERMA,
+    "align": OF_PERMA,
+    "far": OF_PERMA,
+    "first": CONSTANT,
+    "first_threshold": CONSTANT,
+    "threshold_decay": CONSTANT,
+    "density": CONSTANT,
+    "orders": CONSTANT,
+    "matched_clients": CONSTANT,
+    "far_rounds": CONSTANT,
+    "local_steps": CONSTANT,
+    "step_size": CONSTANT,
+    "split": GONE,
+    "alpha": GONE,
+    "ragged": GONE,
+    "weights": GONE,
+    "precision": GONE,
+    "tolerance": GONE,
+}
+
 
 class DictionariesConfig(PrivateRunSettings):
     """Settings of dictionaries from sums over clients. Ranges stand beside the fields."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedcore.errors import RunError
 from fedcore.methods.dictionaries import clients, personal, server, start
-from fedcore.methods.dictionaries.config import DictionariesConfig
+from fedcore.methods.dictionaries.config import MOVED, DictionariesConfig
 from fedcore.methods.dictionaries.private import clients as private_clients
 from fedcore.methods.dictionaries.private import plan as private_plan
 from fedcore.methods.dictionaries.private import server as private_server
@@ -90,6 +90,7 @@ class Dictionaries(PrivateMethod[DictionariesConfig, DictionariesState]):
         "participation",
     )
     algorithm: ClassVar[str] = "sums of codes and samples"
+    moved_settings: ClassVar[Mapping[str, str]] = MOVED
     scores_use_memories: ClassVar[bool] = True
     accepts_warm_start: ClassVar[bool] = True
     series_arrays: ClassVar[tuple[str, ...]] = (*start.SERIES_NAMES, start.RELEASED)

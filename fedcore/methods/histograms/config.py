@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -12,6 +13,24 @@ from fedcore.rounds.private_settings import PrivateRunSettings
 DEFAULT_CLUSTERS = 10
 REFERENCE_FEATURES = 1000  # vocabulary for which floors and smoothing are meant
 SCALED = ("first_metric_floor", "metric_floor", "centre_floor", "assignment_smoothing")
+PAPER = "belongs to the method paper_histograms"
+MOVED = {
+    "algorithm": "is not a setting: use the method paper_histograms for the algorithms that are not private",
+    "algorithm=private": "is not a setting: histograms has one algorithm now, leave it out",
+    "start": PAPER,
+    "temperature": PAPER,
+    "start_smoothing": "is a constant of the method paper_histograms",
+    "learning_rate": PAPER,
+    "published_step": 'is an algorithm of the method paper_histograms: "published" or "published_ifca"',
+    "published_noise": PAPER,
+    "published_clip": PAPER,
+    "published_floor": PAPER,
+    "accounting": PAPER,
+    "published_epsilon": PAPER,
+    "published_delta": PAPER,
+    "published_rounds": PAPER,
+    "perturbation": "is chosen by the size rules; paper_histograms has the setting",
+}
 
 
 def scaled(value: float, features: int) -> float:
@@ -165,3 +184,10 @@ class HistogramsConfig(PrivateRunSettings):
     def for_vocabulary(self, features: int) -> Self:
         """This config with its floors and smoothing for a vocabulary of `features` tokens."""
         return self.model_copy(update={name: scaled(getattr(self, name), features) for name in SCALED})
+
+
+CONSTANTS: Final = [name for name in HistogramsConfig.__annotations__ if name in HistogramsConfig.__class_vars__]
+FIXED: Final[Mapping[str, float | None]] = {
+    "perturbation": None,
+    **{name: getattr(HistogramsConfig, name) for name in CONSTANTS},
+}

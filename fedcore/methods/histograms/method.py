@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedcore.methods.histograms import clients, personal, releases, scores, server, sizes, start, weights
-from fedcore.methods.histograms.config import HistogramsConfig
+from fedcore.methods.histograms.config import FIXED, MOVED, HistogramsConfig
 from fedcore.methods.histograms.result import result_of
 from fedcore.methods.histograms.state import HistogramsState, ReleaseMessage, WeightsMessage
 from fedcore.population.blocks import ClientBlock, CountsBlock, Kind
@@ -57,6 +57,8 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
         "floor",
         "anyway",
     )
+    moved_settings: ClassVar[Mapping[str, str]] = MOVED
+    fixed_settings: ClassVar[Mapping[str, Any]] = FIXED
     accepts_warm_start: ClassVar[bool] = True
     warm_starts_for: ClassVar[tuple[str, ...]] = ("paper_histograms",)
     series_arrays: ClassVar[tuple[str, ...]] = start.SERIES_NAMES + start.LATER_NAMES

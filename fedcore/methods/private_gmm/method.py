@@ -82,6 +82,9 @@ class PrivateGMM(PrivateMethod[PrivateGMMConfig, PrivateGMMState]):
         "sigma_max",
         "least_weight",
     )
+    fixed_settings: ClassVar[Mapping[str, Any]] = {
+        name: getattr(PrivateGMMConfig, name) for name in ("partition_share", "widths", "box_dimensions")
+    }
     streams_rows: ClassVar[bool] = True
     units: ClassVar[tuple[str, ...]] = ("client", "record")
     facts_in_state: ClassVar[tuple[str, ...]] = ("unit", "relation")
