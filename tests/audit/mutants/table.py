@@ -1222,7 +1222,7 @@ ranges: blocks of another copy are taken for these
 plan: spares do not fit
 - [max(rho)] * spares
 + []
-@ tests/training/test_period_runs.py::test_which_months_a_run_reads
+@ tests/training/test_account_runs.py::test_the_window_and_the_numbers_that_a_run_names
 periods: a run takes all that can pay
 - chosen = can if window is None else can[-window:]
 + chosen = can
@@ -1257,7 +1257,7 @@ participants: a cohort that the ledger does not know can pay nothing
 participants: chosen once, whatever the plan costs
 -         if not poor:
 +         if True:
-@ tests/training/test_horizon.py::test_the_window_and_named_cohorts
+@ tests/training/test_account_runs.py::test_the_window_and_the_numbers_that_a_run_names
 participants: a named cohort that cannot pay is left out
 - if rule.chosen is not None and len(chosen) < len(asked):
 + if False:
@@ -1378,7 +1378,7 @@ cohorts: participants without the hash of their record
 - record.hash == record.expected_hash(self.id, runs[0].population_id) and written ==
 + written ==
 = fedcore/training/session.py
-@ tests/training/test_cohort_runs.py::test_new_rows_of_a_retired_client_are_not_read
+@ tests/training/test_account_runs.py::test_late_rows_of_those_who_do_not_take_part_are_not_read
 ranges: everybody is asked
 - return spec.population.participants(spec.participants.ranges)
 + return spec.population.participants()
