@@ -1,5 +1,6 @@
 """Small populations, a ledger of test noise, and the toy method for every test that asks."""
 
+import gc
 import json
 import logging
 import os
@@ -33,6 +34,17 @@ if "CI" in os.environ:
     # Hypothesis also draws constants that it finds in the modules imported so far, which depend on the tests that a
     # process ran before. No setting turns that off.
     providers._get_local_constants = lambda: providers._local_constants
+
+
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
+def pytest_collection():
+    """Modules and items are there until the end. Looking through them for garbage, while they are made and ever again,
+    is much of the time of a fast test.
+    """
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
 
 
 class Unsynchronised(sqlite3.Connection):

@@ -68,10 +68,13 @@ def whole_run(
         return _ended(session)
 
 
-def run_in_pieces(case: Case, folder: Path) -> Ended:
-    """The run, given up before its first round and after every one, and gone on with by a new process as it were."""
+def run_in_pieces(case: Case, folder: Path, *, block: int) -> Ended:
+    """The run, given up before its first round and after every one, and gone on with by a new process as it were.
+
+    block: clients of a stored block.
+    """
     with _registered(case):
-        session = _started(case, folder, None, InProcessBackend())
+        session = _started(case, folder, block, InProcessBackend())
         going_on = True
         while going_on:
             session.close()

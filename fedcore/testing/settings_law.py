@@ -65,10 +65,13 @@ def what_changes(name: str, cases: Sequence[Case], hint: Hint | None = None) -> 
 
     Without a hint the values come from the type and the bounds of the setting, and all cases are tried.
     """
+    known: Case | None = None
     with one_blas_thread():
         for before, after in _pairs(name, cases, hint):
             try:
-                found = difference(what_is_seen(before), what_is_seen(after), "what is seen")
+                if before is not known:  # one case has many pairs
+                    seen, known = what_is_seen(before), before
+                found = difference(seen, what_is_seen(after), "what is seen")
             except FedcoreError:  # there is no such run
                 if hint is not None:
                     raise

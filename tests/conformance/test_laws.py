@@ -56,7 +56,7 @@ def workers(request):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("name", [*FAST, "federated_em/fedem-full", "federated_em/fedem-random-restarts"])
 def test_the_number_of_workers_changes_no_bit(workers, name):
     same_with(case(name), workers, "Dask")
 

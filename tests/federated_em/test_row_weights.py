@@ -36,8 +36,8 @@ from tests.operations.test_select import go_on, train
 
 AT = 1  # the column of the weights
 SIZES = (3, 40, 0, 25, 1, 12, 70)
-EM = {"algorithm": "em", "components": 2, "rounds": 5, "pseudo_rows": 0.01}
-SHORT = {"components": 2, "rounds": 6, "pseudo_rows": 0.01}
+EM = {"algorithm": "em", "components": 2, "rounds": 5, "restarts": 2, "pseudo_rows": 0.01}
+SHORT = {"components": 2, "rounds": 6, "restarts": 2, "pseudo_rows": 0.01}
 RUNS = {
     "em": EM,
     "em, votes": EM | {"weights": "clients"},

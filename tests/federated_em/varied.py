@@ -6,4 +6,4 @@ from fedcore.papers.fedem.paper_federated_em import PaperFederatedEMConfig
 class Varied(PaperFederatedEMConfig):
     """trial_rounds: few of them, so that a test ends soon."""
 
-    trial_rounds: int = 20
+    trial_rounds: int = 6

@@ -17,34 +17,15 @@ from fedcore.privacy.ledger.ledger import open_ledger
 from fedcore.privacy.plan import PlannedRelease
 
 
-def reserve_at_barrier(url, population, run, plan, barrier, answers):
-    ledger = open_ledger(url)
-    barrier.wait()
-    try:
-        ledger.reserve(population, run, plan, 0, secure=True)
-        answers.put((run, "reserved"))
-    except FedcoreError as error:
-        answers.put((run, type(error).__name__))
-
-
-def reserve_of_share_at_barrier(url, population, run, plan, share, barrier, answers):
-    ledger = open_ledger(url)
-    barrier.wait()
-    try:
-        ledger.reserve(population, run, plan, 0, secure=True, share=share)
-        answers.put((run, "reserved"))
-    except FedcoreError as error:
-        answers.put((run, type(error).__name__))
-
-
 def reserve_or_divide_at_barrier(url, population, run, plan, share, barrier, answers):
-    """A reservation in a share; without a run the share "a" becomes this part of the budget."""
-    if run is not None:
-        return reserve_of_share_at_barrier(url, population, run, plan, share, barrier, answers)
+    """A reservation, in a share if one is named; without a run the share "a" becomes this part of the budget."""
     ledger = open_ledger(url)
     barrier.wait()
     try:
-        ledger.divide(population, {"a": Fraction(share)})
+        if run is None:
+            ledger.divide(population, {"a": Fraction(share)})
+        else:
+            ledger.reserve(population, run, plan, 0, secure=True, share=share)
         answers.put((run, "done"))
     except FedcoreError as error:
         answers.put((run, type(error).__name__))

@@ -4,19 +4,16 @@ import json
 from dataclasses import replace
 from fractions import Fraction
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.errors import BudgetExceeded, BudgetMissing, LedgerError, LedgerTampered, PopulationBranched, PrivacyError
+from fedcore.errors import BudgetMissing, LedgerTampered, PopulationBranched, PrivacyError
 from fedcore.evaluation.report import spent_by_others
 from fedcore.privacy.accounting import exact_sum, rounded_down, rounded_up
 from fedcore.privacy.cohorts import Participants, recorded
 from fedcore.privacy.gdp import mu_of
-from fedcore.privacy.ledger import reservations
 from fedcore.privacy.ledger.chain import canonical, digest
-from fedcore.privacy.ledger.checkpoint import account_at, state_of
 from fedcore.privacy.statement import private_statement
 from tests.privacy.accounts import (
     CHAIN,
@@ -25,10 +22,8 @@ from tests.privacy.accounts import (
     VALUE,
     begin,
     edit,
-    forged,
     kinds,
     on,
-    optional,
     segments,
     spend,
     sql_of,
@@ -155,47 +150,6 @@ def test_only_participants_pay(books):
 # --- redraws --------------------------------------------------------------------------------------------------------
 
 
-def filled(books, *plan, cohorts, others=()):
-    """A run whose cohorts have less left than its cheapest release; `others` keep all that is left to them."""
-    run = books.reserve(plan, cohorts=cohorts)
-    left = min(s.rho_left for s in books.ledger.balance(books.population).segments if cohorts.holds(s.first))
-    rest = release(1, sigma=float(np.sqrt(0.5 / left)) * (1 + 1e-9), name="rest")
-    books.reserve([rest], cohorts=replace(cohorts, ranges=((cohorts.ranges[0][0],) * 2,)))
-    return books.ledger.acquire(run)
-
-
-def test_an_extension_is_paid_by_every_participant_or_not_at_all(books):
-    """One cohort of the run has nothing left: what the others have pays for nothing."""
-    begin(books)
-    lease = filled(books, release(), cohorts=took((2, 4), of=5))
-    books.ledger.charge(lease, release())
-    before = segments(books)
-    with pytest.raises(BudgetExceeded, match="nothing is left to pay"):
-        books.ledger.charge(lease, release())
-    assert segments(books) == before
-    run = books.reserve([release()], cohorts=took((3, 5), of=5))
-    lease = books.ledger.acquire(run)
-    for attempt in range(2):
-        assert books.ledger.charge(lease, release()).attempt == attempt
-    assert kinds(books)[-2:] == ["extend", "charge"]
-    spent = {(s.first, s.last): s.rho_spent for s in books.ledger.verify(books.population).segments}
-    once, twice, thrice = (total(*[release()] * number) for number in (1, 2, 3))
-    assert spent == {(1, 1): 0, (2, 2): once, (3, 4): thrice, (5, 5): twice}
-
-
-def test_rounds_that_are_given_up_pay_for_each_participant(books):
-    begin(books)
-    plan = [release(1, 20.0), optional(2, 25.0), optional(3, 25.0)]
-    lease = filled(books, *plan, cohorts=took((2, 4), of=5))
-    books.ledger.charge(lease, plan[0])
-    assert books.ledger.charge(lease, plan[0]).attempt == 1
-    assert kinds(books)[-4:] == ["forfeit", "give up", "extend", "charge"]
-    assert books.ledger.charge(lease, plan[2]) is None
-    found = {(s.first, s.last): s for s in books.ledger.verify(books.population).segments}
-    assert found[3, 4].rho_spent == found[2, 2].rho_spent == total(plan[0], plan[0]) and found[3, 4].rho_reserved == 0
-    assert all(s.rho_left >= 0 for s in found.values())
-
-
 # --- one number, one set of people ----------------------------------------------------------------------------------
 
 
@@ -295,42 +249,6 @@ def test_that_clients_were_forgotten_is_a_record_and_gives_nothing_back(books):
 
 
 # --- checkpoints, and what was edited -------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def often(monkeypatch):
-    monkeypatch.setattr(reservations, "CHECKPOINT_AFTER", 12)
-
-
-def test_a_checkpoint_keeps_every_cohort(file_books, often):
-    spend(file_books, [release(1, 50.0)], bound=on(1))
-    open_run = file_books.reserve([release(1, 60.0), release(2, 60.0)], bound=on(1))
-    begin(file_books)
-    lease = file_books.ledger.acquire(open_run)
-    for number in range(2, 10):  # each opens a cohort, and some records of it are checkpoints
-        spend(file_books, [release(1, 40.0), release(2, 50.0)], took((1 + number // 3, number), of=number))
-        assert file_books.ledger.verify(file_books.population) == file_books.ledger.balance(file_books.population)
-        if number == 5:
-            file_books.ledger.charge(lease, release(1, 60.0))
-    assert kinds(file_books).count("checkpoint") >= 3
-    kept = file_books.reserve([release(1, 60.0)], cohorts=took((2, 2), (9, 9), of=9))
-    account = file_books.ledger.account(file_books.population)
-    restored = account_at(file_books.population, json.loads(canonical(state_of(account))))
-    assert restored.runs == {run: account.runs[run] for run in (open_run, kept)}
-    assert restored.runs[kept].cohorts == ((2, 2), (9, 9)) and restored.runs[open_run].cohorts is None
-    assert (restored.tokens, restored.founders) == (account.tokens, (1, CHAIN[1]))
-    assert restored.balance() == account.balance() and restored.ended == account.ended
-    assert canonical(state_of(restored)) == canonical(state_of(account))
-    with pytest.raises(LedgerError, match="a newer fedcore"):
-        forged(file_books, "checkpoint", {"state": {**state_of(account), "cohorts": {"shares": 1}}})
-        file_books.ledger.balance(file_books.population)
-
-
-def test_one_account_has_the_checkpoint_that_it_had(books, often):
-    for _ in range(4):
-        spend(books, [release(1, 50.0), release(2, 50.0)])
-    (*_, state) = [row["state"] for row in books.ledger.history(books.population) if row["kind"] == "checkpoint"]
-    assert "cohorts" not in state and Fraction(*state["rho"]) == exact_sum([release(1, 50.0).rho] * 4)
 
 
 def test_participants_that_were_edited_everywhere_do_not_have_the_hash_of_their_record(file_books):

@@ -20,10 +20,12 @@ from fedcore.privacy.ledger import ledger as ledger_module
 from fedcore.privacy.ledger.chain import ChainHead, link
 from fedcore.privacy.ledger.ledger import create_ledger, open_ledger
 from tests.privacy import processes
+from tests.privacy.accounts import costing, divide, rho_max
 from tests.privacy.conftest import open_books, release, total
 
 VALUE = np.array([1, -2, 3])
-spawn = multiprocessing.get_context("spawn")
+spawn = multiprocessing.get_context("forkserver")  # of a process that has imported once what all of them need
+spawn.set_forkserver_preload(["tests.privacy.processes"])
 
 
 def together(target, *arguments):
@@ -39,16 +41,25 @@ def together(target, *arguments):
     return got
 
 
+def shares_of(books):
+    return books.ledger.verify(books.population).shares
+
+
 # --- races ----------------------------------------------------------------------------------------------------------
 
 
-def test_of_two_runs_that_fit_singly_exactly_one_is_refused(books):
-    left = books.ledger.balance(books.population).rho_left
-    plan = [release(sigma=(0.5 / (0.6 * left)) ** 0.5)]
-    runs = [books.run(), books.run()]
-    answers = together(processes.reserve_at_barrier, *((books.url, books.population, run, plan) for run in runs))
-    assert sorted(answer for _, answer in answers) == ["BudgetExceeded", "reserved"]
-    assert books.spent() == (0, total(*plan))
+@pytest.mark.parametrize("share", [None, "a"])
+def test_of_two_runs_that_fit_singly_exactly_one_is_refused(books, share):
+    """Of a share too, where the account has room for both."""
+    if share:
+        divide(books, a=".6", b=".1")
+    plan = [costing(rho_max(books) * Fraction(2 if share else 3, 5))]
+    calls = ((books.url, books.population, books.run(), plan, share) for _ in range(2))
+    answers = together(processes.reserve_or_divide_at_barrier, *calls)
+    assert sorted(answer for _, answer in answers) == ["BudgetExceeded", "done"]
+    assert books.spent() == (0, total(*plan)) and all(
+        one.rho_reserved == (total(*plan) if one.name == share else 0) for one in shares_of(books)
+    )
 
 
 def test_of_two_publications_one_holds_and_both_return_it(books):
@@ -99,13 +110,11 @@ def test_eight_processes_at_the_limit_spend_it_exactly_while_they_are_killed(boo
     limit = Fraction(books.ledger.balance(books.population).budget.rho_max) * (Fraction(1, 3) if share else 1)
     scale = (2 * runs * 0.5 / float(limit)) ** 0.5 * (1 + 1e-9)
     plan = [release(1, scale), release(2, scale)]
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.privacy.processes"])
     log, children, killed = tmp_path / "log", [], 0
 
     def begin():
         args = (books.url, books.population, plan, share, len(children), 600.0, str(log))
-        children.append(context.Process(target=processes.spend_until_refused, args=args))
+        children.append(spawn.Process(target=processes.spend_until_refused, args=args))
         children[-1].start()
 
     for _ in range(8):
@@ -142,6 +151,7 @@ FIRST, SECOND = release(1, 15.0), release(2, 20.0)  # the spare costs as much as
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("share", [None, "a"])
 @pytest.mark.parametrize(
     ("when", "spent", "reserved", "in_the_end"),
     [
@@ -152,24 +162,32 @@ FIRST, SECOND = release(1, 15.0), release(2, 20.0)  # the spare costs as much as
         ("published", (FIRST,), (SECOND, FIRST), (FIRST, SECOND)),
     ],
 )
-def test_a_killed_process_leaves_an_exact_balance_and_the_run_goes_on(books, when, spent, reserved, in_the_end):
+def test_a_killed_process_leaves_an_exact_balance_and_the_run_goes_on(books, when, spent, reserved, in_the_end, share):
+    if share:
+        divide(books, a=".6", b=".1")
     run, plan = books.run(), [FIRST, SECOND]
-    child = spawn.Process(target=processes.work_and_die, args=(books.url, books.population, run, plan, 1, when))
+
+    def held(spent, reserved):
+        assert books.spent() == (total(*spent), total(*reserved))
+        for one in shares_of(books):
+            assert (one.rho_spent, one.rho_reserved) == (books.spent() if one.name == share else (0, 0))
+
+    child = spawn.Process(target=processes.work_and_die, args=(books.url, books.population, run, plan, 1, when, share))
     child.start()
     child.join(60)
     assert child.exitcode == -9
-    assert books.spent() == (total(*spent), total(*reserved))
+    held(spent, reserved)
     stored = books.ledger.published(run, FIRST.name)
     assert (stored is not None) == (when == "published")
 
-    books.reserve(plan, spares=1, run=run)  # as a resumed run does
+    books.reserve(plan, spares=1, run=run, share=share)  # as a resumed run does
     lease = books.ledger.acquire(run)  # the holder is dead
     for planned in plan:
         charge = books.ledger.charge(lease, planned)
         if charge.stored is None:
             books.ledger.publish(lease, charge, VALUE)
     books.ledger.finish(lease, "finished")
-    assert books.spent() == (total(*in_the_end), 0)
+    held(in_the_end, ())
     assert books.ledger.published(run, FIRST.name).tolist() == ([7, 7, 7] if when == "published" else VALUE.tolist())
 
 

@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from fedcore.errors import ConfigError, PopulationBranched, PrivacyError
 from fedcore.privacy.accounting import exact_sum, make_budget, rounded_up
 from fedcore.privacy.ledger import reservations
-from fedcore.privacy.ledger.chain import canonical
-from fedcore.privacy.ledger.checkpoint import account_at, state_of
 from fedcore.privacy.periods import PeriodTerms, bound, bounds, periods_in, so_far
 from fedcore.privacy.statement import private_statement
 from fedcore.storage.ranges import ranges_of
@@ -171,10 +169,6 @@ def test_the_ledger_says_what_a_client_with_data_in_every_period_has_lost(period
         lost = sum((len(read & {*entries}) ** 2 * price for read, price in pairs), Fraction(0))
         assert lost <= whole and lost <= 3 * len(entries) * Fraction(balance.budget.rho_max)
     assert balance.lifetime[-1] == so_far(balance.budget, rounded_up(whole))
-    restored = account_at(periods.population, json.loads(canonical(state_of(account))))
-    assert restored.periods == account.periods and restored.lifetime() == whole
-    assert restored.balance() == account.balance()
-    assert canonical(state_of(restored)) == canonical(state_of(account))
 
 
 def test_the_statement_says_the_promise_and_the_bounds_of_a_life(periods):

@@ -1,104 +1,26 @@
-"""Runs on a population that grows, whose budget is kept by cohort: from the settings to the sums."""
+"""Runs on a population that grows, whose budget is kept by cohort: from the settings to the sums. What they share with
+runs by calendar period and in shares: `test_account_runs.py`.
+"""
 
 from __future__ import annotations
 
 import pickle
-import shutil
-from fractions import Fraction
 
 import pytest
 
-from fedcore.errors import BudgetExceeded, ConfigError, PopulationBranched, PrivacyError, RunError, Waiting
+from fedcore.errors import ConfigError, PrivacyError, RunError, Waiting
 from fedcore.operations.population_page import population_page
 from fedcore.population.erasing import forget
-from fedcore.privacy.accounting import rounded_up
 from fedcore.rounds.engine import InProcessBackend, Training
 from fedcore.training import session as sessions
 from fedcore.training.budget import begin_cohorts
 from fedcore.training.session import resume, start_run
 from tests.audit.neighbours import Replay
 from tests.conftest import edit_record
-from tests.growing import Growing, price_of, published, ranges_of_run, to_end
+from tests.growing import Growing, published, to_end
 from tests.population.contents import ids_of
-from tests.toy import Toy
 
 pytestmark = pytest.mark.usefixtures("toy")
-
-
-@pytest.fixture
-def asked(monkeypatch):
-    """Index ranges of the clients that were asked, in order, as the method saw them."""
-    found, update = [], Toy.client_update
-
-    def watched(self, message, block, memory):
-        found.append((block.first, block.first + block.clients))
-        return update(self, message, block, memory)
-
-    monkeypatch.setattr(Toy, "client_update", watched)
-    return found
-
-
-def who(asked, population) -> list[str]:
-    ids = ids_of(population)
-    return sorted(ids[i] for first, stop in asked for i in range(first, stop))
-
-
-def year(tmp_path, asked, weeks: int, horizon: int):
-    """One run and one append a week; then everything is counted again from who was asked in which run."""
-    growing = Growing(tmp_path, founders=9, epsilon=4.0)
-    spent: dict[str, Fraction] = {}
-    dearest = Fraction(0)
-    for week in range(weeks):
-        asked.clear()
-        session = growing.run(f"week-{week}", horizon=horizon)
-        price = price_of(session)
-        dearest = max(dearest, price)
-        for client in who(asked, growing.population):
-            spent[client] = spent.get(client, Fraction(0)) + price
-        known = f"c{week % 9}"  # somebody who is there already comes again with more
-        growing.append(known, *(f"w{week}-{i}" for i in range(week % 3)))
-    return growing, spent, dearest
-
-
-def check(growing, spent, dearest):
-    limit = Fraction(growing.budget.rho_max)
-    assert max(spent.values()) <= limit
-    assert max(spent.values()) > limit - dearest, "whoever stays is charged the whole promise"
-    balance = growing.ledger.verify(growing.population.id)
-    by_cohort = growing.cohort_of_each()
-    for segment in balance.segments:
-        inside = {spent.get(who, 0) for who, number in by_cohort.items() if segment.first <= number <= segment.last}
-        assert {rounded_up(Fraction(own)) for own in inside} <= {segment.rho_spent}, "of each exactly what it gave"
-
-
-@pytest.mark.slow
-def test_a_schedule_is_never_refused_and_nobody_pays_more_than_was_promised(tmp_path, asked):
-    check(*year(tmp_path, asked, weeks=14, horizon=5))
-
-
-@pytest.mark.heavy
-def test_four_years_of_weeks(tmp_path, asked):
-    check(*year(tmp_path, asked, weeks=208, horizon=42))
-
-
-@pytest.mark.slow
-def test_runs_of_a_share_are_paid_by_its_part_of_every_cohort(tmp_path):
-    """Half of the budget pays for the horizon; that another share spends all that it has is none of its business."""
-    growing = Growing(tmp_path, founders=9, epsilon=4.0)
-    growing.ledger.divide(growing.population.id, {"a": Fraction(1, 2), "b": Fraction(1, 4)})
-    half = Fraction(growing.budget.rho_max) / 2
-    for week in range(2):
-        session = growing.run(f"a{week}", share="a", horizon=2)
-        assert half * Fraction(9, 20) < price_of(session) <= half / 2
-    growing.run("b", share="b")
-    with pytest.raises(Waiting, match="share 'a' of population"):
-        growing.run("a2", share="a", horizon=2)
-    growing.append("newcomer")
-    session = growing.run("a3", share="a", horizon=2)
-    assert ranges_of_run(session) == ((2, 2),)
-    shares = {share.name: share for share in growing.ledger.verify(growing.population.id).shares}
-    assert [s.rho_spent > 0 for s in shares["b"].segments] == [True, False]
-    assert shares[None].rho_spent == 0 and shares["a"].rho_spent <= shares["a"].rho_max
 
 
 # --- who is asked -----------------------------------------------------------------------------------------------------
@@ -167,17 +89,6 @@ def test_participants_plans_and_messages_follow_from_public_things(tmp_path, mon
     assert any(isinstance(item, str) for item in told[True]), "it has waited, too"
 
 
-def test_new_rows_of_a_retired_client_are_not_read(tmp_path, asked):
-    growing = Growing(tmp_path)
-    for number in range(2):
-        growing.run(f"r{number}", horizon=2)
-    growing.append("c3", "new")
-    asked.clear()
-    session = growing.run("r2", horizon=2)
-    assert who(asked, growing.population) == ["new"] and ranges_of_run(session) == ((2, 2),)
-    assert growing.cohort_of_each()["c3"] == 1
-
-
 def test_a_cohort_to_which_nobody_came_takes_part_like_any_other(tmp_path):
     """Whether anybody came is nobody's business: the run is made, on sums of nobody."""
     growing = Growing(tmp_path)
@@ -188,56 +99,7 @@ def test_a_cohort_to_which_nobody_came_takes_part_like_any_other(tmp_path):
     assert histograms.run.status == "finished"
 
 
-def test_the_window_and_the_size_of_a_run(tmp_path, asked):
-    growing = Growing(tmp_path)
-    growing.append("a")
-    growing.append("b", "c")
-    session = growing.run("r", horizon=9, recent_cohorts=2)
-    assert ranges_of_run(session) == ((2, 3),) and who(asked, growing.population) == ["a", "b", "c"]
-    assert session.run.info["needs"] == ["cohorts"], "an older fedcore does not go on with it"
-    assert session.run.info["nominal_clients"] == 300 == session.spec.public.nominal_clients
-    assert session.training.state.clients == 300
-
-
-# --- waiting ----------------------------------------------------------------------------------------------------------
-
-
-def test_waiting_charges_nothing_and_ends_when_newcomers_are_enough(tmp_path):
-    growing = Growing(tmp_path)
-    growing.run("first", horizon=1)
-    head = growing.ledger.head(growing.population.id)
-    for come, at_least in ((None, None), (["a"], 250), (["b"], 250)):
-        if come:
-            growing.append(*come)
-        with pytest.raises(Waiting) as waits:
-            growing.run("second", horizon=1, at_least=at_least)
-        assert isinstance(waits.value, BudgetExceeded) and "newcomers" in waits.value.remedy
-    assert growing.ledger.head(growing.population.id) == head and not (tmp_path / "runs" / "second").exists()
-    growing.append("c")
-    session = growing.run("second", horizon=1, at_least=250)
-    assert ranges_of_run(session) == ((2, 4),)
-
-
 # --- accounts never begin anew ----------------------------------------------------------------------------------------
-
-
-def test_a_copy_that_was_appended_to_by_itself_is_refused(tmp_path):
-    """The same person may lie in cohort 2 of one and 3 of the other: with accounts by cohort twice the budget."""
-    growing = Growing(tmp_path)
-    other = Growing.__new__(Growing)
-    other.__dict__ = {**growing.__dict__, "path": tmp_path / "copy"}
-    shutil.copytree(growing.path, other.path)
-    growing.append("a")
-    other.append("b")
-    growing.run("one", horizon=3)
-    head = growing.ledger.head(growing.population.id)
-    for cohorts in ("able", "1"):
-        with pytest.raises(PopulationBranched):
-            other.run("other", horizon=3, cohorts=cohorts)
-    assert growing.ledger.head(growing.population.id) == head and not (tmp_path / "runs" / "other").exists()
-    other.append("a")
-    with pytest.raises(PopulationBranched):
-        other.run("other", horizon=3)
 
 
 @pytest.mark.parametrize("asked", [{"horizon": 3}, {"recent_cohorts": 1}, {"at_least": 5}, {"cohorts": "1"}])
@@ -283,22 +145,6 @@ def interrupted(growing, rounds: int = 1):
         session.training.step()
     session.close()
     return session
-
-
-def test_a_run_that_was_killed_keeps_its_participants_whatever_came_meanwhile(tmp_path, asked):
-    through, killed = Growing(tmp_path / "through"), Growing(tmp_path / "killed")
-    for growing in (through, killed):
-        growing.append("a")
-    undisturbed = through.run("r", rounds=3, horizon=4)
-    interrupted(killed)
-    killed.append("b", "c3")
-    killed.run("meanwhile", horizon=4)
-    asked.clear()
-    went_on = to_end(resume(tmp_path / "killed" / "runs" / "r", InProcessBackend()))
-    assert ranges_of_run(went_on) == ranges_of_run(undisturbed) == ((1, 2),)
-    assert published(went_on) == published(undisturbed)
-    assert {stop for _, stop in asked} == {4, 8, 12, 13}, "the clients of its own version"
-    killed.ledger.verify(killed.population.id)
 
 
 def test_a_run_that_was_killed_before_it_reserved_goes_on_with_what_it_was_made_for(tmp_path, monkeypatch):

@@ -199,19 +199,6 @@ def test_delta_has_to_be_left_too():
     assert able(accounts, Cost(half, extra)) == accounts[:1] and able(accounts, Cost(half, Fraction(0))) == accounts
 
 
-def test_the_window_and_named_cohorts():
-    paper = Paper([100] * 6)
-    paper.spent[3] = Fraction(BUDGET.rho_max)
-    assert chosen(paper.plan(horizon=9)) == ((1, 3), (5, 6))
-    assert chosen(paper.plan(horizon=9, recent_cohorts=3)) == ((5, 6),)
-    assert chosen(paper.plan(horizon=9, cohorts="2,5-6")) == ((2, 2), (5, 6))
-    with pytest.raises(BudgetExceeded, match="the cohorts 4 cannot pay") as refused:
-        paper.plan(horizon=9, cohorts="2-5")
-    assert not isinstance(refused.value, Waiting)
-    with pytest.raises(ConfigError, match="has cohorts 1 to 6"):
-        paper.plan(horizon=9, cohorts="2-7")
-
-
 def test_without_a_share_it_takes_what_all_who_are_not_used_up_have_left():
     paper = Paper([100] * 3)
     paper.spent = [Fraction(BUDGET.rho_max) * Fraction(1 - 1e-9), Fraction(BUDGET.rho_max) / 2, Fraction(0)]

@@ -16,8 +16,7 @@ from fedcore.runs.store import load_run
 from tests.faults.month import Server
 from tests.faults.place import same_result
 from tests.flows.test_secure_hosts import postgres  # noqa: F401  a fixture
-from tests.growing import price_of, published, ranges_of_run
-from tests.training.test_period_runs import Calendar, entries
+from tests.growing import Calendar, entries, price_of, published, ranges_of_run
 
 SMALL = {"clients_per_leaf": 4, "clients_per_block": 8}
 ASKED = {"clusters": 2, "rounds": 2, "horizon": 2}

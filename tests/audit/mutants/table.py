@@ -883,14 +883,14 @@ redraw: what was given up is drawn again
 redraw: what is lost pays for itself
 - if last <= round:
 + if last < round:
-@ tests/privacy/test_shares.py::test_a_lost_draw_is_paid_by_the_share_or_not_at_all
-@ tests/privacy/test_shares.py::test_a_lost_draw_gives_up_rounds_before_it_takes_from_another_share
+@ tests/privacy/test_account_histories.py::test_a_lost_draw_is_paid_by_all_that_pay_for_the_run_or_not_at_all
+@ tests/privacy/test_account_histories.py::test_rounds_are_given_up_for_a_lost_draw_before_another_account_pays
 shares: a lost draw is paid by all of the account
 -     rho = min(rho, rho_of_share - Fraction(planned.rho))
-@ tests/privacy/test_shares.py::test_a_lost_threshold_is_paid_by_the_share_or_not_at_all
+@ tests/privacy/test_account_histories.py::test_a_lost_draw_is_paid_by_all_that_pay_for_the_run_or_not_at_all
 shares: a lost threshold is paid by all of the account
 -     delta = min(delta, delta_of_share - Fraction(planned.delta))
-@ tests/privacy/test_cohorts.py::test_an_extension_is_paid_by_every_participant_or_not_at_all
+@ tests/privacy/test_account_histories.py::test_a_share_pays_for_no_lost_draw_of_a_cohort_that_has_less_left_than_the_share
 cohorts: a redraw asks the last of them only
 - account.sums().most(run.payers)
 + account.sums().most(((run.payers[-1][1], run.payers[-1][1]),))
@@ -1039,7 +1039,7 @@ checkpoint: what was given up is forgotten
 checkpoint: open runs are left out
 - "runs": {run_id: _run_json(account.runs[run_id]) for run_id in account.open_runs()},
 + "runs": {},
-@ tests/privacy/test_shares.py::test_checkpoints_keep_what_each_share_has_spent
+@ tests/privacy/test_account_histories.py::test_a_checkpoint_keeps_all_that_there_is
 shares: a checkpoint forgets what they spent
 - account.ended.shares = {str(name): _sums_of(pieces) for name, pieces in divided["sums"].items()}
 + pass
@@ -1050,7 +1050,7 @@ spent before: a checkpoint forgets it
 periods: a checkpoint forgets what a life has lost
 - account.ended.lifetime = _sum(state["cohorts"]["lifetime"])
 + pass
-@ tests/privacy/test_cohorts.py::test_a_checkpoint_keeps_every_cohort
+@ tests/privacy/test_account_histories.py::test_a_checkpoint_keeps_all_that_there_is
 cohorts: a checkpoint forgets who pays for open runs
 - "attempts": attempts, "cohorts": cohorts})
 + "attempts": attempts, "cohorts": None})
@@ -1222,7 +1222,7 @@ ranges: blocks of another copy are taken for these
 plan: spares do not fit
 - [max(rho)] * spares
 + []
-@ tests/training/test_period_runs.py::test_which_months_a_run_reads
+@ tests/training/test_account_runs.py::test_the_window_and_the_numbers_that_a_run_names
 periods: a run takes all that can pay
 - chosen = can if window is None else can[-window:]
 + chosen = can
@@ -1257,7 +1257,7 @@ participants: a cohort that the ledger does not know can pay nothing
 participants: chosen once, whatever the plan costs
 -         if not poor:
 +         if True:
-@ tests/training/test_horizon.py::test_the_window_and_named_cohorts
+@ tests/training/test_account_runs.py::test_the_window_and_the_numbers_that_a_run_names
 participants: a named cohort that cannot pay is left out
 - if rule.chosen is not None and len(chosen) < len(asked):
 + if False:
@@ -1378,7 +1378,7 @@ cohorts: participants without the hash of their record
 - record.hash == record.expected_hash(self.id, runs[0].population_id) and written ==
 + written ==
 = fedcore/training/session.py
-@ tests/training/test_cohort_runs.py::test_new_rows_of_a_retired_client_are_not_read
+@ tests/training/test_account_runs.py::test_late_rows_of_those_who_do_not_take_part_are_not_read
 ranges: everybody is asked
 - return spec.population.participants(spec.participants.ranges)
 + return spec.population.participants()
