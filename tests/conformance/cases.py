@@ -60,7 +60,6 @@ SLOW = [
     "gradient_em/fedgrem-batches",
     "gradient_em/fedgrem-columns",
     "gradient_em/fedgrem-sampled",
-    "gradient_em/fedgrem-starts",
     "paper_gradient_em/fedgmm",
     "paper_gradient_em/local-fit",
     "paper_gradient_em/pooled-grem",

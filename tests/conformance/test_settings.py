@@ -24,8 +24,6 @@ HINTS: dict[tuple[str, str], Hint] = {
     ("federated_em", "rank"): Hint(1, case="federated_em/fedem-gaussian-tables"),
     ("federated_em", "record_bound"): Hint(1, case="federated_em/private-diag"),
     ("gradient_em", "tolerance"): Hint(1e9, {"rounds": 20}),
-    ("mixed_effects", "second_start"): Hint(1, case="mixed_effects/mixture"),
-    ("mixed_effects", "starts"): Hint(2, case="mixed_effects/mixture"),
     ("mixed_effects", "tolerance"): Hint(1.0, {"rounds": 60}),
     ("private_mixture", "alpha"): Hint(1e-20, case="private_mixture/records-replace-one"),
     ("private_mixture", "categories"): Hint(((0,),)),

@@ -246,7 +246,7 @@ def rows_of_round(config: GradientEMConfig, message: RoundMessage, active: Activ
 def second_start(
     config: GradientEMConfig, message: RoundMessage, active: Active, now: Parameters
 ) -> tuple[Parameters, int]:
-    """In some rounds (`second_start`), the better end of EM steps from the client's parameters and from the centres v.
+    """In the rounds of second starts, the better end of EM steps from the client's parameters and from the centres v.
 
     The better end has the larger log-likelihood less penalty. Local fits end in poor optima; the centres are those of
     most clients. Also returns how many clients took the end from the centres.

@@ -22,7 +22,10 @@ class Variant:
     smallest_cluster: a client's component of fewer rows is left out and takes the common centre
     step_size: C of the steps C / w; 1 is an EM step. step_of_start: w is that of the start, not the present one
     ward: whether Ward's hierarchy is one more first guess of a client's Gaussians
-    start_steps: EM steps of each first guess; five times as many from the best
+    starts: random first guesses of a client's own fit. start_steps: EM steps of each; five times as many from the best
+    aligned_clients: clients whose centres are compared; the others align to what comes out
+    second_start: in this round, and in those of 4, 16, ... times its number, clients also start from the common centres
+        and keep the better end; 0: never
     """
 
     penalty: float = 2.0
@@ -32,7 +35,10 @@ class Variant:
     step_size: float = 1.0
     step_of_start: bool = False
     ward: bool = True
+    starts: int = 10
     start_steps: int = 15
+    aligned_clients: int = 1000
+    second_start: int = 10
 
     def penalty_of(
         self,
@@ -67,6 +73,9 @@ _CONSTANTS = (
     "batch_weight",
     "alignment",
     "shuffles",
+    "starts",
+    "aligned_clients",
+    "second_start",
 )
 _GONE = ("by_component", "share_weights", "weights_penalty", "cap_steps", "local_steps", "gradient_clip")
 MOVED = {
@@ -125,17 +134,6 @@ class GradientEMConfig(BaseModel):
     start: Literal["local", "given"] = Field(
         "local", description="every client's own fit, aligned; or common centres from a warm start"
     )
-    starts: int = Field(10, ge=1, le=1000, description="random first guesses of a client's own fit")
-    aligned_clients: int = Field(
-        1000, ge=2, le=100_000, description="clients whose centres are compared; the others align to what comes out"
-    )
-    second_start: int = Field(
-        10,
-        ge=0,
-        le=1_000_000,
-        description="in this round, and in those of 4, 16, ... times its number, "
-        "clients also start from the common centres and keep the better end; 0: never",
-    )
 
     # end
     rounds: int = Field(100, ge=1, le=1_000_000, description="rounds T")
@@ -156,11 +154,11 @@ class GradientEMConfig(BaseModel):
     @property
     def fewest_rounds(self) -> int:
         """Rounds after which a run can end early."""
-        return max(FEWEST_ROUNDS, self.second_start + 1)
+        return max(FEWEST_ROUNDS, self.variant.second_start + 1)
 
     def starts_again(self, number: int) -> bool:
         """Whether clients start from the common centres as well in round `number`."""
-        later = self.second_start
+        later = self.variant.second_start
         while 0 < later < number:
             later *= 4
         return 0 < later == number
