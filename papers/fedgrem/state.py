@@ -117,12 +117,12 @@ class PaperGradientEMConfig(GradientEMConfig):
                 self.baseline and self.covariance in ("shared", "components"),
                 "a covariance that is estimated in the rounds is for fedgrem",
             ),
-            (self.baseline and not self.exact_rounds, "participation and batch are for fedgrem"),
+            (self.baseline and not self.exact_rounds, "participation is for fedgrem"),
             (
                 self.start == "given" and self.algorithm in ("local-fit", "tgmm", "fedgmm"),
                 f"{self.algorithm} starts from the clients' own fits",
             ),
-            (not self.estimated and not self.exact_rounds, "the paper's central update is of all clients and rows"),
+            (not self.estimated and not self.exact_rounds, "the paper's central update is of all clients"),
             (self.one_sweep and self.preset != "paper", 'one_sweep is for preset = "paper"'),
         ):
             if wrong:

@@ -57,7 +57,6 @@ SLOW = [
     "federated_em/fedem-gaussian-tables",
     "federated_em/private-replace-one",
     "federated_em/private-imputer",
-    "gradient_em/fedgrem-batches",
     "gradient_em/fedgrem-columns",
     "gradient_em/fedgrem-sampled",
     "paper_gradient_em/fedgmm",

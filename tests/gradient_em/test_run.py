@@ -213,6 +213,7 @@ def test_rounds_of_second_starts():
         ("average", "rows", "the method paper_gradient_em"),
         ("preset", "paper", "the method paper_gradient_em"),
         ("covariance", "known", "as the value of covariance"),
+        ("batch", "20", "no more"),
         ("starts", "3", "former default"),
         ("aligned_clients", "20", "former default"),
         ("second_start", "0", "former default"),

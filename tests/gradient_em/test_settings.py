@@ -22,7 +22,6 @@ SETTINGS = {
     "covariance": ({}, 1.5),
     "standardise": ({}, "columns"),
     "participation": ({}, 0.5),
-    "batch": ({}, 20),
     "start": (GIVEN, "local"),
     "rounds": ({}, 2),
     "tolerance": ({"rounds": 9, "second_start": 0}, 100.0),

@@ -69,15 +69,23 @@ _CONSTANTS = (
     "first_penalty",
     "smallest_cluster",
     "weight_floor",
-    "batch_decay",
-    "batch_weight",
     "alignment",
     "shuffles",
     "starts",
     "aligned_clients",
     "second_start",
 )
-_GONE = ("by_component", "share_weights", "weights_penalty", "cap_steps", "local_steps", "gradient_clip")
+_GONE = (
+    "batch",
+    "batch_decay",
+    "batch_weight",
+    "by_component",
+    "share_weights",
+    "weights_penalty",
+    "cap_steps",
+    "local_steps",
+    "gradient_clip",
+)
 MOVED = {
     "algorithm=mixed-effects": "is the method mixed_effects now",
     "robust": "is a setting of the method mixed_effects",
@@ -123,12 +131,6 @@ class GradientEMConfig(BaseModel):
 
     # clients
     participation: float = Field(1.0, gt=0, le=1, description="expected share of clients in a round")
-    batch: int | None = Field(
-        None,
-        ge=1,
-        le=1_000_000,
-        description="rows that a client draws in a round, with replacement, in steps that become shorter; None: all",
-    )
 
     # start
     start: Literal["local", "given"] = Field(
@@ -138,7 +140,7 @@ class GradientEMConfig(BaseModel):
     # end
     rounds: int = Field(100, ge=1, le=1_000_000, description="rounds T")
     tolerance: float = Field(
-        1e-6, ge=0, description="the run ends when no centre moves by more; not with batches or sampled clients"
+        1e-6, ge=0, description="the run ends when no centre moves by more; not with sampled clients"
     )
 
     @property
@@ -148,8 +150,8 @@ class GradientEMConfig(BaseModel):
 
     @property
     def exact_rounds(self) -> bool:
-        """Whether a round is a function of the one before: all clients, all rows."""
-        return self.participation == 1 and self.batch is None
+        """Whether a round is a function of the one before: all clients take part."""
+        return self.participation == 1
 
     @property
     def fewest_rounds(self) -> int:
