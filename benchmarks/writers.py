@@ -45,7 +45,7 @@ from fedcore.training.session import concluding, start_run
 WRITERS, COMPONENTS, COLUMNS, SIZES = 44, 5, 16, (95, 99)  # of the pen digits
 ROUNDS, TIMED = 1000, 100  # rounds of a run; rounds of the loop, and of ours in memory, that are timed
 KINDS = {
-    "default": ("gradient_em", {}, floors.EstimatedGradientEM),
+    "default": ("paper_gradient_em", {"second_start": 0}, floors.EstimatedGradientEM),
     "preset": ("paper_gradient_em", {"preset": "paper"}, floors.GradientEM),
 }
 
@@ -112,7 +112,7 @@ def writers() -> tuple[list[np.ndarray], np.ndarray, str]:
 
 
 def settings_of(preset: dict) -> dict:
-    return {"start": "given", "components": COMPONENTS, "second_start": 0, "tolerance": 0.0, "rounds": ROUNDS, **preset}
+    return {"start": "given", "components": COMPONENTS, "tolerance": 0.0, "rounds": ROUNDS, **preset}
 
 
 def _rounds(step) -> None:

@@ -53,7 +53,15 @@ class PaperGradientEMConfig(GradientEMConfig):
         None, gt=0, lt=2, description="C of the steps C / w; 1 is an EM step. None: 1, of the paper 0.95"
     )
     ward: bool = Field(True, description="Gaussians: Ward's hierarchy as one more first guess")
+    starts: int = Field(10, ge=1, le=1000, description="random first guesses of a client's own fit")
     start_steps: int = Field(15, ge=1, le=10_000, description="EM steps of each; five times as many from the best")
+    second_start: int = Field(
+        10,
+        ge=0,
+        le=1_000_000,
+        description="preset estimated: in this round, and in those of 4, 16, ... times its number, clients also start "
+        "from the common centres and keep the better end; 0: never",
+    )
     one_sweep: bool = Field(
         False, description="preset paper: one sweep of the published program in place of the solution"
     )
@@ -66,7 +74,8 @@ class PaperGradientEMConfig(GradientEMConfig):
     def variant(self) -> Variant:
         paper, size = self.preset == "paper", self.step_size or STEP_SIZES[self.preset]
         kind = NormVariant if paper else Variant
-        return kind(step_size=size, step_of_start=paper, ward=self.ward, start_steps=self.start_steps)
+        start = {name: getattr(self, name) for name in ("ward", "starts", "start_steps", "second_start")}
+        return kind(step_size=size, step_of_start=paper, **start)
 
     @property
     def baseline(self) -> bool:
@@ -108,12 +117,12 @@ class PaperGradientEMConfig(GradientEMConfig):
                 self.baseline and self.covariance in ("shared", "components"),
                 "a covariance that is estimated in the rounds is for fedgrem",
             ),
-            (self.baseline and not self.exact_rounds, "participation and batch are for fedgrem"),
+            (self.baseline and not self.exact_rounds, "participation is for fedgrem"),
             (
                 self.start == "given" and self.algorithm in ("local-fit", "tgmm", "fedgmm"),
                 f"{self.algorithm} starts from the clients' own fits",
             ),
-            (not self.estimated and not self.exact_rounds, "the paper's central update is of all clients and rows"),
+            (not self.estimated and not self.exact_rounds, "the paper's central update is of all clients"),
             (self.one_sweep and self.preset != "paper", 'one_sweep is for preset = "paper"'),
         ):
             if wrong:

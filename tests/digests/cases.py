@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from fedcore.methods.federated_em.variant import Variant
+from fedcore.methods.gradient_em.config import Variant as GradientVariant
 
 EPSILON = 60.0  # of a population's budget; so large that noise does not drown few clients
 
@@ -219,10 +221,14 @@ def gradient_em(
 ) -> None:
     regression = population == "regressions"
     few = {"model": "regression", "components": 2} if regression else {"components": 3}
-    settings = {"rounds": 4, "second_start": 2, "starts": 1, **few, **settings}
+    starts, constants = {"second_start": 2, "starts": 1}, {}
+    if method == "gradient_em":
+        starts |= {name: settings.pop(name) for name in ("starts", "aligned_clients") if name in settings}
+        starts, constants = {}, {"variant": GradientVariant(**starts)}
+    settings = {"rounds": 4, **starts, **few, **settings}
     if given is not None:
         settings["start"] = "given"
-    CASES[f"{method}/{name}"] = Case(method, population, settings, given)
+    CASES[f"{method}/{name}"] = Case(method, population, settings, given, constants=constants)
 
 
 gradient_em("fedgrem")
@@ -235,7 +241,6 @@ gradient_em("fedgrem-known", covariance=(1.0, 4.0, 1.0, 0.25))
 gradient_em("fedgrem-components", covariance="components")
 gradient_em("fedgrem-columns", standardise="columns")
 gradient_em("fedgrem-sampled", participation=0.6)
-gradient_em("fedgrem-batches", batch=6)
 gradient_em("fedgrem-given", given="centres")
 gradient_em("fedgrem-given-regression", "regressions", "coefficients")
 gradient_em("fedgrem-after-fedgrem", given="gradient_em/fedgrem")
@@ -272,16 +277,18 @@ paper_gradient_em("fedgmm-clients", "regressions", algorithm="fedgmm", covariate
 # --- mixed effects ----------------------------------------------------------------------------------------------------
 
 
-def mixed_effects(name: str, **settings) -> None:
-    settings = {"rounds": 4, "starts": 1, **settings}
-    CASES[f"mixed_effects/{name}"] = Case("mixed_effects", "regressions", settings, constants={"start_steps": 3})
+def mixed_effects(name: str, constants: Mapping[str, Any] = MappingProxyType({}), **settings) -> None:
+    constants = {"start_steps": 3, "starts": 1, **constants}
+    CASES[f"mixed_effects/{name}"] = Case(
+        "mixed_effects", "regressions", {"rounds": 4, **settings}, constants=constants
+    )
 
 
 mixed_effects("tried", intercept=True)
 mixed_effects("likelihood", robust=False)
 mixed_effects("robust", robust=True)
-mixed_effects("mixture", components=2, second_start=2)
-mixed_effects("mixture-few-compared", components=2, robust=False, aligned_clients=8)
+mixed_effects("mixture", {"second_start": 2}, components=2)
+mixed_effects("mixture-few-compared", {"aligned_clients": 8}, components=2, robust=False)
 
 
 # --- private Gaussian mixtures ----------------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ def test_a_run_tells_crossed_components_apart():
     assert_allclose(within[order], deviations)
 
 
-@pytest.mark.parametrize("settings", [{"standardise": "columns"}, {"participation": 0.5, "batch": 20}])
+@pytest.mark.parametrize("settings", [{"standardise": "columns"}, {"participation": 0.5}])
 def test_leaves_and_units(settings: dict):
     tables, _ = crossed(6, clients=12)
     one, other = (run(block_of(tables), **COMPONENTS, **settings, rounds=4, clients_per_leaf=size) for size in (64, 5))

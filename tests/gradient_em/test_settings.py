@@ -22,11 +22,7 @@ SETTINGS = {
     "covariance": ({}, 1.5),
     "standardise": ({}, "columns"),
     "participation": ({}, 0.5),
-    "batch": ({}, 20),
     "start": (GIVEN, "local"),
-    "starts": (REGRESSION, 1),
-    "aligned_clients": ({}, 4),
-    "second_start": ({}, 1),
     "rounds": ({}, 2),
     "tolerance": ({"rounds": 9, "second_start": 0}, 100.0),
 }

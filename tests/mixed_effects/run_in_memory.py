@@ -10,6 +10,8 @@ OPTIONS = ("seed", "given", "clients_per_leaf", "change")
 
 
 def run(block: RowsBlock, **settings) -> Ran:
-    """settings: of the method, and options of `run_method`."""
+    """settings: of the method, its constants, and options of `run_method`."""
     options = {name: settings.pop(name) for name in OPTIONS if name in settings}
-    return run_method(MixedEffects(MixedEffectsConfig(**settings)), block, **options)
+    constants = {name: settings.pop(name) for name in MixedEffectsConfig.__class_vars__ & settings.keys()}
+    varied = type("Varied", (MixedEffectsConfig,), constants)
+    return run_method(MixedEffects(varied(**settings)), block, **options)

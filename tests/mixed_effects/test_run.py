@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from fedcore.errors import ConfigError, PopulationError
 from fedcore.methods.mixed_effects import MixedEffectsConfig
+from fedcore.methods.mixed_effects.config import MOVED
 from fedcore.methods.mixed_effects.regression import root_of
 from fedcore.methods.registry import make_method
 from fedcore.rounds.results import Features
@@ -98,3 +99,9 @@ def test_a_run_ends_with_the_movement_of_its_last_round():
     assert one.state.change is None and one.method.outcome(one.state).endswith("; raise rounds.")
     whole = run(block_of(rows), **{**settings, "tolerance": 1e-6})
     assert whole.method.outcome(whole.state).startswith("converged: ")
+
+
+@pytest.mark.parametrize("setting", MOVED)
+def test_settings_that_became_constants_are_refused(setting):
+    with pytest.raises(ConfigError, match=f"'{setting}' has its former default"):
+        make_method("mixed_effects", {setting: 5})

@@ -4,7 +4,7 @@
 nothing in the paper's variant. Vectorised over the clients. A client's part depends on its own rows, its own memory,
 the message and its own named streams only.
 
-Source: Tian, Weng, Feng 2024, Algorithm 1; Appendix D for sampled clients and batches. The two sums per component,
+Source: Tian, Weng, Feng 2024, Algorithm 1; Appendix D for sampled clients. The two sums per component,
 caps of steps, guards and second starts are ours.
 """
 
@@ -27,9 +27,8 @@ from fedcore.randomness import client_uniforms
 from fedcore.rounds.method import Memory
 from fedcore.rounds.statistics import ArgMax, FloatSum, Statistic, Statistics
 
-PARTICIPATION, BATCH = "gradient_em/participation", "gradient_em/batch"
+PARTICIPATION = "gradient_em/participation"
 SAFE_CURVATURE = 1.8  # times 1 / the largest eigenvalue; 2 is the limit, and the eigenvalue is estimated from below
-BATCH_WEIGHT = 0.2  # share of a batch in the running average of the weights
 FARTHEST = 1e6  # a centre farther out than this, in the model's units, has diverged
 MOST_HALVINGS = 5
 SECOND_STEPS = 10  # EM steps from either start
@@ -68,13 +67,12 @@ class LocalUpdate(NamedTuple):
     """What a local update makes of theta^(k)[t-1].
 
     estimate: (C, R, p) before the central update; w: (C, R) w^(k)[t]
-    rows:     that were used; sums: of the E-step
+    sums:     of the E-step
     memory:   of the clients, with what was found on the way
     """
 
     estimate: np.ndarray
     w: np.ndarray
-    rows: Rows
     sums: Sums
     memory: Memory
 
@@ -133,13 +131,7 @@ def after_central_update(config: GradientEMConfig, message: RoundMessage, active
     if message.number == 1:
         return Parameters(t, w)  # there is no covariance to add to: no centre yet that a client could be far from
     penalty = memories.last_penalty(
-        config,
-        active.memory,
-        active.n,
-        v.shape[1],
-        strength=message.last_penalty,
-        between=message.between,
-        step_factor=message.last_step_factor,
+        config, active.memory, active.n, v.shape[1], strength=message.last_penalty, between=message.between
     )
     theta = penalty.proximal_step(t, v)
     shares, fitted = penalty.covariance_shares(t, theta, v) if config.shared_covariance else (None, 0.0)
@@ -147,17 +139,16 @@ def after_central_update(config: GradientEMConfig, message: RoundMessage, active
 
 
 def local_update(config: GradientEMConfig, message: RoundMessage, active: Active, now: Parameters) -> LocalUpdate:
-    """E-step and gradient step; in the paper on all rows (rate 1)."""
-    rows, theta, w, memory = rows_of_round(config, message, active), now.theta, now.w, active.memory
-    n, rate = rows.sizes, 1.0 if config.batch is None else BATCH_WEIGHT
+    """E-step and gradient step."""
+    theta, memory, n = now.theta, active.memory, active.n
     capped = config.model == "regression" and message.curvature
-    sums = e_step(rows, theta, w, second=capped, shares=now.shares)
+    sums = e_step(active.rows, theta, now.w, second=capped, shares=now.shares)
     if sums.second is not None:
         memory = {**memory, "cap": SAFE_CURVATURE / np.maximum(largest_curvature(sums.second, n), 1e-12)}
-    w = (1.0 - rate) * w + rate * sums.mass / n[:, None]
-    eta = memories.step_sizes(config, message.step_factor, w, active.n, memory)
+    w = sums.mass / n[:, None]
+    eta = memories.step_sizes(config, w, n, memory)
     theta = theta + eta[:, :, None] * (sums.gradient / n[:, None, None])
-    return LocalUpdate(theta, w, rows, sums, memory)
+    return LocalUpdate(theta, w, sums, memory)
 
 
 def remembered(
@@ -187,8 +178,7 @@ def sent(
     The sums of the centres and of the variance between clients, of full M-steps: gradient steps go a fraction of the
     way, and are extended. counts: (C, R) of `effective_rows`.
     """
-    fraction = memories.m_step_fraction(config, message.step_factor, new.w, active.n, new.memory)
-    counts = np.minimum(counts, new.rows.sizes[:, None])  # an estimate from a batch has the noise of a batch
+    fraction = memories.m_step_fraction(config, new.w, active.n, new.memory)
     full = now.theta + (new.estimate - now.theta) / np.where(fraction > 0, fraction, 1.0)[:, :, None]
     penalty = EstimatedPenalty.of(counts, new.w, message.between, fraction, active.v.shape[1])
     sums, leaf = penalty.sums(full, active.v), active.block.leaf
@@ -202,7 +192,7 @@ def counted(
     """The numbers of the round's metrics, in the order of `gradient_round`."""
     numbers = [
         len(active.n),
-        new.rows.sizes.sum(),
+        active.n.sum(),
         new.sums.log_likelihood.sum(),
         np.count_nonzero(counts),
         np.count_nonzero(beyond),
@@ -230,23 +220,10 @@ def active_clients(config: GradientEMConfig, message: RoundMessage, block: RowsB
     return Active(block, among, own, Rows(x, y, ptr, rows.white), rows.sizes[among], v)
 
 
-def rows_of_round(config: GradientEMConfig, message: RoundMessage, active: Active) -> Rows:
-    """The rows that the active clients use: all of them; or a batch, drawn with replacement (Appendix D)."""
-    if config.batch is None:
-        return active.rows
-    x, y, ptr = active.rows.x, active.rows.y, active.rows.ptr
-    first, clients = active.block.first, active.block.clients
-    of_leaf = client_uniforms(message.seed, BATCH, message.number, first, clients, config.batch)
-    uniforms, sizes = of_leaf[active.among], np.diff(ptr)[:, None]
-    at = (ptr[:-1, None] + np.minimum((uniforms * sizes).astype(np.int64), sizes - 1)).ravel()
-    batch = np.arange(len(ptr), dtype=np.int64) * config.batch
-    return Rows(x[at], None if y is None else y[at], batch, active.rows.white)
-
-
 def second_start(
     config: GradientEMConfig, message: RoundMessage, active: Active, now: Parameters
 ) -> tuple[Parameters, int]:
-    """In some rounds (`second_start`), the better end of EM steps from the client's parameters and from the centres v.
+    """In the rounds of second starts, the better end of EM steps from the client's parameters and from the centres v.
 
     The better end has the larger log-likelihood less penalty. Local fits end in poor optima; the centres are those of
     most clients. Also returns how many clients took the end from the centres.

@@ -22,7 +22,10 @@ class Variant:
     smallest_cluster: a client's component of fewer rows is left out and takes the common centre
     step_size: C of the steps C / w; 1 is an EM step. step_of_start: w is that of the start, not the present one
     ward: whether Ward's hierarchy is one more first guess of a client's Gaussians
-    start_steps: EM steps of each first guess; five times as many from the best
+    starts: random first guesses of a client's own fit. start_steps: EM steps of each; five times as many from the best
+    aligned_clients: clients whose centres are compared; the others align to what comes out
+    second_start: in this round, and in those of 4, 16, ... times its number, clients also start from the common centres
+        and keep the better end; 0: never
     """
 
     penalty: float = 2.0
@@ -32,7 +35,10 @@ class Variant:
     step_size: float = 1.0
     step_of_start: bool = False
     ward: bool = True
+    starts: int = 10
     start_steps: int = 15
+    aligned_clients: int = 1000
+    second_start: int = 10
 
     def penalty_of(
         self,
@@ -63,12 +69,23 @@ _CONSTANTS = (
     "first_penalty",
     "smallest_cluster",
     "weight_floor",
-    "batch_decay",
-    "batch_weight",
     "alignment",
     "shuffles",
+    "starts",
+    "aligned_clients",
+    "second_start",
 )
-_GONE = ("by_component", "share_weights", "weights_penalty", "cap_steps", "local_steps", "gradient_clip")
+_GONE = (
+    "batch",
+    "batch_decay",
+    "batch_weight",
+    "by_component",
+    "share_weights",
+    "weights_penalty",
+    "cap_steps",
+    "local_steps",
+    "gradient_clip",
+)
 MOVED = {
     "algorithm=mixed-effects": "is the method mixed_effects now",
     "robust": "is a setting of the method mixed_effects",
@@ -114,33 +131,16 @@ class GradientEMConfig(BaseModel):
 
     # clients
     participation: float = Field(1.0, gt=0, le=1, description="expected share of clients in a round")
-    batch: int | None = Field(
-        None,
-        ge=1,
-        le=1_000_000,
-        description="rows that a client draws in a round, with replacement, in steps that become shorter; None: all",
-    )
 
     # start
     start: Literal["local", "given"] = Field(
         "local", description="every client's own fit, aligned; or common centres from a warm start"
     )
-    starts: int = Field(10, ge=1, le=1000, description="random first guesses of a client's own fit")
-    aligned_clients: int = Field(
-        1000, ge=2, le=100_000, description="clients whose centres are compared; the others align to what comes out"
-    )
-    second_start: int = Field(
-        10,
-        ge=0,
-        le=1_000_000,
-        description="in this round, and in those of 4, 16, ... times its number, "
-        "clients also start from the common centres and keep the better end; 0: never",
-    )
 
     # end
     rounds: int = Field(100, ge=1, le=1_000_000, description="rounds T")
     tolerance: float = Field(
-        1e-6, ge=0, description="the run ends when no centre moves by more; not with batches or sampled clients"
+        1e-6, ge=0, description="the run ends when no centre moves by more; not with sampled clients"
     )
 
     @property
@@ -150,17 +150,17 @@ class GradientEMConfig(BaseModel):
 
     @property
     def exact_rounds(self) -> bool:
-        """Whether a round is a function of the one before: all clients, all rows."""
-        return self.participation == 1 and self.batch is None
+        """Whether a round is a function of the one before: all clients take part."""
+        return self.participation == 1
 
     @property
     def fewest_rounds(self) -> int:
         """Rounds after which a run can end early."""
-        return max(FEWEST_ROUNDS, self.second_start + 1)
+        return max(FEWEST_ROUNDS, self.variant.second_start + 1)
 
     def starts_again(self, number: int) -> bool:
         """Whether clients start from the common centres as well in round `number`."""
-        later = self.second_start
+        later = self.variant.second_start
         while 0 < later < number:
             later *= 4
         return 0 < later == number

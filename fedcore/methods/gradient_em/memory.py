@@ -55,8 +55,8 @@ def effective_rows(n: np.ndarray, out: np.ndarray) -> np.ndarray:
     return np.where(out > 0, 0.0, np.broadcast_to(n[:, None], out.shape))
 
 
-def step_sizes(config: GradientEMConfig, factor: float, w: np.ndarray, n: np.ndarray, memory: Memory) -> np.ndarray:
-    """(C, R) eta: C / w, capped by the curvature of a regression, halved where it diverged. factor: of the round."""
+def step_sizes(config: GradientEMConfig, w: np.ndarray, n: np.ndarray, memory: Memory) -> np.ndarray:
+    """(C, R) eta: C / w, capped by the curvature of a regression, halved where it diverged."""
     if "step" in memory:
         eta = memory["step"]
     else:
@@ -64,32 +64,22 @@ def step_sizes(config: GradientEMConfig, factor: float, w: np.ndarray, n: np.nda
         eta = config.variant.step_size / np.maximum(w, floor)
     if "cap" in memory:
         eta = np.minimum(eta, memory["cap"])
-    return factor * eta * 0.5 ** memory["halvings"]
+    return eta * 0.5 ** memory["halvings"]
 
 
-def m_step_fraction(
-    config: GradientEMConfig, factor: float, w: np.ndarray, n: np.ndarray, memory: Memory
-) -> np.ndarray:
+def m_step_fraction(config: GradientEMConfig, w: np.ndarray, n: np.ndarray, memory: Memory) -> np.ndarray:
     """(C, R) how far the gradient step of a round went towards the full M-step."""
-    return step_sizes(config, factor, w, n, memory) * w
+    return step_sizes(config, w, n, memory) * w
 
 
 def last_penalty(
-    config: GradientEMConfig,
-    memory: Memory,
-    n: np.ndarray,
-    p: int,
-    *,
-    strength: float,
-    between: np.ndarray,
-    step_factor: float,
+    config: GradientEMConfig, memory: Memory, n: np.ndarray, p: int, *, strength: float, between: np.ndarray
 ) -> Penalty:
     """The penalty that stands between the estimates in the memory and the centres that were made of them.
 
-    strength: lambda of that central update; between: (R,) variance between clients that came of it; step_factor: of
-    that round.
+    strength: lambda of that central update; between: (R,) variance between clients that came of it.
     """
     w = memory["w"]
     counts = effective_rows(n, memory["out"])
-    fraction = m_step_fraction(config, step_factor, w, n, memory)
+    fraction = m_step_fraction(config, w, n, memory)
     return config.variant.penalty_of(counts, w, p, strength=strength, between=between, fraction=fraction)

@@ -36,7 +36,6 @@ class RoundMessage:
     penalty:    lambda[t], by which the clients weigh their estimates in the next centres
     last_penalty: lambda of the central update that made these centres; 0 in round 1, when clients are at their starts
     between:    (R,) variance between clients, per coordinate, model's units
-    step_factor, last_step_factor: factor of the step sizes in this round and in the last; below 1 with batches
     orders:     (K, R) int32 order of every client's components, in round 1 if all starts were compared; else (0, R)
     participation: a client takes part if its uniform number is at most this
     curvature:  whether the caps of step sizes are computed anew
@@ -49,8 +48,6 @@ class RoundMessage:
     penalty: float
     last_penalty: float
     between: np.ndarray
-    step_factor: float
-    last_step_factor: float
     orders: np.ndarray
     participation: float
     curvature: bool

@@ -121,7 +121,7 @@ class GradientEM(NonPrivateMethod[GradientEMConfig, GradientEMState]):
 
     def clients_kept_apart(self, clients: int) -> int:
         """In the start, those whose components are compared."""
-        return self.config.aligned_clients
+        return self.config.variant.aligned_clients
 
     # --- what a run shows -------------------------------------------------------------------------------------------
 

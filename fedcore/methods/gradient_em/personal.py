@@ -17,7 +17,6 @@ import numpy as np
 
 from fedcore.errors import RunError
 from fedcore.methods.gradient_em import memory as memories
-from fedcore.methods.gradient_em import server
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.coordinates import (
     coordinates_of,
@@ -116,15 +115,7 @@ def parameters(
     coordinates, n = coordinates_of(state), np.diff(block.ptr).astype(np.float64)
     v, w = to_model(config, coordinates, state.centres), memory["w"]
     t = to_model(config, coordinates, memory["theta"])
-    penalty = memories.last_penalty(
-        config,
-        memory,
-        n,
-        v.shape[1],
-        strength=state.penalty,
-        between=state.spread,
-        step_factor=server.step_factor(config, state.round),
-    )
+    penalty = memories.last_penalty(config, memory, n, v.shape[1], strength=state.penalty, between=state.spread)
     theta = penalty.proximal_step(t, v)
     return ClientParameters(theta, w, penalty.relative_distance(t, theta, v, state.scores))
 

@@ -30,7 +30,6 @@ from fedcore.methods.gradient_em.state import GradientEMState
 from fedcore.methods.mixture_models.spatial_median import moved_centre
 from fedcore.rounds.method import RoundInfo
 
-BATCH_DECAY = 20.0  # k0: steps with batches decrease as 1 / (1 + t / k0)
 CURVATURE_EVERY = 20  # rounds after which the caps of regression steps are computed anew
 
 
@@ -60,8 +59,6 @@ def message(config: GradientEMConfig, state: GradientEMState) -> Message | None:
         penalty=next_lambda(config, state),
         last_penalty=0.0 if number == 1 else state.penalty,
         between=state.spread,
-        step_factor=step_factor(config, number),
-        last_step_factor=step_factor(config, max(number - 1, 1)),
         orders=state.orders,
         participation=config.participation,
         curvature=number % CURVATURE_EVERY == 1,
@@ -153,7 +150,7 @@ def next_penalty(penalty: float, decay: float, constant: float, p: int, clients:
 
 
 def ended(config: GradientEMConfig, number: int, change: float) -> bool:
-    """Whether nothing moves any more. With batches or sampled clients all rounds are made."""
+    """Whether nothing moves any more. With sampled clients all rounds are made."""
     return config.exact_rounds and number >= config.fewest_rounds and change < config.tolerance
 
 
@@ -176,8 +173,3 @@ def _over_rounds(config: GradientEMConfig, state: GradientEMState, sums: np.ndar
     if config.participation < 1 and state.round > 1:
         return (1.0 - config.participation) * before + sums
     return sums
-
-
-def step_factor(config: GradientEMConfig, number: int) -> float:
-    """Of the step sizes of a round: with batches they decrease."""
-    return 1.0 if config.batch is None else 1.0 / (1.0 + (number - 1) / BATCH_DECAY)

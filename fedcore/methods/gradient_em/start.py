@@ -146,7 +146,7 @@ def fits_of(config: GradientEMConfig, message: StartMessage, block: RowsBlock) -
         config.components,
         message.seed,
         block.first,
-        starts=config.starts,
+        starts=config.variant.starts,
         ward=config.variant.ward and rows.y is None,
         steps=config.variant.start_steps,
     )
@@ -242,7 +242,7 @@ def checked_centres(
 
 def start_message(config: GradientEMConfig, state: GradientEMState) -> StartMessage:
     """Asks all clients for their centres, or those with the smallest uniform numbers."""
-    compared = compared_up_to(state.seed, state.population, config.aligned_clients)
+    compared = compared_up_to(state.seed, state.population, config.variant.aligned_clients)
     return StartMessage(coordinates_of(state), compared, state.seed)
 
 

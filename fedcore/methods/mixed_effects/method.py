@@ -17,7 +17,7 @@ import numpy as np
 
 from fedcore.errors import ConfigError
 from fedcore.methods.mixed_effects import mixture_rounds, regression_rounds, result, robust_trial
-from fedcore.methods.mixed_effects.config import MixedEffectsConfig
+from fedcore.methods.mixed_effects.config import MOVED, MixedEffectsConfig
 from fedcore.methods.mixed_effects.result import result_of
 from fedcore.methods.mixed_effects.state import Message, MixedEffectsState, StartMessage
 from fedcore.methods.mixture_models.endings import ending
@@ -90,16 +90,8 @@ class MixedEffects(NonPrivateMethod[MixedEffectsConfig, MixedEffectsState]):
     Config = MixedEffectsConfig
     State = MixedEffectsState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
-    main_settings: ClassVar[tuple[str, ...]] = (
-        "components",
-        "intercept",
-        "robust",
-        "aligned_clients",
-        "starts",
-        "second_start",
-        "rounds",
-        "tolerance",
-    )
+    main_settings: ClassVar[tuple[str, ...]] = ("components", "intercept", "robust", "rounds", "tolerance")
+    moved_settings: ClassVar[Mapping[str, str]] = MOVED
     fixed_settings: ClassVar[Mapping[str, Any]] = {
         "alignment": "auto",
         "shuffles": MixedEffectsConfig.shuffles,

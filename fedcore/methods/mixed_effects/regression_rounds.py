@@ -131,7 +131,7 @@ def after_start(
         raise PopulationError("no client of the population has any rows.", "Check what was ingested.")
     if not len(fits):
         raise PopulationError(
-            "none of the clients whose own fits are compared has rows.", "Raise the setting 'aligned_clients'."
+            "none of the clients whose own fits are compared has rows.", "Leave out clients without rows."
         )
     common = regression.first_common(fits[:, :-1], fits[:, -1], np.asarray(result["moments"]))
     state = replace(state, phase="rounds", clients=clients, rows=rows, largest=int(result["largest"].score))

@@ -13,13 +13,13 @@ def ending(what: str, rounds: int, most: int, moved: float, change: float | None
 
     what: that is shared; rounds: that were made, of `most`; moved: by the last one, standard errors of what is shared;
     change: of the log-likelihood by the last one, nats a row, None after one round; sampled: whether rounds are of
-    sampled clients or rows, which never stand still.
+    sampled clients, which never stand still.
     """
     made = f"{rounds} round{'s' * (rounds > 1)}"
     if sampled:
         return (
-            f"stopped after {made} of sampled clients or rows: the last moved the common {what} by {moved:.1g} of "
-            "their standard errors. Only rounds of all rows show whether a run converged: participation = 1, no batch."
+            f"stopped after {made} of sampled clients: the last moved the common {what} by {moved:.1g} of their "
+            "standard errors. Only rounds of all clients show whether a run converged: participation = 1."
         )
     left = f"at the pace of the last would move the common {what} by {moved * rounds:.1g} of their standard errors"
     if change is not None and moved * rounds <= SETTLED and abs(change) <= SMALL:
