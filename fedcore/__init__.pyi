@@ -1,3 +1,4 @@
+from fedcore.interface.compare import compare as compare
 from fedcore.interface.functions import budget as budget
 from fedcore.interface.functions import open_population as open_population
 from fedcore.interface.functions import plan as plan
@@ -10,6 +11,8 @@ from fedcore.interface.mixtures import RobustMultiTaskMixture as RobustMultiTask
 from fedcore.interface.model import load_run as load_run
 from fedcore.interface.personal import PersonalDictionaries as PersonalDictionaries
 from fedcore.interface.personal import PersonalHistograms as PersonalHistograms
+from fedcore.interface.plots import plot_components as plot_components
+from fedcore.interface.plots import plot_scores as plot_scores
 
 __version__: str
 WHERE: dict[str, str]

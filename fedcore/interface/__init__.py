@@ -2,6 +2,8 @@
 
 functions   open_population, train, resume, load_run, plan, budget, set_budget
 model       a trained run as values, tables and outputs
+compare     two models on the same rows
+plots       pictures of mixtures, by matplotlib
 data        arrays, data frames and files, as populations
 estimator   what the estimators share
 private     fits that are charged to a budget
