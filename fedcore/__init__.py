@@ -20,7 +20,7 @@ WHERE = {
     "budget": "functions",
     "set_budget": "functions",
     "load_run": "model",
-    "FederatedMixture": "mixtures",
+    "FederatedMixture": "federated_mixture",
     "PrivateMixture": "mixtures",
     "RobustMultiTaskMixture": "mixtures",
     "PersonalHistograms": "personal",

@@ -5,7 +5,9 @@ model       a trained run as values, tables and outputs
 data        arrays, data frames and files, as populations
 estimator   what the estimators share
 private     fits that are charged to a budget
-mixtures    FederatedMixture, PrivateMixture, RobustMultiTaskMixture
+federated_mixture   FederatedMixture, after scikit-learn's GaussianMixture
+densities, starts   what it computes of rows, and what it starts from if it is given that
+mixtures    PrivateMixture, RobustMultiTaskMixture
 personal    PersonalHistograms, PersonalDictionaries
 
 Everything runs on the engine, the stores and the ledger that the command line uses, in this process or on a given

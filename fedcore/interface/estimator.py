@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from sklearn.utils import Tags
-from sklearn.utils.validation import validate_data
+from sklearn.utils.validation import _check_sample_weight, validate_data
 
 from fedcore.errors import ConfigError
 from fedcore.interface import data
@@ -24,6 +24,8 @@ from fedcore.population.blocks import Kind
 from fedcore.population.columns import ColumnEntry
 from fedcore.population.store import Population
 from fedcore.storage.files import scratch_folder
+
+SEEDS = 2**31  # that a RandomState or a Generator draws from
 
 
 class FederatedEstimator(BaseEstimator, ABC):
@@ -38,7 +40,7 @@ class FederatedEstimator(BaseEstimator, ABC):
     method: str
     folder: str | None
     settings: Mapping[str, Any] | None
-    random_state: int | None
+    random_state: Any
     backend: Any
 
     def __sklearn_tags__(self) -> Tags:
@@ -59,6 +61,10 @@ class FederatedEstimator(BaseEstimator, ABC):
         """Settings that depend on the population; the budget of one that was made here is set."""
         return {}
 
+    def _start(self, population: Population, place: Path) -> str | None:
+        """The file of what the run starts from, made in `place`; None: the method finds its own start."""
+        return None
+
     def _trained_method(self) -> str:
         """The method that `fit` trains with these parameters."""
         return self.method
@@ -67,18 +73,22 @@ class FederatedEstimator(BaseEstimator, ABC):
         """Of a population that is made by `fit`; "records": whether every row is a record of its own."""
         return {}
 
-    def _fit(self, X: Any, groups: Groups) -> Self:
+    def _fit(self, X: Any, groups: Groups, weights: Any = None) -> Self:
+        """weights: (n,) how much each row of an array counts, which becomes its last column; None: once."""
+        seed = checked_seed(self.random_state)
         with self._place() as place:
-            stored = self._stored(X, groups, place)
+            stored = self._stored(X, groups, place, weights)
             paid = self._before_training(stored.population, place)
             settings = {**self._method_settings(), **paid, **dict(self.settings or {})}
-            self.n_features_in_ = stored.population.features
+            if weights is not None:
+                settings["weight_column"] = self.n_features_in_
             model = train(
                 self._trained_method(),
                 stored.population,
                 settings,
                 runs=place / "runs",
-                seed=checked_seed(self.random_state),
+                seed=seed,
+                start_from=self._start(stored.population, place),
                 backend=self.backend,
                 report=self.folder is not None,
             )
@@ -91,17 +101,27 @@ class FederatedEstimator(BaseEstimator, ABC):
             _ = self.model_.fitted, self.model_.learnt.document  # read while the files are there
         return self
 
-    def _stored(self, X: Any, groups: Groups, place: Path) -> Stored:
+    def _stored(self, X: Any, groups: Groups, place: Path, weights: Any) -> Stored:
         options = self._population_options(place, groups)
-        if isinstance(X, Population):
-            return Stored(self._checked_kind(X))
-        if isinstance(X, (str, Path)):
-            return Stored(self._checked_kind(data.opened(X, groups, place / "population", self.kind, **options)))
+        if isinstance(X, (Population, str, Path)):
+            if weights is not None:
+                raise ConfigError(
+                    "sample_weight belongs to rows of an array.",
+                    "Name the column of the weights: settings={'weight_column': NUMBER}.",
+                )
+            found = (
+                X if isinstance(X, Population) else data.opened(X, groups, place / "population", self.kind, **options)
+            )
+            self.n_features_in_ = self._checked_kind(found).features
+            return Stored(found)
         if self.kind == "counts":
             counts = self._checked_counts(X, reset=True)
             return data.counts_stored(counts, place / "population", **options)
         x = self._checked_rows(X, reset=True)
         names = [str(name) for name in getattr(self, "feature_names_in_", ())]  # of a data frame
+        if weights is not None:
+            x = np.column_stack([x, _check_sample_weight(weights, x, ensure_non_negative=True)])
+            names += ["sample_weight"] if names else []
         named = all(names) and len(set(names)) == len(names)
         columns = [ColumnEntry(name=name, of=name) for name in names] if named else []
         return data.rows_stored(x, groups, place / "population", columns=columns, **options)
@@ -149,10 +169,17 @@ class FederatedEstimator(BaseEstimator, ABC):
         return model
 
 
-def checked_seed(random_state: int | None) -> int:
-    """Raises ConfigError unless it is a whole number from 0; None is 0."""
+def checked_seed(random_state: Any) -> int:
+    """The seed of a run: a whole number from 0 is itself, None is 0, and a RandomState or a Generator of NumPy gives
+    the next number that it draws. Raises ConfigError for others."""
     if random_state is None:
         return 0
+    if isinstance(random_state, np.random.Generator):
+        return int(random_state.integers(SEEDS))
+    if isinstance(random_state, np.random.RandomState):
+        return int(random_state.randint(SEEDS))
     if isinstance(random_state, (bool, np.bool_)) or not isinstance(random_state, (int, np.integer)):
-        raise ConfigError(f"random_state is a whole number, not {random_state!r}.", "Runs are named by their seed.")
+        raise ConfigError(
+            f"random_state cannot be {random_state!r}.", "Give a whole number, a RandomState, a Generator or None."
+        )
     return int(random_state)

@@ -1,4 +1,4 @@
-"""Mixture models as estimators: one for all rows, and one for each client."""
+"""Mixture models as estimators: a private one for all rows, and one for each client."""
 
 from __future__ import annotations
 
@@ -13,114 +13,9 @@ from sklearn.mixture import GaussianMixture
 from fedcore.errors import ConfigError
 from fedcore.interface.data import Groups, Stored, checked_groups
 from fedcore.interface.estimator import FederatedEstimator
-from fedcore.interface.model import Model, of_rows
+from fedcore.interface.model import Model
 from fedcore.interface.private import PrivateEstimator
-from fedcore.population.blocks import RowsBlock
 from fedcore.rounds.engine import Backend
-from fedcore.rounds.fitted import CovarianceType
-
-PREDICTED = 2**16  # rows at once
-
-
-class FederatedMixture(DensityMixin, FederatedEstimator):
-    """A Gaussian mixture by expectation maximisation over clients, for rows that need not fit in memory.
-
-    It is the method `federated_em` (Dieuleveut, Fort, Moulines, Robin 2021). With `algorithm="em"` clients send exact
-    sums, and the result is that of pooled EM; "fedem" and "vr-fedem" compress what they send. It is not private.
-
-    n_components: G; covariance_type: as of scikit-learn's GaussianMixture
-    max_iter: rounds, of em steps over all rows; None: by the method
-    settings: others of the method, by name (`fedcore methods federated_em`)
-    folder: keeps population and run; backend: as of `fedcore.train`
-
-    Fitted: weights_ (G,), means_ (G, d), covariances_ (in scikit-learn's shapes), n_iter_, converged_, outcome_,
-    statement_, run_, model_.
-
-    >>> import numpy as np, fedcore
-    >>> x = np.concatenate([np.random.default_rng(0).normal(size=(200, 2)) + at for at in (-4, 4)])
-    >>> mixture = fedcore.FederatedMixture(n_components=2).fit(x)
-    >>> sorted(mixture.means_[:, 0].round().tolist())
-    [-4.0, 4.0]
-    """
-
-    method = "federated_em"
-
-    def __init__(
-        self,
-        n_components: int = 1,
-        *,
-        covariance_type: CovarianceType = "full",
-        algorithm: Literal["em", "fedem", "vr-fedem"] = "em",
-        max_iter: int | None = None,
-        random_state: int | None = 0,
-        settings: Mapping[str, Any] | None = None,
-        folder: str | None = None,
-        backend: Backend | None = None,
-    ):
-        self.n_components = n_components
-        self.covariance_type = covariance_type
-        self.algorithm = algorithm
-        self.max_iter = max_iter
-        self.random_state = random_state
-        self.settings = settings
-        self.folder = folder
-        self.backend = backend
-
-    def fit(self, X: Any, y: object = None, groups: Groups = None) -> Self:
-        """X: (n, d) rows, NaN = missing; a population, or its place; or files of rows.
-
-        groups: (n,) the client of each row, or the column of the files that names it; None: of nobody in particular,
-        but for files with a column "client". With exact EM it does not matter whose rows are.
-        Raises ConfigError, PopulationError, IngestError, and ValueError for arrays that are no rows of numbers.
-        """
-        return self._fit(X, groups)
-
-    def _method_settings(self) -> dict[str, Any]:
-        steps = {}
-        if self.max_iter is not None:  # em makes no step in two of its reads
-            steps = {"max_passes": self.max_iter + 2} if self.algorithm == "em" else {"rounds": self.max_iter}
-        chosen = {"algorithm": self.algorithm, "components": self.n_components, "covariance": self.covariance_type}
-        return {**chosen, **steps}
-
-    def _take(self, model: Model, stored: Stored) -> None:
-        method, state = model.fitted
-        theta = cast(Any, method).parameters(state)
-        self.weights_, self.means_ = theta["weights"], theta["means"]
-        self.covariances_ = theta["covariances"]
-        self.converged_ = self.outcome_.startswith("converged")
-
-    def to_sklearn(self) -> GaussianMixture:
-        """The same mixture as a fitted scikit-learn estimator."""
-        made: GaussianMixture = self._known().to_sklearn()
-        made.n_iter_ = self.n_iter_
-        return made
-
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """(n, G) responsibilities of the components for each row."""
-        return of_rows(self._rows(X), "responsibilities").astype(np.float64)
-
-    def predict(self, X: Any) -> np.ndarray:
-        """(n,) int64 the most probable component of each row."""
-        labels: np.ndarray = of_rows(self._rows(X), "responsibilities").argmax(axis=1)
-        return labels
-
-    def score_samples(self, X: Any) -> np.ndarray:
-        """(n,) log density of each row, nats, in the units of the data."""
-        return of_rows(self._rows(X), "log_density")
-
-    def score(self, X: Any, y: object = None) -> float:
-        """Mean log density of the rows, nats."""
-        return float(self.score_samples(X).mean())
-
-    def _rows(self, X: Any) -> dict[str, np.ndarray]:
-        model = self._known()
-        x = self._checked_rows(X, reset=False)
-        parts = [x[low : low + PREDICTED] for low in range(0, len(x), PREDICTED)]
-        outputs = [model.outputs(RowsBlock(0, 0, np.array([0, len(part)]), part)) for part in parts]
-        return {
-            name: np.concatenate([one[name] for one in outputs])
-            for name in ("rows_responsibilities", "rows_log_density")
-        }
 
 
 class PrivateMixture(ClusterMixin, DensityMixin, PrivateEstimator):

@@ -160,7 +160,7 @@ def test_mistakes_are_clear(estimator):
     with pytest.raises(ConfigError, match="shape"):
         estimator.fit(APART, groups=[1, 2, 3])
     with pytest.raises(ConfigError, match="random_state"):
-        clone(estimator).set_params(random_state=np.random.default_rng(0)).fit(APART, groups=np.zeros(len(APART)))
+        clone(estimator).set_params(random_state="0").fit(APART, groups=np.zeros(len(APART)))
     with pytest.raises(ConfigError):
         clone(estimator).set_params(settings={"no_such": 1}).fit(APART, groups=np.zeros(len(APART)))
 
