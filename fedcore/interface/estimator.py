@@ -12,8 +12,8 @@ import numpy as np
 import scipy.sparse as sp
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
-from sklearn.utils import Tags
-from sklearn.utils.validation import _check_sample_weight, validate_data
+from sklearn.utils import Tags, check_consistent_length
+from sklearn.utils.validation import validate_data
 
 from fedcore.errors import ConfigError
 from fedcore.interface import data
@@ -45,7 +45,7 @@ class FederatedEstimator(BaseEstimator, ABC):
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = self.kind == "rows"
+        tags.input_tags.allow_nan = self._allows_missing()
         tags.input_tags.sparse = tags.input_tags.positive_only = self.kind == "counts"
         return tags
 
@@ -61,6 +61,10 @@ class FederatedEstimator(BaseEstimator, ABC):
         """Settings that depend on the population; the budget of one that was made here is set."""
         return {}
 
+    def _allows_missing(self) -> bool:
+        """Whether rows may have missing entries (NaN)."""
+        return self.kind == "rows"
+
     def _start(self, population: Population, place: Path) -> str | None:
         """The file of what the run starts from, made in `place`; None: the method finds its own start."""
         return None
@@ -73,15 +77,13 @@ class FederatedEstimator(BaseEstimator, ABC):
         """Of a population that is made by `fit`; "records": whether every row is a record of its own."""
         return {}
 
-    def _fit(self, X: Any, groups: Groups, weights: Any = None) -> Self:
-        """weights: (n,) how much each row of an array counts, which becomes its last column; None: once."""
+    def _fit(self, X: Any, groups: Groups, **last: np.ndarray | None) -> Self:
+        """last: (n,) float64 by name, a column that comes after those of an array; None: there is none."""
         seed = checked_seed(self.random_state)
         with self._place() as place:
-            stored = self._stored(X, groups, place, weights)
+            stored = self._stored(X, groups, place, {name: one for name, one in last.items() if one is not None})
             paid = self._before_training(stored.population, place)
             settings = {**self._method_settings(), **paid, **dict(self.settings or {})}
-            if weights is not None:
-                settings["weight_column"] = self.n_features_in_
             model = train(
                 self._trained_method(),
                 stored.population,
@@ -101,14 +103,11 @@ class FederatedEstimator(BaseEstimator, ABC):
             _ = self.model_.fitted, self.model_.learnt.document  # read while the files are there
         return self
 
-    def _stored(self, X: Any, groups: Groups, place: Path, weights: Any) -> Stored:
+    def _stored(self, X: Any, groups: Groups, place: Path, last: Mapping[str, np.ndarray]) -> Stored:
         options = self._population_options(place, groups)
         if isinstance(X, (Population, str, Path)):
-            if weights is not None:
-                raise ConfigError(
-                    "sample_weight belongs to rows of an array.",
-                    "Name the column of the weights: settings={'weight_column': NUMBER}.",
-                )
+            if last:
+                raise ConfigError(f"{', '.join(last)} is for rows of an array.", "Make it a column of the population.")
             found = (
                 X if isinstance(X, Population) else data.opened(X, groups, place / "population", self.kind, **options)
             )
@@ -119,9 +118,8 @@ class FederatedEstimator(BaseEstimator, ABC):
             return data.counts_stored(counts, place / "population", **options)
         x = self._checked_rows(X, reset=True)
         names = [str(name) for name in getattr(self, "feature_names_in_", ())]  # of a data frame
-        if weights is not None:
-            x = np.column_stack([x, _check_sample_weight(weights, x, ensure_non_negative=True)])
-            names += ["sample_weight"] if names else []
+        check_consistent_length(x, *last.values())
+        x, names = np.column_stack([x, *last.values()]) if last else x, [*names, *last] if names else []
         named = all(names) and len(set(names)) == len(names)
         columns = [ColumnEntry(name=name, of=name) for name in names] if named else []
         return data.rows_stored(x, groups, place / "population", columns=columns, **options)
@@ -134,9 +132,10 @@ class FederatedEstimator(BaseEstimator, ABC):
         return population
 
     def _checked_rows(self, X: Any, *, reset: bool) -> np.ndarray:
-        """(n, d) float32 or float64, NaN = missing. Raises ValueError as estimators do."""
+        """(n, d) float32 or float64, NaN = missing where that is allowed. Raises ValueError as estimators do."""
+        finite: Any = "allow-nan" if self._allows_missing() else True
         x: np.ndarray = validate_data(
-            self, X, reset=reset, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan", order="C"
+            self, X, reset=reset, dtype=[np.float64, np.float32], ensure_all_finite=finite, order="C"
         )
         return x
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, cast
 import numpy as np
 from sklearn.base import DensityMixin
 from sklearn.mixture import GaussianMixture
+from sklearn.utils.validation import _check_sample_weight
 
 from fedcore.errors import ConfigError
 from fedcore.interface.data import Groups, Stored
@@ -112,7 +113,9 @@ class FederatedMixture(DensityMixin, FederatedEstimator):
         the column of the weights in settings={"weight_column": NUMBER}
         Raises ConfigError, PopulationError, IngestError, and ValueError for arrays that are no rows of numbers.
         """
-        return self._fit(X, groups, sample_weight)
+        if sample_weight is not None and not isinstance(X, (Population, str, Path)):
+            sample_weight = _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+        return self._fit(X, groups, sample_weight=sample_weight)
 
     def fit_predict(self, X: Any, y: object = None, groups: Groups = None, sample_weight: Any = None) -> np.ndarray:
         """(n,) int64 the most probable component of each row of an array, after a fit to it. See `fit`."""
@@ -160,6 +163,10 @@ class FederatedMixture(DensityMixin, FederatedEstimator):
     def _is_given(self) -> bool:
         given = (self.weights_init, self.means_init, self.precisions_init)
         return self._goes_on() or any(one is not None for one in given)
+
+    def _before_training(self, population: Population, place: Path) -> dict[str, Any]:
+        column = self._column_of(population)
+        return {} if column is None else {"weight_column": column}
 
     def _start(self, population: Population, place: Path) -> str | None:
         if not self._is_given():

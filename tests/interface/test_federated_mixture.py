@@ -104,7 +104,7 @@ def test_weights_of_a_population_are_one_of_its_columns(tmp_path):
     assert np.allclose(
         ours.score_samples(np.column_stack([np.ones(50), NEW])), ours.to_sklearn().score_samples(NEW), atol=1e-10
     )
-    with pytest.raises(ConfigError, match="weight_column"):
+    with pytest.raises(ConfigError, match="rows of an array"):
         clone(ours).fit(stored.population, sample_weight=np.ones(600))
 
 
