@@ -2,7 +2,8 @@
 
 functions   open_population, train, resume, load_run, plan, budget, set_budget
 model       a trained run as values, tables and outputs
-data        arrays, data frames and files, as populations
+data        arrays and files, as populations
+frames      data frames of any library, as arrays
 estimator   what the estimators share
 private     fits that are charged to a budget
 federated_mixture   FederatedMixture, after scikit-learn's GaussianMixture

@@ -1,4 +1,4 @@
-"""Arrays, data frames and files as populations: what an estimator is given becomes what the engine reads."""
+"""Arrays and files as populations: what an estimator is given becomes what the engine reads."""
 
 from __future__ import annotations
 

@@ -12,12 +12,13 @@ import numpy as np
 import scipy.sparse as sp
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
-from sklearn.utils import Tags, check_consistent_length
+from sklearn.utils import Tags, check_array, check_consistent_length
 from sklearn.utils.validation import validate_data
 
 from fedcore.errors import ConfigError
 from fedcore.interface import data
 from fedcore.interface.data import Groups, Stored
+from fedcore.interface.frames import as_array
 from fedcore.interface.functions import train
 from fedcore.interface.model import Model, finished
 from fedcore.population.blocks import Kind
@@ -133,19 +134,24 @@ class FederatedEstimator(BaseEstimator, ABC):
 
     def _checked_rows(self, X: Any, *, reset: bool) -> np.ndarray:
         """(n, d) float32 or float64, NaN = missing where that is allowed. Raises ValueError as estimators do."""
-        finite: Any = "allow-nan" if self._allows_missing() else True
-        x: np.ndarray = validate_data(
-            self, X, reset=reset, dtype=[np.float64, np.float32], ensure_all_finite=finite, order="C"
-        )
+        finite = "allow-nan" if self._allows_missing() else True
+        x: np.ndarray = self._checked(X, reset, dtype=[np.float64, np.float32], ensure_all_finite=finite, order="C")
         return x
 
     def _checked_counts(self, X: Any, *, reset: bool) -> sp.csr_matrix:
         """(C, d) whole numbers >= 0. Raises ValueError."""
-        x = validate_data(self, X, reset=reset, accept_sparse="csr", dtype=np.float64)
-        counts = sp.csr_matrix(x)
+        counts = sp.csr_matrix(self._checked(X, reset, accept_sparse="csr", dtype=np.float64))
         if counts.nnz and (counts.data.min() < 0 or (counts.data != np.floor(counts.data)).any()):
             raise ValueError("Negative values in data passed to X, or others that are not whole: it holds counts.")
         return counts
+
+    def _checked(self, X: Any, reset: bool, **rules: Any) -> Any:
+        """X as an array; the columns of a data frame have the names and the order of the fit."""
+        x = as_array(X)
+        if x is X:
+            return validate_data(self, X, reset=reset, **rules)
+        validate_data(self, X, reset=reset, skip_check_array=True)
+        return check_array(x, estimator=self, input_name="X", **rules)
 
     @contextmanager
     def _place(self) -> Iterator[Path]:
