@@ -24,7 +24,7 @@ from fedcore.population.store import Population
 from fedcore.rounds.engine import Backend
 
 
-class PrivateMixture(ClusterMixin, DensityMixin, PrivateEstimator):
+class PrivateMixture(DensityMixin, PrivateEstimator):
     """A Gaussian mixture under differential privacy, without bounds to declare or a separation to assume.
 
     It is the method `private_mixture`: releases of private scales, starts, rounds of EM, and a test for valleys between

@@ -8,7 +8,7 @@ from typing import Any, Self, cast
 import numpy as np
 import scipy.sparse as sp
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, OneToOneFeatureMixin, TransformerMixin
-from sklearn.utils import check_array
+from sklearn.utils import Tags, check_array
 
 from fedcore.interface.data import Groups, Stored, check_given, checked_groups, places_of
 from fedcore.interface.estimator import FederatedEstimator
@@ -64,6 +64,11 @@ class PersonalHistograms(OneToOneFeatureMixin, TransformerMixin, PrivateEstimato
         self.settings = settings
         self.folder = folder
         self.backend = backend
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = []
+        return tags
 
     def fit(self, X: Any, y: object = None) -> Self:
         """X: (C, d) counts, a client a row, dense or sparse; a population of counts, or its place.

@@ -12,7 +12,6 @@ from scipy.stats import multivariate_normal
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.mixture import GaussianMixture
-from sklearn.utils.estimator_checks import check_estimator
 
 import fedcore
 from fedcore.errors import BudgetExceeded, ConfigError, IngestError
@@ -22,14 +21,6 @@ from fedcore.training.budget import ledger_name
 RANDOM = np.random.default_rng(3)
 APART = np.concatenate([RANDOM.normal(size=(300, 2)) * [1, 2] + at for at in (-5, 5)])
 DICE = RANDOM.multinomial(60, [0.4, 0.3, 0.2, 0.1], size=500)
-
-
-@pytest.mark.slow
-@pytest.mark.heavy
-def test_mixtures_keep_all_rules_of_scikit_learn():
-    results = check_estimator(fedcore.FederatedMixture(max_iter=5), on_fail=None)
-    assert len(results) > 30
-    assert [one["check_name"] for one in results if one["status"] == "failed"] == []
 
 
 @pytest.mark.slow
