@@ -24,7 +24,7 @@ WHERE = {
     "compare": "compare",
     "plot_components": "plots",
     "plot_scores": "plots",
-    "FederatedMixture": "mixtures",
+    "FederatedMixture": "federated_mixture",
     "PrivateMixture": "mixtures",
     "RobustMultiTaskMixture": "mixtures",
     "PersonalHistograms": "personal",
