@@ -4,9 +4,9 @@ import pickle
 
 import numpy as np
 import pytest
-from sklearn.exceptions import NotFittedError
 from scipy.stats import multivariate_normal
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 from sklearn.mixture import GaussianMixture
 
 import fedcore
