@@ -1,6 +1,7 @@
 """Federated, private, unsupervised learning over populations too large for memory.
 
     open_population, train, resume, load_run, plan, budget, set_budget    what the command line does, from Python
+    compare, plot_components, plot_scores                                 of fitted models and rows
     FederatedMixture, PrivateMixture, RobustMultiTaskMixture, PersonalHistograms, PersonalDictionaries
                                                                           estimators in the manner of scikit-learn
     errors.FedcoreError                                                   what they raise
@@ -20,7 +21,10 @@ WHERE = {
     "budget": "functions",
     "set_budget": "functions",
     "load_run": "model",
-    "FederatedMixture": "mixtures",
+    "compare": "compare",
+    "plot_components": "plots",
+    "plot_scores": "plots",
+    "FederatedMixture": "federated_mixture",
     "PrivateMixture": "mixtures",
     "RobustMultiTaskMixture": "mixtures",
     "PersonalHistograms": "personal",

@@ -2,10 +2,15 @@
 
 functions   open_population, train, resume, load_run, plan, budget, set_budget
 model       a trained run as values, tables and outputs
-data        arrays, data frames and files, as populations
+compare     two models on the same rows
+plots       pictures of mixtures, by matplotlib
+data        arrays and files, as populations
+frames      data frames of any library, as arrays
 estimator   what the estimators share
 private     fits that are charged to a budget
-mixtures    FederatedMixture, PrivateMixture, RobustMultiTaskMixture
+federated_mixture   FederatedMixture, after scikit-learn's GaussianMixture
+densities, starts   what it computes of rows, and what it starts from if it is given that
+mixtures    PrivateMixture, RobustMultiTaskMixture
 personal    PersonalHistograms, PersonalDictionaries
 
 Everything runs on the engine, the stores and the ledger that the command line uses, in this process or on a given

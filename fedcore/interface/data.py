@@ -1,4 +1,4 @@
-"""Arrays, data frames and files as populations: what an estimator is given becomes what the engine reads."""
+"""Arrays and files as populations: what an estimator is given becomes what the engine reads."""
 
 from __future__ import annotations
 
@@ -125,3 +125,21 @@ def checked_groups(groups: Groups, rows: int) -> np.ndarray:
             "Give every row a label, all of the same type.",
         )
     return np.array(spelled(given, STRIPPED), object if labels.dtype.kind in "OT" else str)
+
+
+def check_given(groups: Groups) -> None:
+    """Raises ConfigError if there are no groups."""
+    if groups is None:
+        raise ConfigError("the clients of the rows are not given.", "Pass groups=..., the client of each row.")
+
+
+def places_of(clients: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """(n,) int64 where each of the labels (n,) is among the ids (C,) of fitted clients. Raises ConfigError for one that
+    is not there."""
+    order = np.argsort(clients, kind="stable")
+    found = np.searchsorted(clients, labels, sorter=order).clip(max=len(order) - 1)
+    places: np.ndarray = order[found]
+    strangers = labels[clients[places] != labels]
+    if len(strangers):
+        raise ConfigError(f"client {strangers[0]!r} was not there when the model was fitted.", "Fit with its rows.")
+    return places

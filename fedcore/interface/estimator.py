@@ -12,18 +12,21 @@ import numpy as np
 import scipy.sparse as sp
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
-from sklearn.utils import Tags
+from sklearn.utils import Tags, check_array, check_consistent_length
 from sklearn.utils.validation import validate_data
 
 from fedcore.errors import ConfigError
 from fedcore.interface import data
 from fedcore.interface.data import Groups, Stored
+from fedcore.interface.frames import as_array
 from fedcore.interface.functions import train
 from fedcore.interface.model import Model, finished
 from fedcore.population.blocks import Kind
 from fedcore.population.columns import ColumnEntry
 from fedcore.population.store import Population
 from fedcore.storage.files import scratch_folder
+
+SEEDS = 2**31  # that a RandomState or a Generator draws from
 
 
 class FederatedEstimator(BaseEstimator, ABC):
@@ -38,12 +41,12 @@ class FederatedEstimator(BaseEstimator, ABC):
     method: str
     folder: str | None
     settings: Mapping[str, Any] | None
-    random_state: int | None
+    random_state: Any
     backend: Any
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = self.kind == "rows"
+        tags.input_tags.allow_nan = self._allows_missing()
         tags.input_tags.sparse = tags.input_tags.positive_only = self.kind == "counts"
         return tags
 
@@ -59,6 +62,14 @@ class FederatedEstimator(BaseEstimator, ABC):
         """Settings that depend on the population; the budget of one that was made here is set."""
         return {}
 
+    def _allows_missing(self) -> bool:
+        """Whether rows may have missing entries (NaN)."""
+        return self.kind == "rows"
+
+    def _start(self, population: Population, place: Path) -> str | None:
+        """The file of what the run starts from, made in `place`; None: the method finds its own start."""
+        return None
+
     def _trained_method(self) -> str:
         """The method that `fit` trains with these parameters."""
         return self.method
@@ -67,18 +78,20 @@ class FederatedEstimator(BaseEstimator, ABC):
         """Of a population that is made by `fit`; "records": whether every row is a record of its own."""
         return {}
 
-    def _fit(self, X: Any, groups: Groups) -> Self:
+    def _fit(self, X: Any, groups: Groups, **last: np.ndarray | None) -> Self:
+        """last: (n,) float64 by name, a column that comes after those of an array; None: there is none."""
+        seed = checked_seed(self.random_state)
         with self._place() as place:
-            stored = self._stored(X, groups, place)
+            stored = self._stored(X, groups, place, {name: one for name, one in last.items() if one is not None})
             paid = self._before_training(stored.population, place)
             settings = {**self._method_settings(), **paid, **dict(self.settings or {})}
-            self.n_features_in_ = stored.population.features
             model = train(
                 self._trained_method(),
                 stored.population,
                 settings,
                 runs=place / "runs",
-                seed=checked_seed(self.random_state),
+                seed=seed,
+                start_from=self._start(stored.population, place),
                 backend=self.backend,
                 report=self.folder is not None,
             )
@@ -91,17 +104,23 @@ class FederatedEstimator(BaseEstimator, ABC):
             _ = self.model_.fitted, self.model_.learnt.document  # read while the files are there
         return self
 
-    def _stored(self, X: Any, groups: Groups, place: Path) -> Stored:
+    def _stored(self, X: Any, groups: Groups, place: Path, last: Mapping[str, np.ndarray]) -> Stored:
         options = self._population_options(place, groups)
-        if isinstance(X, Population):
-            return Stored(self._checked_kind(X))
-        if isinstance(X, (str, Path)):
-            return Stored(self._checked_kind(data.opened(X, groups, place / "population", self.kind, **options)))
+        if isinstance(X, (Population, str, Path)):
+            if last:
+                raise ConfigError(f"{', '.join(last)} is for rows of an array.", "Make it a column of the population.")
+            found = (
+                X if isinstance(X, Population) else data.opened(X, groups, place / "population", self.kind, **options)
+            )
+            self.n_features_in_ = self._checked_kind(found).features
+            return Stored(found)
         if self.kind == "counts":
             counts = self._checked_counts(X, reset=True)
             return data.counts_stored(counts, place / "population", **options)
         x = self._checked_rows(X, reset=True)
         names = [str(name) for name in getattr(self, "feature_names_in_", ())]  # of a data frame
+        check_consistent_length(x, *last.values())
+        x, names = np.column_stack([x, *last.values()]) if last else x, [*names, *last] if names else []
         named = all(names) and len(set(names)) == len(names)
         columns = [ColumnEntry(name=name, of=name) for name in names] if named else []
         return data.rows_stored(x, groups, place / "population", columns=columns, **options)
@@ -114,19 +133,25 @@ class FederatedEstimator(BaseEstimator, ABC):
         return population
 
     def _checked_rows(self, X: Any, *, reset: bool) -> np.ndarray:
-        """(n, d) float32 or float64, NaN = missing. Raises ValueError as estimators do."""
-        x: np.ndarray = validate_data(
-            self, X, reset=reset, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan", order="C"
-        )
+        """(n, d) float32 or float64, NaN = missing where that is allowed. Raises ValueError as estimators do."""
+        finite = "allow-nan" if self._allows_missing() else True
+        x: np.ndarray = self._checked(X, reset, dtype=[np.float64, np.float32], ensure_all_finite=finite, order="C")
         return x
 
     def _checked_counts(self, X: Any, *, reset: bool) -> sp.csr_matrix:
         """(C, d) whole numbers >= 0. Raises ValueError."""
-        x = validate_data(self, X, reset=reset, accept_sparse="csr", dtype=np.float64)
-        counts = sp.csr_matrix(x)
+        counts = sp.csr_matrix(self._checked(X, reset, accept_sparse="csr", dtype=np.float64))
         if counts.nnz and (counts.data.min() < 0 or (counts.data != np.floor(counts.data)).any()):
             raise ValueError("Negative values in data passed to X, or others that are not whole: it holds counts.")
         return counts
+
+    def _checked(self, X: Any, reset: bool, **rules: Any) -> Any:
+        """X as an array; the columns of a data frame have the names and the order of the fit."""
+        x = as_array(X)
+        if x is X:
+            return validate_data(self, X, reset=reset, **rules)
+        validate_data(self, X, reset=reset, skip_check_array=True)
+        return check_array(x, estimator=self, input_name="X", **rules)
 
     @contextmanager
     def _place(self) -> Iterator[Path]:
@@ -149,10 +174,17 @@ class FederatedEstimator(BaseEstimator, ABC):
         return model
 
 
-def checked_seed(random_state: int | None) -> int:
-    """Raises ConfigError unless it is a whole number from 0; None is 0."""
+def checked_seed(random_state: Any) -> int:
+    """The seed of a run: a whole number from 0 is itself, None is 0, and a RandomState or a Generator of NumPy gives
+    the next number that it draws. Raises ConfigError for others."""
     if random_state is None:
         return 0
+    if isinstance(random_state, np.random.Generator):
+        return int(random_state.integers(SEEDS))
+    if isinstance(random_state, np.random.RandomState):
+        return int(random_state.randint(SEEDS))
     if isinstance(random_state, (bool, np.bool_)) or not isinstance(random_state, (int, np.integer)):
-        raise ConfigError(f"random_state is a whole number, not {random_state!r}.", "Runs are named by their seed.")
+        raise ConfigError(
+            f"random_state cannot be {random_state!r}.", "Give a whole number, a RandomState, a Generator or None."
+        )
     return int(random_state)

@@ -1,4 +1,4 @@
-"""Mixture models as estimators: one for all rows, and one for each client."""
+"""Mixture models as estimators: a private one for all rows, and one for each client."""
 
 from __future__ import annotations
 
@@ -7,123 +7,24 @@ from pathlib import Path
 from typing import Any, Literal, Self, cast
 
 import numpy as np
+from scipy.linalg import solve_triangular
+from scipy.special import logsumexp, softmax
 from sklearn.base import ClusterMixin, DensityMixin
+from sklearn.metrics import r2_score
 from sklearn.mixture import GaussianMixture
+from sklearn.utils import check_array
 
 from fedcore.errors import ConfigError
-from fedcore.interface.data import Groups, Stored, checked_groups
-from fedcore.interface.estimator import FederatedEstimator
-from fedcore.interface.model import Model, of_rows
+from fedcore.interface.data import Groups, Stored, check_given, checked_groups, places_of
+from fedcore.interface.estimator import FederatedEstimator, checked_seed
+from fedcore.interface.model import Model
 from fedcore.interface.private import PrivateEstimator
-from fedcore.population.blocks import RowsBlock
+from fedcore.methods.gradient_em.coordinates import coordinates_of
+from fedcore.population.store import Population
 from fedcore.rounds.engine import Backend
-from fedcore.rounds.fitted import CovarianceType
-
-PREDICTED = 2**16  # rows at once
 
 
-class FederatedMixture(DensityMixin, FederatedEstimator):
-    """A Gaussian mixture by expectation maximisation over clients, for rows that need not fit in memory.
-
-    It is the method `federated_em` (Dieuleveut, Fort, Moulines, Robin 2021). With `algorithm="em"` clients send exact
-    sums, and the result is that of pooled EM; "fedem" and "vr-fedem" compress what they send. It is not private.
-
-    n_components: G; covariance_type: as of scikit-learn's GaussianMixture
-    max_iter: rounds, of em steps over all rows; None: by the method
-    settings: others of the method, by name (`fedcore methods federated_em`)
-    folder: keeps population and run; backend: as of `fedcore.train`
-
-    Fitted: weights_ (G,), means_ (G, d), covariances_ (in scikit-learn's shapes), n_iter_, converged_, outcome_,
-    statement_, run_, model_.
-
-    >>> import numpy as np, fedcore
-    >>> x = np.concatenate([np.random.default_rng(0).normal(size=(200, 2)) + at for at in (-4, 4)])
-    >>> mixture = fedcore.FederatedMixture(n_components=2).fit(x)
-    >>> sorted(mixture.means_[:, 0].round().tolist())
-    [-4.0, 4.0]
-    """
-
-    method = "federated_em"
-
-    def __init__(
-        self,
-        n_components: int = 1,
-        *,
-        covariance_type: CovarianceType = "full",
-        algorithm: Literal["em", "fedem", "vr-fedem"] = "em",
-        max_iter: int | None = None,
-        random_state: int | None = 0,
-        settings: Mapping[str, Any] | None = None,
-        folder: str | None = None,
-        backend: Backend | None = None,
-    ):
-        self.n_components = n_components
-        self.covariance_type = covariance_type
-        self.algorithm = algorithm
-        self.max_iter = max_iter
-        self.random_state = random_state
-        self.settings = settings
-        self.folder = folder
-        self.backend = backend
-
-    def fit(self, X: Any, y: object = None, groups: Groups = None) -> Self:
-        """X: (n, d) rows, NaN = missing; a population, or its place; or files of rows.
-
-        groups: (n,) the client of each row, or the column of the files that names it; None: of nobody in particular,
-        but for files with a column "client". With exact EM it does not matter whose rows are.
-        Raises ConfigError, PopulationError, IngestError, and ValueError for arrays that are no rows of numbers.
-        """
-        return self._fit(X, groups)
-
-    def _method_settings(self) -> dict[str, Any]:
-        steps = {}
-        if self.max_iter is not None:  # em makes no step in two of its reads
-            steps = {"max_passes": self.max_iter + 2} if self.algorithm == "em" else {"rounds": self.max_iter}
-        chosen = {"algorithm": self.algorithm, "components": self.n_components, "covariance": self.covariance_type}
-        return {**chosen, **steps}
-
-    def _take(self, model: Model, stored: Stored) -> None:
-        method, state = model.fitted
-        theta = cast(Any, method).parameters(state)
-        self.weights_, self.means_ = theta["weights"], theta["means"]
-        self.covariances_ = theta["covariances"]
-        self.converged_ = self.outcome_.startswith("converged")
-
-    def to_sklearn(self) -> GaussianMixture:
-        """The same mixture as a fitted scikit-learn estimator."""
-        made: GaussianMixture = self._known().to_sklearn()
-        made.n_iter_ = self.n_iter_
-        return made
-
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """(n, G) responsibilities of the components for each row."""
-        return of_rows(self._rows(X), "responsibilities").astype(np.float64)
-
-    def predict(self, X: Any) -> np.ndarray:
-        """(n,) int64 the most probable component of each row."""
-        labels: np.ndarray = of_rows(self._rows(X), "responsibilities").argmax(axis=1)
-        return labels
-
-    def score_samples(self, X: Any) -> np.ndarray:
-        """(n,) log density of each row, nats, in the units of the data."""
-        return of_rows(self._rows(X), "log_density")
-
-    def score(self, X: Any, y: object = None) -> float:
-        """Mean log density of the rows, nats."""
-        return float(self.score_samples(X).mean())
-
-    def _rows(self, X: Any) -> dict[str, np.ndarray]:
-        model = self._known()
-        x = self._checked_rows(X, reset=False)
-        parts = [x[low : low + PREDICTED] for low in range(0, len(x), PREDICTED)]
-        outputs = [model.outputs(RowsBlock(0, 0, np.array([0, len(part)]), part)) for part in parts]
-        return {
-            name: np.concatenate([one[name] for one in outputs])
-            for name in ("rows_responsibilities", "rows_log_density")
-        }
-
-
-class PrivateMixture(ClusterMixin, DensityMixin, PrivateEstimator):
+class PrivateMixture(DensityMixin, PrivateEstimator):
     """A Gaussian mixture under differential privacy, without bounds to declare or a separation to assume.
 
     It is the method `private_mixture`: releases of private scales, starts, rounds of EM, and a test for valleys between
@@ -133,6 +34,11 @@ class PrivateMixture(ClusterMixin, DensityMixin, PrivateEstimator):
     epsilon, delta: of this fit; delta well below 1 / number of people
     nominal_clients: a public number of clients (or of records, without groups), by which a fit is planned
     public_schema: why the columns of X are public. The statement repeats it
+
+    The fitted attributes and `sample` are private. `predict`, `predict_proba`, `score_samples`, `score` and
+    `fit_predict` apply them to rows that you give. What they return depends on these rows, and is not private for data
+    of people.
+    There is no `bic` or `aic`: both need the exact likelihood of the training rows, at its maximum.
 
     A fit of data that have no budget needs all four, and has an account of its own: what two fits say about the same
     people adds up, and nobody counts it. Give `fit` a population with a budget to have them counted; epsilon is then
@@ -184,6 +90,19 @@ class PrivateMixture(ClusterMixin, DensityMixin, PrivateEstimator):
             raise ConfigError("epsilon is not given, and this estimator is private.", "FederatedMixture is not.")
         return self._fit(X, groups)
 
+    def fit_predict(self, X: Any, y: object = None, groups: Groups = None) -> np.ndarray:
+        """(n,) int64 the group of each row of an array, after a fit to it; -1 for rows with gaps in their numbers.
+
+        The fit alone is private. The labels depend on each row itself, so they are for its owner: see `predict`.
+        """
+        if isinstance(X, (Population, str, Path)):
+            raise ConfigError("fit_predict labels rows of an array.", "Call fit, and predict on rows in memory.")
+        self.fit(X, groups=groups)
+        x = self._checked_rows(X, reset=False)
+        usable, labels = self._fitted.usable(x), np.full(len(x), -1, np.int64)
+        labels[usable] = self.groups_[self._fitted.labels(x[usable])]
+        return labels
+
     def _population_options(self, place: Path, groups: Groups) -> dict[str, Any]:
         return {**super()._population_options(place, groups), "records": groups is None}
 
@@ -202,6 +121,18 @@ class PrivateMixture(ClusterMixin, DensityMixin, PrivateEstimator):
         """The mixture as a fitted scikit-learn estimator; the background is its last component."""
         made: GaussianMixture = self._known().to_sklearn()
         return made
+
+    def sample(self, n_samples: int = 1) -> tuple[np.ndarray, np.ndarray]:
+        """(X (n_samples, d) float64, y (n_samples,) int64): rows of the mixture and their components, k for the
+        background. They are made of released values alone, so they cost no privacy.
+
+        They are drawn with random_state: the same ones at each call if it is a number. Raises ValueError below 1, and
+        ConfigError for a mixture with categories.
+        """
+        made = self.to_sklearn()
+        made.random_state = checked_seed(self.random_state)
+        rows, components = made.sample(n_samples)
+        return rows, components
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """(n, k + 1) responsibilities of the components for each row, the background's last."""
@@ -241,11 +172,12 @@ class RobustMultiTaskMixture(ClusterMixin, FederatedEstimator):
 
     n_components: R; settings: others of the method, by name (`fedcore methods gradient_em` or `mixed_effects`)
 
-    Fitted: centers_ (R, p) common, clients_ (C,) ids, client_centers_ (C, R, p), client_weights_ (C, R) and apart_
-    (C, R) bool, in the order of clients_; labels_ (n,) the component of each row, -1 beyond the first 10,000 rows of a
-    client; n_iter_, outcome_, statement_, run_, model_. If all clients are similar, at most 5 % of them are expected to
-    be apart in a component (`fedcore.methods.mixture_models.apart`); more are where similar clients end in different
-    optima.
+    Fitted: centers_ (R, p) common; covariances_ (d, d), or (R, d, d) if components have their own, within components of
+    Gaussians and in the units of the data (None where every client has its own units); clients_ (C,) ids,
+    client_centers_ (C, R, p), client_weights_ (C, R) and apart_ (C, R) bool, in the order of clients_; labels_ (n,) the
+    component of each row, -1 beyond the first 10,000 rows of a client; n_iter_, outcome_, statement_, run_, model_. If
+    all clients are similar, at most 5 % of them are expected to be apart in a component
+    (`fedcore.methods.mixture_models.apart`); more are where similar clients end in different optima.
     """
 
     method = "gradient_em"
@@ -268,17 +200,22 @@ class RobustMultiTaskMixture(ClusterMixin, FederatedEstimator):
         self.backend = backend
 
     def fit(self, X: Any, y: Any = None, groups: Groups = None) -> Self:
-        """X: (n, d) rows of clients; y: (n,) the response of regressions, or None if it is the last column of X.
+        """X: (n, d) finite rows of clients; y: (n,) the response of regressions, or None if it is the last column of X.
+        Gaussians ignore y.
 
         groups: (n,) the client of each row; needed. Raises ConfigError, ValueError.
         """
-        if groups is None:
-            raise ConfigError("the clients of the rows are not given.", "Pass groups=..., the client of each row.")
-        if y is not None:
-            if self.model != "regression":
-                raise ConfigError("y is the response of regressions.", 'Leave it out, or use model="regression".')
-            X = np.column_stack([X, y])
-        return self._fit(X, groups)
+        check_given(groups)
+        regression = self.model == "regression"
+        if regression and y is not None:
+            return self._fit(X, groups, response=check_array(y, ensure_2d=False, dtype=np.float64).ravel())
+        self._fit(X, groups)
+        if regression:  # the inputs alone are asked for later
+            self.n_features_in_ -= 1
+            names = getattr(self, "feature_names_in_", None)
+            if names is not None:
+                self.feature_names_in_ = names[:-1]
+        return self
 
     def _trained_method(self) -> str:
         return "mixed_effects" if self.model == "regression" and self.n_components == 1 else self.method
@@ -293,35 +230,85 @@ class RobustMultiTaskMixture(ClusterMixin, FederatedEstimator):
         self.apart_ = outputs["apart"].astype(bool)
         centres = model.tables.get("centres")
         self.centers_ = None if centres is None else np.array([c.values for c in centres.columns[1:]], np.float64)
+        self.covariances_ = None if self.model == "regression" else self._covariances(*model.fitted)
         self.clients_ = stored.ids()
         self.labels_ = stored.in_given_order(_unpadded(outputs["labels"], stored.population))
 
-    def predict(self, X: Any, groups: Groups = None) -> np.ndarray:
-        """(n,) float64 responses of new rows of known clients, by their own regressions, weighted by their weights.
+    def _covariances(self, method: Any, state: Any) -> np.ndarray | None:
+        known = coordinates_of(state)
+        if method.config.standardise == "clients":
+            return None
+        inside = known.covariance if len(known.covariance) else np.eye(self.client_centers_.shape[2])
+        scale = known.scale if len(known.scale) else np.ones(inside.shape[-1])
+        found: np.ndarray = inside * np.outer(scale, scale)
+        return found
 
-        X: (n, d) inputs, without the response. Raises ConfigError for mixtures of Gaussians and unknown clients.
+    def _allows_missing(self) -> bool:
+        return False
+
+    # --- new rows of known clients ------------------------------------------------------------------------------------
+
+    def predict(self, X: Any, groups: Groups = None) -> np.ndarray:
+        """(n,) int64 the most probable component of each row under its client's own Gaussians; of regressions (n,)
+        float64 the response by its client's own regressions, weighted by their weights.
+
+        X: (n, d) rows, or inputs without the response; groups: (n,) the client of each row; needed. Raises ConfigError
+        for unknown clients, ValueError.
         """
-        self._known()
         if self.model != "regression":
-            raise ConfigError("rows of Gaussians have no response.", "labels_ has the component of each fitted row.")
-        x = np.asarray(X, np.float64)
-        if x.ndim != 2 or x.shape[1] != self.n_features_in_ - 1:
-            raise ValueError(f"X has the shape {x.shape}, and {self.n_features_in_ - 1} inputs are expected.")
-        at = self._places(checked_groups(groups, len(x)))
+            labels: np.ndarray = self._log_joint(X, groups).argmax(axis=1)
+            return labels
+        x, at = self._of_clients(X, groups)
         theta = self.client_centers_[at]
         if theta.shape[2] == x.shape[1] + 1:  # an intercept
             x = np.column_stack([x, np.ones(len(x))])
         responses: np.ndarray = np.einsum("nr,nrp,np->n", self.client_weights_[at], theta, x)
         return responses
 
-    def _places(self, labels: np.ndarray) -> np.ndarray:
-        order = np.argsort(self.clients_, kind="stable")
-        found = np.searchsorted(self.clients_, labels, sorter=order).clip(max=len(order) - 1)
-        places: np.ndarray = order[found]
-        strangers = labels[self.clients_[places] != labels]
-        if len(strangers):
-            raise ConfigError(f"client {strangers[0]!r} was not there when the model was fitted.", "Fit with its rows.")
-        return places
+    def predict_proba(self, X: Any, groups: Groups = None) -> np.ndarray:
+        """(n, R) float64 responsibilities of the components for each row, under its client's own Gaussians. See
+        `predict`; raises ConfigError for regressions."""
+        shares: np.ndarray = softmax(self._log_joint(X, groups), axis=1)
+        return shares
+
+    def score_samples(self, X: Any, groups: Groups = None) -> np.ndarray:
+        """(n,) float64 log density of each row under its client's own Gaussians, nats, in the units of the data. See
+        `predict`; raises ConfigError for regressions."""
+        densities: np.ndarray = logsumexp(self._log_joint(X, groups), axis=1)
+        return densities
+
+    def score(self, X: Any, y: Any = None, groups: Groups = None) -> float:
+        """Mean log density of the rows, nats; of regressions the coefficient of determination R^2 of the responses y.
+        See `predict`."""
+        if self.model == "regression":
+            return float(r2_score(y, self.predict(X, groups)))
+        return float(self.score_samples(X, groups).mean())
+
+    def _of_clients(self, X: Any, groups: Groups) -> tuple[np.ndarray, np.ndarray]:
+        """(x (n, d), places of their clients (n,))."""
+        self._known()
+        check_given(groups)
+        x = self._checked_rows(X, reset=False).astype(np.float64)
+        return x, places_of(self.clients_, checked_groups(groups, len(x)))
+
+    def _log_joint(self, X: Any, groups: Groups) -> np.ndarray:
+        """(n, R) log of weight times density."""
+        x, at = self._of_clients(X, groups)
+        if self.covariances_ is None:
+            raise ConfigError(
+                "there are no densities of new rows: it is a regression, or the units differ by client.",
+                "labels_ has the component of each fitted row.",
+            )
+        joint = np.empty((len(x), self.client_weights_.shape[1]))
+        factors = np.linalg.cholesky(
+            np.broadcast_to(self.covariances_, (joint.shape[1], *self.covariances_.shape[-2:]))
+        )
+        for component, factor in enumerate(factors):
+            white = solve_triangular(factor, (x - self.client_centers_[at, component]).T, lower=True)
+            joint[:, component] = -0.5 * (white**2).sum(axis=0) - np.log(np.diagonal(factor)).sum()
+        joint -= 0.5 * x.shape[1] * np.log(2 * np.pi)
+        with np.errstate(divide="ignore"):
+            return joint + np.log(self.client_weights_[at])
 
 
 def _unpadded(labels: np.ndarray, population: Any) -> np.ndarray:

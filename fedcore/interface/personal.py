@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Self
+from collections.abc import Iterator, Mapping
+from typing import Any, Self, cast
 
 import numpy as np
 import scipy.sparse as sp
-from sklearn.base import TransformerMixin
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, OneToOneFeatureMixin, TransformerMixin
+from sklearn.utils import Tags, check_array
 
-from fedcore.errors import ConfigError
-from fedcore.interface.data import Groups, Stored
+from fedcore.interface.data import Groups, Stored, check_given, checked_groups, places_of
 from fedcore.interface.estimator import FederatedEstimator
 from fedcore.interface.model import Model, of_rows
 from fedcore.interface.private import PrivateEstimator
+from fedcore.methods.dictionaries.start import sparsity_of
+from fedcore.methods.dictionary_learning.sparse_codes import omp
 from fedcore.population.blocks import CountsBlock
 from fedcore.rounds.engine import Backend
 
 TRANSFORMED = 4096  # clients at once
 
 
-class PersonalHistograms(TransformerMixin, PrivateEstimator):
+class PersonalHistograms(OneToOneFeatureMixin, TransformerMixin, PrivateEstimator):
     """A histogram for each client: its own counts, mixed with what clients like it have in common.
 
     With `epsilon` it is the method `histograms`, and the shared part is differentially private against adding or
@@ -63,6 +65,11 @@ class PersonalHistograms(TransformerMixin, PrivateEstimator):
         self.folder = folder
         self.backend = backend
 
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = []
+        return tags
+
     def fit(self, X: Any, y: object = None) -> Self:
         """X: (C, d) counts, a client a row, dense or sparse; a population of counts, or its place.
 
@@ -87,10 +94,28 @@ class PersonalHistograms(TransformerMixin, PrivateEstimator):
 
         The estimate of a client is for that client: it is made of the client's own data and is not private.
         """
+        return self._outputs(X, "estimate")
+
+    def predict(self, X: Any) -> np.ndarray:
+        """(C,) int64 the centre that is nearest to the counts of each client; -1 for a client without counts.
+
+        Like `transform`, it uses the client's own data and is not private.
+        """
+        return self._outputs(X, "cluster").astype(np.int64)
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        """(d,) names of the columns of `transform`: those of X, or the tokens of the population."""
+        self._known()
+        if input_features is None and not hasattr(self, "feature_names_in_") and hasattr(self, "vocabulary_"):
+            return np.asarray(self.vocabulary_, object)
+        names: np.ndarray = super().get_feature_names_out(input_features)
+        return names
+
+    def _outputs(self, X: Any, name: str) -> np.ndarray:
         model = self._known()
         counts = self._checked_counts(X, reset=False)
         parts = [counts[low : low + TRANSFORMED] for low in range(0, counts.shape[0], TRANSFORMED)]
-        return np.concatenate([model.outputs(_block(part))["estimate"] for part in parts])
+        return np.concatenate([model.outputs(_block(part))[name] for part in parts])
 
 
 def _block(counts: sp.csr_matrix) -> CountsBlock:
@@ -100,7 +125,7 @@ def _block(counts: sp.csr_matrix) -> CountsBlock:
     return CountsBlock(0, 0, counts.indptr, indices, counts.data.astype(np.float64), totals, counts.shape[1])
 
 
-class PersonalDictionaries(FederatedEstimator):
+class PersonalDictionaries(ClassNamePrefixFeaturesOutMixin, TransformerMixin, FederatedEstimator):
     """Atoms that all clients share, and atoms that each client has alone, from rows of clients.
 
     It is the method `dictionaries`: shared atoms from sums over all clients, and own ones where held-out samples of the
@@ -135,10 +160,58 @@ class PersonalDictionaries(FederatedEstimator):
         self.backend = backend
 
     def fit(self, X: Any, y: object = None, groups: Groups = None) -> Self:
-        """X: (n, d) samples; groups: (n,) the client of each; needed. Raises ConfigError, ValueError."""
-        if groups is None:
-            raise ConfigError("the clients of the rows are not given.", "Pass groups=..., the client of each row.")
+        """X: (n, d) finite samples; groups: (n,) the client of each; needed. Raises ConfigError, ValueError."""
+        check_given(groups)
         return self._fit(X, groups)
+
+    def fit_transform(self, X: Any, y: object = None, groups: Groups = None) -> Any:
+        """`fit` and then `transform` of the same samples."""
+        return self.fit(X, groups=groups).transform(X, groups)
+
+    def transform(self, X: Any, groups: Groups = None) -> np.ndarray:
+        """(n, r) float64 codes of the samples (n, d): rg columns for the shared atoms, then one for each own atom.
+
+        groups: (n,) the client of each sample, whose own atoms are used; None: shared atoms alone, with 0 in the other
+        columns. Codes are by matching pursuit, as in the fit. They are for the client of the sample, and not private.
+        Raises ConfigError for unknown clients, ValueError.
+        """
+        method, state = cast(tuple[Any, Any], self._known().fitted)
+        x = self._checked_rows(X, reset=False).astype(np.float64)
+        most = sparsity_of(method.config, state.features)
+        codes = np.full((len(x), self._n_features_out), np.nan)
+        for rows, atoms in self._clients_of(x, groups):
+            rows = rows[np.isfinite(x[rows]).all(axis=1)]
+            codes[rows] = omp(x[rows], atoms, most)
+        return codes
+
+    def inverse_transform(self, X: Any, groups: Groups = None) -> np.ndarray:
+        """(n, d) float64 samples that codes (n, r) stand for; groups as for `transform`. Raises ConfigError,
+        ValueError."""
+        self._known()
+        codes = check_array(X, dtype=np.float64)
+        if codes.shape[1] != self._n_features_out:
+            raise ValueError(f"X has {codes.shape[1]} columns, and {self._n_features_out} codes are expected.")
+        samples = np.empty((len(codes), self.components_.shape[1]))
+        for rows, atoms in self._clients_of(codes, groups):
+            samples[rows] = codes[rows] @ atoms
+        return samples
+
+    def _clients_of(self, x: np.ndarray, groups: Groups) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(rows, atoms (r, d)) of each client; atoms that it does not have are 0."""
+        if groups is None:
+            none = np.zeros_like(self.local_components_[0])
+            yield np.arange(len(x)), np.concatenate([self.components_, none])
+            return
+        places = places_of(self.clients_, checked_groups(groups, len(x)))
+        for place in np.unique(places):
+            yield np.flatnonzero(places == place), np.concatenate([self.components_, self.local_components_[place]])
+
+    @property
+    def _n_features_out(self) -> int:
+        return len(self.components_) + int(self.local_components_.shape[1])
+
+    def _allows_missing(self) -> bool:
+        return bool(dict(self.settings or {}).get("private"))  # a private run leaves such rows out
 
     def _method_settings(self) -> dict[str, Any]:
         chosen = {"atoms": self.n_components, "global_atoms": self.n_global}

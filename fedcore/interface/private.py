@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from sklearn.utils import Tags
+
 from fedcore.errors import ConfigError
 from fedcore.interface.data import Groups
 from fedcore.interface.estimator import FederatedEstimator
@@ -21,6 +23,11 @@ class PrivateEstimator(FederatedEstimator):
     delta: float | None
     nominal_clients: int | None
     public_schema: str | None
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = self.epsilon is not None  # no seed draws the noise that protects people
+        return tags
 
     def _population_options(self, place: Path, groups: Groups) -> dict[str, Any]:
         if self.epsilon is None:

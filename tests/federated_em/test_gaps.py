@@ -5,7 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fedcore.errors import ConfigError
 from fedcore.methods.federated_em import FederatedEM
+from fedcore.methods.federated_em.personal import imputation
 from fedcore.methods.federated_em.scores import evaluate_block
 from fedcore.rounds.results import Features
 from tests.federated_em.run_in_memory import block_of, facts, run
@@ -39,7 +41,24 @@ def test_components_are_found(covariance, changes):
     out = method.personalise(ran.state, block, None)
     found = np.argsort(order)[out["rows_responsibilities"].argmax(axis=1)]
     assert (found == labels).mean() > 0.97 and np.isfinite(out["log_likelihood"]).sum() == 7
+    np.testing.assert_array_equal(out["rows_imputed"], imputation(method.config, ran.state).means(block.x))
     assert {table.name for table in method.result(ran.state, Features(4)).tables} >= {"components", "means"}
+
+
+def test_rows_are_completed_only_after_training_on_gaps():
+    """The columns are independent within a component, so that means of components are the best guesses."""
+    method = FederatedEM(Varied(**SHORT, algorithm="em", covariance="diag"))
+    block, labels = population()
+    ran = run(method.config, block, facts(block), clients_per_leaf=3)
+    imputed, hidden = method.personalise(ran.state, block, None)["rows_imputed"], np.isnan(block.x)
+    np.testing.assert_array_equal(imputed[~hidden], block.x[~hidden])
+    assert np.abs(imputed - MEANS[labels])[hidden].mean() < 0.25
+    complete, _ = population(share=0.0)
+    ran = run(method.config, complete, facts(complete), clients_per_leaf=3)
+    assert "rows_imputed" not in method.personalise(ran.state, block, None)
+    method = FederatedEM(Varied(components=2, model="poisson"))
+    with pytest.raises(ConfigError, match="poisson"):
+        imputation(method.config, ran.state)
 
 
 @pytest.mark.parametrize("changes", [{"algorithm": "vr-fedem"}, {"batch": 5}, {"weights": "clients"}])

@@ -337,11 +337,12 @@ def test_what_is_made_of_a_run(population, tmp_path):
     personalise(ran.path, population.path, tmp_path / "out")
 
 
-def test_rows_are_completed_beside_their_weights(tmp_path):
+@pytest.mark.parametrize("name", ["imputer", "em"])
+def test_rows_are_completed_beside_their_weights(name):
     rows, weights = clients("imputer"), some_weights(0, 3)
     block = with_weights(rows, weights)
-    ran = trained("imputer", block, weight_column=AT)
-    method = FederatedEM(Varied(**RUNS["imputer"], weight_column=AT))
+    ran = trained(name, block, weight_column=AT)
+    method = FederatedEM(Varied(**RUNS[name], weight_column=AT))
     imputed = method.personalise(ran.state, block, None)["rows_imputed"]
     assert imputed.shape == block.x.shape and np.isfinite(imputed).all()
     assert np.array_equal(imputed[:, AT], np.concatenate(weights))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedcore
-import fedcore.interface.mixtures
+import fedcore.interface.federated_mixture
 from fedcore.errors import BudgetExceeded, ConfigError, PopulationError, RunError
 from fedcore.interface import data
 from fedcore.rounds.engine import InProcessBackend
@@ -35,7 +35,7 @@ def test_every_public_name_is_there_and_documented():
 
 
 def test_examples_of_docstrings_hold():
-    found = doctest.testmod(fedcore.interface.mixtures)
+    found = doctest.testmod(fedcore.interface.federated_mixture)
     assert found.attempted >= 4 and not found.failed
 
 

@@ -32,12 +32,24 @@ def test_records_of_an_array(tmp_path):
     truth = np.log(0.5 * sum(np.exp(-0.5 * ((APART - at) ** 2).sum(axis=1)) for at in (-5, 5)) / (2 * np.pi)).mean()
     assert fitted.score(APART) == pytest.approx(truth, abs=0.2)
     assert fitted.to_sklearn().score_samples(APART) == pytest.approx(fitted.score_samples(APART), abs=1e-6)
+    x, y = fitted.sample(4000)
+    assert x.shape == (4000, 2) and set(y.tolist()) <= set(range(len(fitted.means_) + 1))
+    near = np.abs(x - fitted.means_[0]).max(axis=1)[y == 0]
+    assert (near < 6 * np.sqrt(fitted.covariances_[0].max())).all() and not hasattr(fitted, "bic")
     with pytest.raises(ValueError, match="NaN"):
         fitted.predict(np.array([[np.nan, 0.0]]))
     store = fedcore.open_population(tmp_path / "kept" / "population")
     assert store.manifest.records and fedcore.budget(store).rho_left < 1e-4  # all of it went into this fit
     with pytest.raises(BudgetExceeded):
         fedcore.PrivateMixture(2, epsilon=1.0).fit(store)
+
+
+@pytest.mark.slow
+def test_labels_of_a_private_fit_leave_incomplete_rows_out():
+    gaps = APART.copy()
+    gaps[::10, 0] = np.nan
+    labels = fedcore.PrivateMixture(2, **ASKED).fit_predict(gaps)
+    assert labels.shape == (3000,) and (labels[::10] == -1).all() and (labels[1::10] >= 0).all()
 
 
 @pytest.mark.slow

@@ -49,7 +49,6 @@ START = "federated_em/start"
 MARGIN = 1e-9  # by which a statistic is inside the domain of its model after a step
 SMALLEST_BATCH, LONGEST_INNER = 32, 8  # of VR-FedEM
 SMALLEST_TOTAL, LARGEST_TOTAL = 1e-100, 1e100  # of the weights of all rows, so that squares neither vanish nor overflow
-ROUNDING = 1e-9  # of sums of weights; entries of so little weight may be missing where none are said to be
 DENSE = 0.1  # of the counts are above 0: from there dense steps of EM are faster
 CONSTANT = 1e-12  # a variance this small beside the squared mean is rounding
 NOT_PARAMETERS = ("centre", "scale", "column_means", "part_scales", "pseudo_rows", *SERIES_NAMES, NATS_OF_NOISE)
@@ -268,8 +267,7 @@ def cluster_message(config: FederatedEMConfig, state: FederatedEMState) -> Clust
     # sums of weights say no more whether an entry is missing: they are rounded
     gaps = config.weight_column is not None or bool((state.seen < state.rows).any())
     own = ClusterMessage(state.picked, state.scaling(), gaps)
-    complete = bool((state.seen > (1.0 - ROUNDING) * state.rows).all())
-    if config.model.kind == "counts" or not (complete and config.follows_em):
+    if config.model.kind == "counts" or state.gaps or not config.follows_em:
         return own
     step = component_step(AXES, state.effective_clients)
     return replace(own, component_step=step, number=state.step, seed=state.seed, rows=state.rows)

@@ -15,6 +15,8 @@ from fedcore.methods.mixture_models.contract import Theta
 from fedcore.methods.mixture_models.hidden_cells import HiddenCells
 from fedcore.methods.mixture_models.validation import Split
 
+ROUNDING = 1e-9  # of sums of weights
+
 
 @dataclass(frozen=True, slots=True)
 class FederatedEMState:
@@ -146,6 +148,11 @@ class FederatedEMState:
         if not len(self.best):
             return empty_trail(len(self.statistic))
         return Trail(self.points, self.fields, self.best, cast(float, self.best_objective), self.slope)
+
+    @property
+    def gaps(self) -> bool:
+        """Whether rows that take part have missing entries, more than rounding of their weights explains."""
+        return bool((self.seen <= (1.0 - ROUNDING) * self.rows).any())
 
     def scaling(self) -> Scaling:
         """How rows are read and standardised, and the moments of the columns."""

@@ -199,7 +199,8 @@ class GaussianMixture(Mixture):
     def _gaps(self, z: np.ndarray, r: np.ndarray) -> Gaps | None:
         return take_gaps(z, r, self.features) if self.missing else None
 
-    def _components_of(self, theta: Theta) -> Components:
+    def components_of(self, theta: Theta) -> Components:
+        """What rows with gaps need of the parameters."""
         d, second = self.features, {"known": "", "spherical": "sum", "diag": "diag"}.get(self.covariance, "full")
         means, logs = theta["means"] - self.centre, log_weights(theta)
         if self.covariance in ("spherical", "diag"):
@@ -213,14 +214,14 @@ class GaussianMixture(Mixture):
 
     def _gap_log_joint(self, theta: Theta, gaps: Gaps) -> np.ndarray:
         log_joint = np.empty((self.components, len(gaps.columns)))
-        for batch in completed(self._components_of(theta), gaps.x):
+        for batch in completed(self.components_of(theta), gaps.x):
             log_joint[:, batch.columns] = batch.log_joint
         return log_joint
 
     def _gap_sums(
         self, theta: Theta, gaps: Gaps, weights: np.ndarray | None = None, owners: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        components = self._components_of(theta)
+        components = self.components_of(theta)
         each, tied = np.zeros(len(gaps.columns), np.int64), self.covariance == "tied"
         if owners is not None:
             each = np.unique(owners, return_inverse=True)[1]

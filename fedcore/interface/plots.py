@@ -1,0 +1,94 @@
+"""Pictures of mixtures, as axes of matplotlib."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+from matplotlib.patches import Ellipse
+
+from fedcore.errors import ConfigError
+
+POINTS = 5000  # of the rows that are drawn
+RADII = (1.0, 2.0)  # standard deviations
+
+
+def plot_components(mixture: Any, X: Any = None, columns: tuple[int, int] = (0, 1), ax: Axes | None = None) -> Axes:
+    """Draw the components of a fitted mixture in two of its columns: ellipses of one and two standard deviations, as
+    wide a line as the component has weight, and its number.
+
+    mixture: an estimator with weights_, means_ and covariances_, of fedcore or scikit-learn
+    X: (n, d) rows that are drawn as points, at most 5,000 of them, drawn at random; they are not private
+    columns: their numbers, from 0; ax: axes to draw on; None: new ones
+
+    Raises ConfigError for a model without covariances and for columns that it does not have.
+    """
+    if not hasattr(mixture, "covariances_"):
+        raise ConfigError(f"{type(mixture).__name__} has no covariances.", "Draw a fitted mixture of Gaussians.")
+    means, weights = mixture.means_, mixture.weights_
+    first, second = columns
+    if not (0 <= first < means.shape[1] and 0 <= second < means.shape[1] and first != second):
+        raise ConfigError(
+            f"columns {columns} are not two of the {means.shape[1]} columns.", "They are numbered from 0."
+        )
+    if ax is None:
+        ax = pyplot.subplots()[1]
+    if X is not None:
+        x = np.asarray(X)
+        shown = np.random.default_rng(0).permutation(len(x))[:POINTS]
+        ax.scatter(x[shown, first], x[shown, second], s=4, color="0.6", linewidths=0)
+    for k, covariance in enumerate(_full_covariances(mixture)):
+        variances, axes = np.linalg.eigh(covariance[np.ix_(columns, columns)])
+        angle = float(np.degrees(np.arctan2(axes[1, 1], axes[0, 1])))
+        wide, high = 2.0 * np.sqrt(np.maximum(variances[::-1], 0.0))
+        colour, width = f"C{k % 10}", 0.75 + 3.0 * float(weights[k])
+        centre = means[k, first], means[k, second]
+        for radius in RADII:
+            ring = Ellipse(centre, radius * wide, radius * high, angle=angle, fill=False, color=colour, linewidth=width)
+            ax.add_patch(ring)
+        ax.annotate(str(k), centre, color=colour, ha="center", va="center")
+    names = getattr(mixture, "feature_names_in_", None)
+    label = [f"column {column}" if names is None else str(names[column]) for column in columns]
+    ax.set(xlabel=label[0], ylabel=label[1])
+    ax.autoscale_view()
+    return ax
+
+
+def plot_scores(mixture: Any, X: Any, share: float = 0.01, ax: Axes | None = None) -> Axes:
+    """Draw a histogram of the log densities of rows, with those of the least likely share of them in another colour.
+
+    mixture: an estimator with `score_samples`; X: (n, d) rows, which are not private; rows without a density are left
+    out
+    share: of the rows, at least 0 and at most 1; ax: axes to draw on; None: new ones
+
+    Raises ConfigError for a model that gives rows no density.
+    """
+    if not hasattr(mixture, "score_samples"):
+        raise ConfigError(f"{type(mixture).__name__} gives rows no log density.", "Draw the scores of a mixture.")
+    scores = mixture.score_samples(X)
+    scores = np.sort(scores[np.isfinite(scores)])
+    if ax is None:
+        ax = pyplot.subplots()[1]
+    edges = np.histogram_bin_edges(scores, "fd").tolist()
+    few = round(share * len(scores))
+    ax.hist(scores[few:], edges, color="0.6")
+    if few:
+        ax.hist(scores[:few], edges, color="C3", label=f"least likely {few} of {len(scores)} rows")
+        ax.legend()
+    ax.set(xlabel="log density, nats", ylabel="rows")
+    return ax
+
+
+def _full_covariances(mixture: Any) -> np.ndarray:
+    """(G, d, d) of any type of covariance."""
+    covariances, (g, d) = np.asarray(mixture.covariances_), mixture.means_.shape
+    kind = getattr(mixture, "covariance_type", "full")
+    if kind == "tied":
+        return np.broadcast_to(covariances, (g, d, d))
+    if kind == "full":
+        return covariances
+    variances = covariances if kind == "diag" else np.repeat(covariances[:, None], d, axis=1)
+    full: np.ndarray = variances[:, :, None] * np.eye(d)
+    return full
