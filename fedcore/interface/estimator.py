@@ -24,7 +24,7 @@ from fedcore.interface.model import Model, finished
 from fedcore.population.blocks import Kind
 from fedcore.population.columns import ColumnEntry
 from fedcore.population.store import Population
-from fedcore.storage.files import scratch_folder
+from fedcore.storage.scratch import scratch_folder
 
 SEEDS = 2**31  # that a RandomState or a Generator draws from
 

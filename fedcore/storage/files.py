@@ -13,16 +13,15 @@ import os
 import re
 import shutil
 import stat
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 from fedcore.errors import ConfigError
 from fedcore.storage import objects as object_storage
+from fedcore.storage.scratch import is_scratch
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -37,7 +36,6 @@ ODD_FILES = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFCHR: "devic
 PARTIAL = re.compile(r"\.(?P<name>.+)\.\d+(\.[0-9a-f]{8})?\.partial")  # of a file that is being written
 FLUSHED_AT_ONCE = 8  # files whose flushing is awaited together, for which a journal commits once
 ABANDONED = 3600.0  # seconds after which nobody writes a file any more that takes milliseconds
-_scratch: set[Path] = set()
 LOST_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")  # what pathlib makes of a URL
 
 
@@ -200,23 +198,6 @@ def flush_written(file: IO[bytes], path: Path) -> None:
     file.flush()
     if not is_scratch(path):
         os.fsync(file.fileno())
-
-
-@contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """A new local folder that is removed in the end. Nothing in it has to survive this process, so this process makes
-    none of it durable."""
-    with tempfile.TemporaryDirectory(prefix="fedcore-") as made:
-        _scratch.add(Path(made))
-        try:
-            yield Path(made)
-        finally:
-            _scratch.discard(Path(made))
-
-
-def is_scratch(path: Path) -> bool:
-    """Whether the path is in a `scratch_folder` of this process."""
-    return bool(_scratch) and not _scratch.isdisjoint((path, *path.parents))
 
 
 def is_private(folder: Path) -> bool:

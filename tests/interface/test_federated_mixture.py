@@ -1,6 +1,9 @@
 """FederatedMixture beside scikit-learn's GaussianMixture: the same parameters give the same values."""
 
+import inspect
 import pickle
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -192,6 +195,26 @@ def test_labels_of_a_fit_are_those_that_it_predicts(tmp_path):
     assert np.array_equal(labels, fitted.predict(APART)) and labels.dtype == np.int64
     with pytest.raises(ConfigError, match="array"):
         fedcore.FederatedMixture(2).fit_predict(str(tmp_path))
+
+
+def test_the_page_lists_all_of_gaussian_mixture():
+    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+    table = page.partition("### Compared with GaussianMixture")[2].partition("\n### ")[0]
+    listed = {}
+    for names, kind in re.findall(r"^\| (`.*?) \| (same|different|absent) \|", table, re.M):
+        listed |= dict.fromkeys(re.findall(r"`(\w+)`", names), kind)
+    frame = pytest.importorskip("pandas").DataFrame(APART, columns=["a", "b"])
+    theirs, ours = GaussianMixture().fit(frame), fedcore.FederatedMixture(**SMALL).fit(frame)
+    parameters = set(inspect.signature(GaussianMixture).parameters)
+    fitted = {name for name in vars(theirs) if name.endswith("_") and not name.startswith("_")}
+    methods = {name for name in dir(theirs) if not name.startswith("_") and callable(getattr(theirs, name))}
+    assert set(listed) == parameters | fitted | methods
+    for name, kind in listed.items():
+        assert hasattr(ours, name) == (kind != "absent"), name
+    for name in fitted - {"n_iter_", "lower_bound_", "lower_bounds_", "feature_names_in_"}:
+        assert np.shape(getattr(ours, name)) == np.shape(getattr(theirs, name)), name
+    accepted = inspect.signature(fedcore.FederatedMixture).parameters
+    assert {name for name in parameters if listed[name] != "absent"} <= set(accepted)
 
 
 # --- rows with gaps -------------------------------------------------------------------------------------------------
