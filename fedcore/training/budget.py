@@ -47,7 +47,7 @@ def ledger_name(url: str | None = None) -> dict[str, str]:
     """
     from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url, open_ledger
 
-    url = _from_the_root(url or default_ledger_url())
+    url = from_the_root(url or default_ledger_url())
     try:
         ledger = open_ledger(url)
     except LedgerMissing:
@@ -55,7 +55,7 @@ def ledger_name(url: str | None = None) -> dict[str, str]:
     return {"id": ledger.id, "url": ledger.url}
 
 
-def _from_the_root(url: str) -> str:
+def from_the_root(url: str) -> str:
     """A SQLite address with its whole path: populations are used from other folders than the one they were made in."""
     from fedcore.privacy.ledger.database import parse_url
 

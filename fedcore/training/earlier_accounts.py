@@ -12,8 +12,8 @@ from pathlib import Path
 from fedcore.errors import LAST_READER, ConfigError, LedgerMissing, LedgerRetired
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.balances import SpentBefore
-from fedcore.privacy.ledger.database import parse_url
 from fedcore.privacy.ledger.ledger import Ledger, default_ledger_url, open_ledger
+from fedcore.training.budget import from_the_root
 
 SQLITE = b"SQLite format 3\0"  # how every file of SQLite begins
 RETIRED = "an account in zCDP, or recounted from it"
@@ -67,14 +67,7 @@ def _places(population: Population) -> list[str]:
     urls += [named.url] if named is not None and named.url.startswith("sqlite:") else []
     folder = user_data_path("fedcore")
     files = [path for path in sorted(folder.iterdir()) if _is_sqlite(path)] if folder.is_dir() else []
-    return list(dict.fromkeys([*map(_whole, urls), *(f"sqlite:///{path}" for path in files)]))
-
-
-def _whole(url: str) -> str:
-    parsed = parse_url(url)
-    if parsed.get_backend_name() != "sqlite":
-        return url
-    return f"sqlite:///{Path(parsed.database or '').expanduser().absolute()}"
+    return list(dict.fromkeys([*map(from_the_root, urls), *(f"sqlite:///{path}" for path in files)]))
 
 
 def _is_sqlite(path: Path) -> bool:

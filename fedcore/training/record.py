@@ -27,11 +27,7 @@ def installed() -> dict[str, str]:
 
 def columns_to_record(population: Population) -> list[dict[str, str]] | None:
     """Name and unit of each column, as run.json has them; None if nobody named them."""
-    names, columns = population.manifest.column_names, population.manifest.columns
-    if names is None:
-        return None
-    units = [column.unit for column in columns] or [""] * len(names)
-    return [{"name": name, "unit": unit} for name, unit in zip(names, units, strict=True)]
+    return [{"name": column.name, "unit": column.unit} for column in population.manifest.columns] or None
 
 
 def other_columns(info: JsonObject, population: Population) -> str:
