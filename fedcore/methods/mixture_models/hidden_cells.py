@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from fedcore.methods.mixture_models.row_draws import client_words, mixed_words, uniforms_of
+from fedcore.methods.mixture_models.row_view import PartOfRows
 from fedcore.population.blocks import RowsBlock
 
 PURPOSE = "em/validation cells"
@@ -51,31 +52,22 @@ def _part(block: RowsBlock, cells: HiddenCells, hidden: bool) -> RowsBlock:
     return replace(block, x=x, heldout=None)
 
 
-class _Masked:
-    """Rows of which some cells are NaN, read when they are used; slices are of the same kind, np.asarray reads them."""
+class _Masked(PartOfRows):
+    """Rows of which some cells are NaN, read when they are used; slices are of the same kind, np.asarray reads them.
 
-    ndim = 2
+    each: (N,) uint64, the words of the rows
+    """
 
     def __init__(self, rows: Any, words: np.ndarray, share: float, hidden: bool):
-        self.rows, self.words, self.share, self.hidden, self.dtype = rows, words, share, hidden, rows.dtype
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return len(self.words), self.rows.shape[1]
-
-    @property
-    def nbytes(self) -> int:
-        return self.words.nbytes + int(self.rows.nbytes)
-
-    def __len__(self) -> int:
-        return len(self.words)
+        super().__init__(rows, words)
+        self.share, self.hidden = share, hidden
 
     def __getitem__(self, rows: slice | np.ndarray) -> Any:
-        part = _Masked(self.rows[rows], self.words[rows], self.share, self.hidden)
+        part = _Masked(self.rows[rows], self.each[rows], self.share, self.hidden)
         return part if isinstance(rows, slice) else np.asarray(part)
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         x = np.array(self.rows)
-        held_back = uniforms_of(self.words[:, None], np.arange(x.shape[1])) < self.share
+        held_back = uniforms_of(self.each[:, None], np.arange(x.shape[1])) < self.share
         x[~held_back if self.hidden else held_back] = np.nan
         return x if dtype is None else x.astype(dtype, copy=False)

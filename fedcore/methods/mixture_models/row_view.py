@@ -77,6 +77,29 @@ class RowView:
             y /= scale
 
 
+class PartOfRows:
+    """Some of the rows, or of their entries, of rows that are read when they are used.
+
+    rows: `fedcore.population.streaming.StoredRows`, say; each: (N,) what is known of each row
+    """
+
+    ndim = 2
+
+    def __init__(self, rows: Any, each: np.ndarray):
+        self.rows, self.each, self.dtype = rows, each, rows.dtype
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.each), self.rows.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return self.each.nbytes + int(self.rows.nbytes)
+
+    def __len__(self) -> int:
+        return len(self.each)
+
+
 def _is_numbers(x: Any, rows: slice | np.ndarray) -> bool:
     return isinstance(x, np.ndarray) and isinstance(rows, np.ndarray) and rows.dtype.kind == "i"
 

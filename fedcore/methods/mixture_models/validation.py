@@ -17,6 +17,7 @@ from typing import Any, cast
 import numpy as np
 
 from fedcore.methods.mixture_models.row_draws import client_words, uniforms_of
+from fedcore.methods.mixture_models.row_view import PartOfRows
 from fedcore.population.blocks import RowsBlock
 
 PURPOSE = "em/validation rows"
@@ -79,31 +80,17 @@ def some_rows(block: RowsBlock, chosen: np.ndarray) -> RowsBlock:
     return RowsBlock(block.first, block.leaf, ptr, cast(np.ndarray, _Chosen(block.x, numbers)))
 
 
-class _Chosen:
-    """Some rows of rows that are read when they are used (`fedcore.population.streaming.StoredRows`); slices are of the
-    same kind, np.asarray reads them."""
+class _Chosen(PartOfRows):
+    """Some rows of rows that are read when they are used; slices are of the same kind, np.asarray reads them.
 
-    ndim = 2
-
-    def __init__(self, rows: Any, numbers: np.ndarray):
-        self.rows, self.numbers, self.dtype = rows, numbers, rows.dtype
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return len(self.numbers), self.rows.shape[1]
-
-    @property
-    def nbytes(self) -> int:
-        return self.numbers.nbytes + int(self.rows.nbytes)
-
-    def __len__(self) -> int:
-        return len(self.numbers)
+    each: (n,) int64, the numbers of the rows
+    """
 
     def __getitem__(self, rows: slice | np.ndarray) -> Any:
         if isinstance(rows, slice):
-            return _Chosen(self.rows, self.numbers[rows])
-        return self.rows[self.numbers[rows]]
+            return _Chosen(self.rows, self.each[rows])
+        return self.rows[self.each[rows]]
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
-        read = self.rows[self.numbers]
+        read = self.rows[self.each]
         return read if dtype is None else read.astype(dtype, copy=False)

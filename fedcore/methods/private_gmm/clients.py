@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fedcore.methods.mixture_models.whole_rows import products
 from fedcore.methods.private_gmm.boxes import CUBE_BITS, keys_of, places_in_cube
 from fedcore.methods.private_gmm.integer_rows import (
     FAR,
@@ -27,7 +28,6 @@ from fedcore.methods.private_gmm.integer_rows import (
     squared_distances,
 )
 from fedcore.methods.private_gmm.plan import PLACE_CELLS, PLACE_ENDS, PassKind
-from fedcore.methods.private_gmm.sensitivities import DIAGONAL
 from fedcore.methods.private_gmm.state import (
     BoxesMessage,
     Message,
@@ -183,12 +183,7 @@ class Moments(Kernel):
     def add(self, slot: int, group: Group, tile: Tile) -> None:
         z, _ = self.clipped(slot, tile, shared=True)
         if self.form == "full":
-            products = z.T @ z
-            squares = z * z
-            squares *= DIAGONAL[0]
-            squares /= DIAGONAL[1]
-            np.fill_diagonal(products, np.floor(squares, out=squares).sum(axis=0))
-            self.total[slot] += products[np.triu_indices(z.shape[1])].astype(np.int64)
+            self.total[slot] += products(z)
         else:
             diagonal = (z * z).sum(axis=0).astype(np.int64)
             self.total[slot] += diagonal if self.form == "diag" else diagonal.sum()

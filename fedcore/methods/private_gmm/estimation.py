@@ -7,9 +7,10 @@ import math
 
 import numpy as np
 
+from fedcore.methods.mixture_models.whole_rows import matrix_of
 from fedcore.methods.private_gmm.config import Covariance
 from fedcore.methods.private_gmm.integer_rows import ONE
-from fedcore.methods.private_gmm.tree import Tree, second_moment
+from fedcore.methods.private_gmm.tree import Tree
 
 TAIL = 0.005  # of a cell: rows that its radius may leave out
 NODE_TAIL, TAIL_NOISE = 0.02, 2.0  # of t, and in standard deviations: rows that the radius of a node may leave out
@@ -62,7 +63,7 @@ def covariances_of(
 
 def _full(triangle: np.ndarray, scale: float, d: int, noise: float, floor: float) -> tuple[np.ndarray, bool]:
     """noise: standard deviation of an entry off the diagonal; that of an eigenvalue is about 2 sqrt(d) times this."""
-    matrix = second_moment(triangle, d) * scale
+    matrix = matrix_of(triangle, d) * scale
     values, vectors = np.linalg.eigh(matrix)
     of_a_value = 2.0 * math.sqrt(d) * noise
     sphere = max(float(np.trace(matrix)) / d, floor)

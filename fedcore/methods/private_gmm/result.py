@@ -13,6 +13,7 @@ import numpy as np
 from fedcore.errors import RunError
 from fedcore.methods.mixture_models import GaussianMixture
 from fedcore.methods.mixture_models.released import column_variances
+from fedcore.methods.mixture_models.row_labels import labelled
 from fedcore.methods.mixture_models.tables import (
     by_component,
     components_table,
@@ -20,10 +21,10 @@ from fedcore.methods.mixture_models.tables import (
     positions,
     share_errors,
 )
+from fedcore.methods.mixture_models.whole_rows import matrix_of
 from fedcore.methods.private_gmm import series
 from fedcore.methods.private_gmm.config import Covariance
 from fedcore.methods.private_gmm.state import PrivateGMMState
-from fedcore.methods.private_gmm.tree import second_moment
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds.method import ClientOutputs
 from fedcore.rounds.results import Column, Features, Result, Table, heaviest, of_columns
@@ -200,7 +201,7 @@ def _of_variances(form: Covariance, state: PrivateGMMState, k: int, noise: float
     elif form == "diag":
         released, error = own, noise
     else:
-        matrix = second_moment(own, d)
+        matrix = matrix_of(own, d)
         released, error = np.diagonal(matrix), math.sqrt(2.0) * noise
         if state.unreliable[k] and np.ptp(shown) == 0:
             released, error = np.repeat(released.mean(), d), error / math.sqrt(d)
@@ -214,27 +215,10 @@ TILE = 2**16  # rows that are labelled at once
 
 
 def personalise(mixture: PrivateMixture, block: RowsBlock) -> ClientOutputs:
-    """For each of the C clients of a leaf, and for its N rows.
-
-    rows_labels: (N,) int32 component of every row, -1 for rows that are not finite; shares: (C, m) float64, of the
-    client's labelled rows, NaN without any; component: (C,) int32, the most frequent, -1 without any.
+    """For each of the C clients of a leaf, and for its N rows: `labelled`; rows that are not finite have no component.
 
     Raises RunError if the run has found no mixture.
     """
     if not mixture.found:
         raise RunError(f"the run found no mixture: {mixture.reason}.", "There is nothing to personalise.")
-    n, m = block.x.shape[0], mixture.components
-    labels = np.full(n, -1, np.int32)
-    with np.errstate(all="ignore"):
-        for low in range(0, n, TILE):
-            x = np.asarray(block.x[low : low + TILE], np.float64)
-            usable = np.isfinite(x).all(axis=1)
-            labels[low : low + TILE][usable] = mixture.labels(x[usable])
-    client = np.repeat(np.arange(block.clients), np.diff(block.ptr))
-    known = labels >= 0
-    counts = np.bincount(client[known] * m + labels[known], minlength=block.clients * m)
-    counts = counts.reshape(-1, m).astype(np.float64)
-    totals = counts.sum(axis=1, keepdims=True)
-    shares = np.divide(counts, totals, out=np.full_like(counts, np.nan), where=totals > 0)
-    component = np.where(totals[:, 0] > 0, counts.argmax(axis=1), -1).astype(np.int32)
-    return {"rows_labels": labels, "shares": shares, "component": component}
+    return labelled(block, mixture.components, TILE, lambda x: np.isfinite(x).all(axis=1), mixture.labels)

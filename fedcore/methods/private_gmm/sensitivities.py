@@ -12,7 +12,6 @@ from fedcore.methods.private_gmm.integer_rows import ONE
 
 RELATIONS = ("add_or_remove_one", "replace_one")
 UNITS = ("client", "record")
-DIAGONAL = 46340, 2**16  # a fraction below 1 / sqrt(2)
 
 
 def counts(relation: str, histograms: int = 1) -> int:

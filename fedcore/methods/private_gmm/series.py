@@ -24,8 +24,9 @@ import numpy as np
 
 from fedcore.errors import ConfigError
 from fedcore.methods.mixture_models.packing import triangle
+from fedcore.methods.mixture_models.whole_rows import matrix_of
 from fedcore.methods.private_gmm.config import Covariance
-from fedcore.methods.private_gmm.tree import second_moment, triangle_of
+from fedcore.methods.private_gmm.tree import triangle_of
 
 FORGETTING = 0.95  # weight of what was there before a run, against 1 for what the run adds
 SHARES, MEANS, MOMENTS = range(3)  # columns of `precision` and `noise`
@@ -73,7 +74,7 @@ class Pool:
         """(c,) standard deviation of the rows, over all columns."""
         d = self.means.shape[1]
         if form == "full":
-            traces = np.array([np.trace(second_moment(row, d)) for row in self.moments])
+            traces = np.array([np.trace(matrix_of(row, d)) for row in self.moments])
         else:
             traces = self.moments.sum(axis=1)
         return np.sqrt(np.maximum(traces / d, smallest**2))

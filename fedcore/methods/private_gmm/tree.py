@@ -25,24 +25,15 @@ from typing import Any
 
 import numpy as np
 
+from fedcore.methods.mixture_models.whole_rows import DIAGONAL, matrix_of
 from fedcore.methods.private_gmm.integer_rows import BASIS_BITS, ONE, clipped, projected, squared_distances
-from fedcore.methods.private_gmm.sensitivities import DIAGONAL
 from fedcore.rounds.messages import between
 
 # --- projection -------------------------------------------------------------------------------------------------------
 
 
-def second_moment(triangle: np.ndarray, d: int) -> np.ndarray:
-    """(d, d) symmetric, in squared steps. triangle: (d (d + 1) / 2,) published, its diagonal scaled."""
-    matrix = np.zeros((d, d))
-    matrix[np.triu_indices(d)] = triangle
-    matrix += np.triu(matrix, 1).T
-    matrix[np.diag_indices(d)] *= DIAGONAL[1] / DIAGONAL[0]
-    return matrix
-
-
 def triangle_of(matrix: np.ndarray) -> np.ndarray:
-    """(d (d + 1) / 2,) as a second moment is released: the inverse of `second_moment`."""
+    """(d (d + 1) / 2,) as a second moment is released: the inverse of `matrix_of`."""
     scaled = matrix.copy()
     scaled[np.diag_indices(len(matrix))] *= DIAGONAL[0] / DIAGONAL[1]
     return scaled[np.triu_indices(len(matrix))]
@@ -50,7 +41,7 @@ def triangle_of(matrix: np.ndarray) -> np.ndarray:
 
 def basis_of(triangle: np.ndarray, d: int, q: int) -> np.ndarray:
     """(d, q) whole numbers in steps of 2**-14: the leading eigenvectors of a published second moment."""
-    vectors = np.linalg.eigh(second_moment(triangle, d))[1]
+    vectors = np.linalg.eigh(matrix_of(triangle, d))[1]
     return np.rint(vectors[:, ::-1][:, :q] * 2.0**BASIS_BITS)
 
 
