@@ -114,11 +114,15 @@ def drawn():
     """Asked for by tests that need real figures."""
 
 
+@pytest.fixture(scope="module")
+def png():
+    return seconds_figure([])
+
+
 @pytest.fixture(autouse=True)
-def quick(request, monkeypatch):
+def quick(request, monkeypatch, png):
     """The other tests get one picture for all figures."""
     if "drawn" not in request.fixturenames:
-        png = seconds_figure([])
         for name in ("budget", "evaluation", "profiles", "rounds", "seconds"):
             monkeypatch.setattr(report, f"{name}_figure", lambda *_: png)
 

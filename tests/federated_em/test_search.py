@@ -488,6 +488,7 @@ def test_a_run_reads_the_rows_ten_times_at_most(settings):
     assert looks.converged(config, ran.state) == (ran.state.slope is not None and ran.state.slope < 1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model, kind", [*((model, "rows") for model in OTHERS), *((m, "counts") for m in OTHERS[:3])])
 def test_counts_and_regressions_find_their_groups_in_ten_passes(model, kind):
     """With the bits of any cut of the clients, from any pass that they go on from."""

@@ -203,6 +203,7 @@ def test_values_that_are_not_finite_are_named():
             list(group.tiles())
 
 
+@pytest.mark.slow
 def test_memory_of_a_pass_over_a_large_client_is_that_of_a_tile():
     """Spec, section 5: 8 (d b + r b + 2 d r + r^2) bytes for tiles of b samples; 20 % for what NumPy needs beside."""
     d, r = 256, 64

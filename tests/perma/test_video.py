@@ -174,6 +174,7 @@ def test_it_is_no_median_over_frames(scene):
     np.testing.assert_allclose(client_atoms(shuffled[0], atoms, RobustCoder()), one, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_small_clip():
     clip = clips.surveillance(2, 10, 60, 80)
     rows = np.stack([clips.to_rows(frame, (10, 10)) for frame in clip.frames])  # 100 samples of 144 numbers

@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-import multiprocessing
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from fedcore.privacy.ledger import database, ledger
 from fedcore.privacy.ledger.ledger import open_ledger
 from tests.privacy import processes
 from tests.privacy.conftest import open_books, release, total
+from tests.privacy.test_ledger_faults import spawn
 from tests.privacy.test_redraws import filled, optional
 
 VALUE = np.array([1, -2, 3])
@@ -160,9 +160,7 @@ def test_a_process_killed_while_it_pays_again_leaves_what_was_paid(url, way, whe
         ("give up", "extension")
     }:
         pytest.skip("this way of paying writes no such record")
-    child = multiprocessing.get_context("spawn").Process(
-        target=processes.pay_again_and_die, args=(books.url, run, FIRST, when)
-    )
+    child = spawn.Process(target=processes.pay_again_and_die, args=(books.url, run, FIRST, when))
     child.start()
     child.join(60)
     assert child.exitcode == -9

@@ -82,9 +82,10 @@ class InShares(ByCohort):
 
 
 KINDS = {"cohorts": ByCohort, "periods": ByMonth, "shares": InShares}
+EACH = ["cohorts", "periods", pytest.param("shares", marks=pytest.mark.slow)]
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=EACH)
 def kind(request):
     return KINDS[request.param]
 
@@ -210,7 +211,7 @@ WINDOWS = {
 }
 
 
-@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.parametrize("name", EACH)
 def test_the_window_and_the_numbers_that_a_run_names(tmp_path, asked, name):
     world, runs = KINDS[name](tmp_path), []
     for _ in range(3):
