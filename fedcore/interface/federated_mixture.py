@@ -195,7 +195,7 @@ class FederatedMixture(DensityMixin, FederatedEstimator):
         for name in COPIED:
             setattr(self, name, getattr(made, name))
         self.n_iter_ = max(state.round, 1)
-        self._kind, self._weight_column = self.covariance_type, self._column_of(stored.population)
+        self._kind, self._weight_column = method.config.model.covariance, self._column_of(stored.population)
         self._densities = Densities.of(self._kind, self.weights_, self.means_, self.covariances_)
         self._free = free_parameters(method.config, state.parameters())
         logs = float(state.seen @ np.log(state.scale)) / state.rows if len(state.scale) else 0.0
@@ -210,6 +210,9 @@ class FederatedMixture(DensityMixin, FederatedEstimator):
         """The same mixture as a fitted scikit-learn estimator."""
         made: GaussianMixture = self._known().to_sklearn()
         made.n_iter_, made.lower_bound_, made.lower_bounds_ = self.n_iter_, self.lower_bound_, self.lower_bounds_
+        names = getattr(self, "feature_names_in_", ())
+        if len(names) == made.n_features_in_:  # without a column of weights
+            made.feature_names_in_ = names
         return made
 
     def predict_proba(self, X: Any) -> np.ndarray:

@@ -189,6 +189,13 @@ def test_max_iter_bounds_all_passes(algorithm):
             asked.set_params(max_iter=3).fit(APART, groups=np.arange(600) % 7)
 
 
+def test_settings_come_before_parameters():
+    ours = fedcore.FederatedMixture(2, **{**SMALL, "settings": {"covariance": "diag"}}).fit(APART)
+    assert ours.covariances_.shape == (2, 2) and np.allclose(
+        ours.score_samples(NEW), ours.to_sklearn().score_samples(NEW)
+    )
+
+
 def test_labels_of_a_fit_are_those_that_it_predicts(tmp_path):
     labels = fedcore.FederatedMixture(2, **SMALL).fit_predict(APART, groups=np.arange(600) % 7)
     fitted = pickle.loads(pickle.dumps(fedcore.FederatedMixture(2, **SMALL).fit(APART, groups=np.arange(600) % 7)))

@@ -76,6 +76,7 @@ def test_series_are_weights_and_groups():
         assert np.array_equal(fitted.means_, expected)
         if made is not None:
             assert fitted.model_.columns("means")["column"] == NAMES and fitted.feature_names_in_.tolist() == NAMES
+            assert fitted.to_sklearn().feature_names_in_.tolist() == NAMES
 
 
 def test_estimates_of_clients_are_frames_if_that_is_asked_for(frame):
