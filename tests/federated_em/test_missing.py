@@ -1,5 +1,7 @@
 """FedMissEM: incomplete tables and incomplete rows, each against a direct computation."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -210,3 +212,17 @@ def test_exact_em_of_rows_with_gaps_converges_in_ten_passes(rank):
     plain = run(Varied(**settings, rounds=100), block, facts(block))
     assert len(ran.infos) <= 10 and ran.state.slope < 1e-4
     assert ran.state.objective < plain.state.objective + 1e-4
+
+
+def test_the_imputer_converges_on_a_sample_of_many_rows_which_also_chooses_a_penalty():
+    generator = np.random.default_rng(4)
+    y = generator.normal(size=(10_000, 1)) @ [[1.0, -1.0, 2.0]] + generator.normal(size=(10_000, 3))
+    y[generator.random(y.shape) < 0.3] = np.nan
+    block = block_of(np.array_split(y, 10))
+    public = replace(facts(block), rows=len(y))
+    config = FederatedEMConfig(model="gaussian_imputer", algorithm="em", pseudo_rows="auto")
+    ran = run(config, block, public)
+    assert 0 < ran.state.sample_share < 1 and ran.state.slope < 1e-4 and len(ran.infos) <= 6
+    assert ran.state.pseudo_rows == 0.001  # with so many rows the penalty hardly matters
+    truth = np.outer([1.0, -1.0, 2.0], [1.0, -1.0, 2.0]) + np.eye(3)
+    np.testing.assert_allclose(FederatedEM(config).parameters(ran.state)["covariance"], truth, atol=0.2)
