@@ -1,10 +1,13 @@
 """FedMissEM: incomplete tables and incomplete rows, each against a direct computation."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from fedcore.methods.federated_em import FederatedEM
+from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, looks
 from fedcore.methods.federated_em.models import model_of
+from fedcore.methods.mixture_models.low_rank_tables import LowRankTables
 from tests.federated_em.run_in_memory import block_of, facts, run
 from tests.federated_em.varied import Varied
 
@@ -23,6 +26,11 @@ def tables(family: str, seed: int = 0):
     never = generator.random((SITES, STAMPS)) < 0.25
     full[:, never] = np.nan
     return full, truth, never
+
+
+def of_family(family: str):
+    full = tables("gaussian" if family == "gaussian" else "poisson")[0]
+    return np.where(full > 0, 1.0, full) if family == "bernoulli" else full
 
 
 def block_of_tables(full):
@@ -159,3 +167,62 @@ def test_rows_with_gaps():
     # Columns 0 and 2 are nearly collinear, so that conditional means are far better than the mean of a column.
     error = ((out["rows_imputed"] - full) / spread)[hidden]
     assert np.sqrt(np.mean(error**2)) < 0.8 and np.isfinite(out["rows_imputed"]).all()
+
+
+@pytest.mark.parametrize("family", ["gaussian", "poisson", "bernoulli"])
+@pytest.mark.parametrize("changes", [{}, {"weights": "clients"}, {"tol": 0.05}])
+def test_exact_em_of_tables_makes_its_steps_between_two_passes(family, changes):
+    """The same steps as EM that reads the tables in each of them."""
+    block, settings = block_of_tables(of_family(family)), {"algorithm": "em", "model": f"{family}_tables"}
+    settings |= {"table_rows": SITES, "nuclear_penalty": 0.3, **changes}
+    ran = run(FederatedEMConfig(**settings), block, facts(block), clients_per_leaf=4)
+    rounds = ran.state.round
+    assert len(ran.infos) == 2 and (rounds == 100 if "tol" not in changes else 2 < rounds < 100)
+    plain = run(Varied(**settings | {"tol": 0.0}, rounds=rounds), block, facts(block))
+    assert len(plain.infos) == 2 + rounds
+    natural = [each.state.parameters()["natural"] for each in (ran, plain)]
+    # votes of clients also change the visits that the start counts
+    np.testing.assert_allclose(*natural, atol=1e-5 if "weights" not in changes else 1e-3)
+    assert ran.state.objective == pytest.approx(plain.state.objective, rel=1e-7)
+    said = looks.status(FederatedEMConfig(**settings), ran.state)
+    assert said.startswith("converged") if ran.state.slope < 1e-4 else said.endswith("raise max_passes.")
+
+
+@pytest.mark.parametrize("family", ["gaussian", "poisson", "bernoulli"])
+def test_a_step_of_cells_is_a_step_of_em(family):
+    full, thetas = of_family(family), [{"natural": share * tables("gaussian")[1]} for share in (0.2, 0.4)]
+    model, rows, count = LowRankTables(SITES, STAMPS, family, 0.5), full.reshape(-1, STAMPS), len(full)
+    sums = np.nansum(full, axis=0).ravel(), np.isfinite(full).sum(axis=0).ravel()
+    found, values = zip(*(model.step_of_cells(theta, *sums, count) for theta in thetas), strict=True)
+    totals, likelihoods = model.e_totals_and_log_likelihoods(thetas, rows)
+    np.testing.assert_allclose(found, totals / count, rtol=1e-12)
+    objectives = [model.penalty(theta) - own.mean() for theta, own in zip(thetas, likelihoods, strict=True)]
+    np.testing.assert_allclose(values[1] - values[0], objectives[1] - objectives[0], rtol=1e-9)
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+def test_exact_em_of_rows_with_gaps_converges_in_ten_passes(rank):
+    generator = np.random.default_rng(3)
+    full = generator.normal(size=(3000, 2)) @ generator.normal(size=(2, 5)) + 0.5 * generator.normal(size=(3000, 5))
+    y = np.where(generator.random(full.shape) < 0.3, np.nan, full)
+    y[np.isnan(y).all(axis=1), 0] = 0.0
+    block = block_of([np.zeros((0, 5)), *np.array_split(y, 30)])
+    settings = dict(model="gaussian_imputer", algorithm="em", rank=rank)
+    ran = run(FederatedEMConfig(**settings), block, facts(block), clients_per_leaf=4)
+    plain = run(Varied(**settings, rounds=100), block, facts(block))
+    assert len(ran.infos) <= 10 and ran.state.slope < 1e-4
+    assert ran.state.objective < plain.state.objective + 1e-4
+
+
+def test_the_imputer_converges_on_a_sample_of_many_rows_which_also_chooses_a_penalty():
+    generator = np.random.default_rng(4)
+    y = generator.normal(size=(10_000, 1)) @ [[1.0, -1.0, 2.0]] + generator.normal(size=(10_000, 3))
+    y[generator.random(y.shape) < 0.3] = np.nan
+    block = block_of(np.array_split(y, 10))
+    public = replace(facts(block), rows=len(y))
+    config = FederatedEMConfig(model="gaussian_imputer", algorithm="em", pseudo_rows="auto")
+    ran = run(config, block, public)
+    assert 0 < ran.state.sample_share < 1 and ran.state.slope < 1e-4 and len(ran.infos) <= 6
+    assert ran.state.pseudo_rows == 0.001  # with so many rows the penalty hardly matters
+    truth = np.outer([1.0, -1.0, 2.0], [1.0, -1.0, 2.0]) + np.eye(3)
+    np.testing.assert_allclose(FederatedEM(config).parameters(ran.state)["covariance"], truth, atol=0.2)

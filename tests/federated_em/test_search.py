@@ -249,7 +249,7 @@ def test_a_move_leaves_the_optimum_that_em_stays_in(covariance):
     theta = {"weights": np.array([1, 1, 4]) / 6, "means": means}
     theta |= {} if covariance == "known" else {"covariances": covariances[covariance]}
     rows = Sample(np.random.default_rng(0).permutation(y), None, len(y), 1.0)
-    counted = search._Counted(make)
+    counted = search.Counted(make)
     stuck, before = counted.accelerated(model, theta, rows, 30, 1e-6)
     _, after = search._moved(counted, model, stuck, before, rows, 0, 0)
     assert after < before - 0.1
@@ -269,7 +269,7 @@ def test_a_move_leaves_the_optimum_that_em_of_counts_and_regressions_stays_in(mo
     theta = truth | {"weights": np.array([1, 1, 4]) / 6, name: values}
     if model == "regression":
         theta["variances"] = np.array([0.09, 0.09, 9.0])
-    counted, rows = search._Counted(make), Sample(y, None, len(y), 1.0)
+    counted, rows = search.Counted(make), Sample(y, None, len(y), 1.0)
     stuck, before = counted.accelerated(make(1e-3, len(y)), theta, rows, 20, 1e-6)
     _, after = search._moved(counted, make(1e-3, len(y)), stuck, before, rows, 0, 0)
     assert after < before - 0.05

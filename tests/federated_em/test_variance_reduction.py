@@ -49,9 +49,13 @@ def epochs_to(ran, bound: float) -> float:
 def clients():
     y, start = two_components()
     block = block_of(np.array_split(y, 20))
-    return lambda **settings: run(
-        Varied(**{**KNOWN, "codec": "dithering", "levels": 2, **settings}), block, facts(block, start=start)
-    )
+    coded = {"codec": "dithering", "levels": 2}
+
+    def ran(**settings):
+        own = {} if settings["algorithm"] == "em" else coded
+        return run(Varied(**{**KNOWN, **own, **settings}), block, facts(block, start=start))
+
+    return ran
 
 
 @pytest.mark.slow

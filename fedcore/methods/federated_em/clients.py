@@ -9,6 +9,7 @@ Source: Dieuleveut, Fort, Moulines, Robin 2021, Algorithms 1 and 2.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -74,6 +75,9 @@ def moments(config: FederatedEMConfig, model: CurvedEM, message: MomentsMessage,
     check_rows(config, model, block, everything)
     if message.split is not None:
         leaf = rows_of(training_rows(block, message.split), None, each, weighted)
+    if config.fits_cells and not config.by_rows:  # the tables of a client have one vote together
+        each_table = np.repeat(leaf.sizes, np.diff(leaf.observation_ptr))
+        leaf = replace(leaf, weights=1.0 / each_table)
     sizes = np.array([np.count_nonzero(leaf.sizes), leaf.sizes.sum(), np.sum(leaf.sizes**2)])
     if is_sparse(leaf.y):
         total, squares = leaf.y.sum(axis=0), leaf.y.multiply(leaf.y).sum(axis=0)

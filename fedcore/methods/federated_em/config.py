@@ -53,7 +53,7 @@ class Penalised(Part):
         None,
         description="penalty in rows: as if that many rows of the pooled variances were added to each scatter, and to "
         f"the inputs of regressions; auto: the best of {', '.join(f'{nu:g}' for nu in CANDIDATES)} for rows that take "
-        f"no part meanwhile: by em for mixtures rows of its sample, else {AUTO_SHARE:.0%} of each client's rows, "
+        f"no part meanwhile: by em rows of its sample, else {AUTO_SHARE:.0%} of each client's rows, "
         f"after 20 uncompressed EM steps with each; None: auto for Gaussians by em, else {PSEUDO_ROWS}. A private run "
         "has a fixed penalty",
     )
@@ -152,7 +152,7 @@ class NotPrivate(Part):
         None,
         ge=0,
         description="nats a row: the run ends when a round gains less, by em a pass, by the others on average between "
-        f"two looks; 0: all rounds are made; None: {TOLERANCE:g} for mixtures by em, else 0",
+        f"two looks; 0: all rounds are made; None: {TOLERANCE:g} for em but of tables, else 0",
     )
 
 
@@ -233,14 +233,14 @@ class Exact(NotPrivate, Weighted):
 
 
 class EM(Exact):
-    """Exact sums; mixtures by accelerated steps."""
+    """Exact sums; mixtures and the imputer by accelerated steps."""
 
     max_passes: int | None = Field(
         None,
         ge=3,
         le=1_000_000,
-        description="reads of all rows: the first, one for each step, and the last; starts and penalties that are not "
-        f"compared on a sample come on top; None: {PASSES} for mixtures, else {ROUNDS + 2}",
+        description="reads of all rows: the first, one for each step, and the last. EM of tables needs two, and makes "
+        f"max_passes - 2 steps between them; None: {PASSES}, for tables {ROUNDS + 2}",
     )
     gamma: ClassVar[float | None] = None
     accelerated: ClassVar[bool] = True
@@ -412,7 +412,7 @@ class FederatedEMConfig(ChoiceSettings):
     @property
     def accelerated(self) -> bool:
         """Whether the steps over all rows are accelerated EM, which ends by itself."""
-        return self.algorithm.accelerated and self.mixture
+        return self.algorithm.accelerated and not self.fits_cells
 
     @property
     def all_rounds(self) -> int:
@@ -453,7 +453,14 @@ class FederatedEMConfig(ChoiceSettings):
         return self.accelerated and self.algorithm.start != "given"
 
     @property
+    def fits_cells(self) -> bool:
+        """Whether all steps follow the first pass: those of exact EM of tables, from the moments of the cells."""
+        return self.algorithm.accelerated and isinstance(self.model, Tables)
+
+    @property
     def starts_tried(self) -> int:
+        if self.algorithm.accelerated and not self.mixture:  # which have one start
+            return 1
         if self.algorithm.restarts is not None:
             return self.algorithm.restarts
         compares = isinstance(self.algorithm, Exact) or self.follows_em

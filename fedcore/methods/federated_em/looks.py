@@ -24,7 +24,7 @@ SEVERAL = 0.05  # nats a row between the best and the worst end of a search
 
 def start_passes(config: FederatedEMConfig) -> int:
     """Passes over the rows before the first round."""
-    if config.searches:
+    if config.searches or config.fits_cells:
         return 1
     seeds = models.seeding_passes(config)
     tried = (config.starts_tried > 1) + config.tries_penalties
@@ -118,5 +118,6 @@ def status(config: FederatedEMConfig, state: FederatedEMState) -> str:
             said += f" A step of uncompressed messages would gain about {state.exact_gain:.2g}: set codec to identity."
         return said + kept
     if falls:
-        return f"not converged: the objective still falls by {state.slope:.2g} a round; train for more rounds.{kept}"
+        more = "raise max_passes" if config.fits_cells else "train for more rounds"
+        return f"not converged: the objective still falls by {state.slope:.2g} a round; {more}.{kept}"
     return f"converged: the objective falls by no more than {CONVERGED:g} a round.{kept}"

@@ -26,7 +26,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from fedcore.errors import PopulationError
-from fedcore.methods.federated_em.anderson import advanced, empty_trail
+from fedcore.methods.federated_em.anderson import accelerated
 from fedcore.methods.federated_em.config import AUTO_SHARE, CANDIDATES, PSEUDO_ROWS
 from fedcore.methods.mixture_models.contract import Rows, Theta, is_sparse
 from fedcore.methods.mixture_models.counts import BernoulliMixture, CountMixture, MultinomialMixture, PoissonMixture
@@ -106,7 +106,7 @@ class Found:
 
 
 @dataclass(slots=True)
-class _Counted:
+class Counted:
     """EM of a model on some rows. model_of: the model with a penalty of so many pseudo-rows among so many rows."""
 
     model_of: Callable[[float, float], AnyMixture]
@@ -132,13 +132,7 @@ class _Counted:
         self, model: AnyMixture, theta: Theta, rows: Sample, steps: int, gain: float
     ) -> tuple[Theta, float]:
         """(theta after at most this many accelerated steps, less where a step gains less; the best objective seen)."""
-        trail, s = empty_trail(model.q), model.statistic_of(theta)
-        for _ in range(steps):
-            mapped, objective = self.mapped(model, theta, rows)
-            s, trail = advanced(model, trail, theta, s, mapped, objective)
-            if trail.gain is not None and trail.gain < gain:
-                break
-            theta = model.maximise(s)
+        trail = accelerated(model, theta, lambda at: self.mapped(model, at, rows), steps, gain)
         return model.maximise(trail.best), trail.objective
 
 
@@ -217,7 +211,7 @@ def _searched(
     pseudo_rows: float | None,
     by_distance: bool,
 ) -> Found:
-    counted = _Counted(model_of)
+    counted = Counted(model_of)
     parameters, components = model_of(1.0, 1.0).q, model_of(1.0, 1.0).components
     many = sample.count > MANY_ROWS * parameters * sample.share
     level = int(sample.count * (1 - AUTO_SHARE))
@@ -228,7 +222,7 @@ def _searched(
     model = counted.model(first, nu)
     starts = [_start(model, first, seed, chain, by_distance) for chain in range(restarts)]
     if pseudo_rows is None and few:
-        nu = _best_penalty(counted, starts[0], first, fresh, FEW_STEPS)
+        nu = best_penalty(counted, starts[0], first, fresh, FEW_STEPS)
         model = counted.model(first, nu)
     chains: list[tuple[Theta, float]] = []
     for chain, start in enumerate(starts):
@@ -247,13 +241,13 @@ def _searched(
     ends = np.array([objective for _, objective in chains])
     theta = chains[int(np.argmin(ends))][0]
     if pseudo_rows is None and not many and (few or sample.count > first.count):
-        nu = _best_penalty(counted, theta, first, fresh, FEW_STEPS if few else PENALTY_STEPS)
+        nu = best_penalty(counted, theta, first, fresh, FEW_STEPS if few else PENALTY_STEPS)
     model = counted.model(sample, nu)
     theta, _ = counted.accelerated(model, theta, sample, LEVEL_STEPS, LEVEL_GAIN)
     return Found(theta, nu, ends, counted.row_steps)
 
 
-def _best_penalty(counted: _Counted, theta: Theta, train: Sample, fresh: Sample, steps: int) -> float:
+def best_penalty(counted: Counted, theta: Theta, train: Sample, fresh: Sample, steps: int) -> float:
     """Of CANDIDATES, after some steps on the training rows with each, by the loss of fresh rows. A larger one must win
     by more than the error of that: else a few far rows would decide, and a penalty that suits them can cost all others
     much."""
@@ -381,7 +375,7 @@ class _Split:
 
 
 def _moved(
-    counted: _Counted, model: AnyMixture, theta: Theta, objective: float, rows: Sample, seed: int, chain: int
+    counted: Counted, model: AnyMixture, theta: Theta, objective: float, rows: Sample, seed: int, chain: int
 ) -> tuple[Theta, float]:
     """theta after the moves that lower its objective, and that objective."""
     r = model.personalise(theta, rows.y)["responsibilities"]
@@ -411,7 +405,7 @@ def _moved(
     return counted.accelerated(model, theta, rows, FIRST_STEPS, FIRST_GAIN)
 
 
-def _tried(counted: _Counted, model: AnyMixture, theta: Theta, rows: Sample, objective: float) -> tuple[Theta, float]:
+def _tried(counted: Counted, model: AnyMixture, theta: Theta, rows: Sample, objective: float) -> tuple[Theta, float]:
     """(theta after MOVE_STEPS of EM, its objective); after fewer, if at the pace of the last step the rest would not
     reach the objective that is to be beaten. The first step, much the largest, says nothing of the pace."""
     before = np.inf

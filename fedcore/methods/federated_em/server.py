@@ -27,7 +27,7 @@ import numpy as np
 
 from fedcore.errors import RunError
 from fedcore.methods.federated_em import coded_starts, criteria, looks, models, start
-from fedcore.methods.federated_em.anderson import Packed, advanced
+from fedcore.methods.federated_em.anderson import advanced
 from fedcore.methods.federated_em.codecs import Codec
 from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.differences import remembers, treats_clients_singly
@@ -88,6 +88,8 @@ def total_rounds(config: FederatedEMConfig, state: FederatedEMState) -> int:
     """All passes, if the objective stops falling only after the last round, and a run that compares ends with other
     parameters than its last ones.
     """
+    if config.fits_cells:
+        return 2
     passes = looks.start_passes(config) + config.all_rounds + 1
     compares = config.algorithm.validation > 0 and config.variant.safeguards and not config.accelerated
     return passes + compares  # the look at the best statistic (`_after_objective`)
@@ -243,7 +245,7 @@ def _moved(
 
 def _after_pass(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> Step:
     """A step of accelerated EM (`fedcore.methods.federated_em.anderson`), or the end with M of the best point."""
-    model, number = cast(Packed, models.model_of(config, state.scaling())), state.round + 1
+    model, number = models.model_of(config, state.scaling()), state.round + 1
     mapped, theta = np.asarray(result["total"]), state.parameters()
     objective = float(result["loss"]) + model.penalty(theta)
     s, trail = advanced(model, state.trail(), theta, state.statistic, mapped, objective)
@@ -257,7 +259,7 @@ def _after_pass(config: FederatedEMConfig, state: FederatedEMState, result: Mapp
         phase="last" if done else state.phase,
         round=number,
         statistic=s,
-        theta=pack(model.maximise(s))[0],
+        theta=pack(model.maximise(s, start=theta))[0],
         points=trail.points,
         fields=trail.fields,
         best=trail.best,

@@ -21,6 +21,7 @@ from fedcore.errors import ConfigError, PopulationError
 from fedcore.methods.federated_em import models
 from fedcore.methods.federated_em.config import AUTO_SHARE, CANDIDATES, PSEUDO_ROWS, FederatedEMConfig
 from fedcore.methods.federated_em.differences import remembers
+from fedcore.methods.federated_em.incomplete import fitted_to_cells, settled
 from fedcore.methods.federated_em.messages import (
     BITS_PER_NUMBER,
     ClusterMessage,
@@ -190,7 +191,9 @@ def after_moments(config: FederatedEMConfig, state: FederatedEMState, result: Ma
     state = replace(state, penalty_share=config.penalty_share(rows, state.pseudo_rows))
     if config.searches:
         return after_sample(config, state, result["sample"])
-    if config.algorithm.start == "given":
+    if config.fits_cells:
+        state = fitted_to_cells(config, state)
+    elif config.algorithm.start == "given":
         state = _with_initial_parameters(config, state, [state.parameters()])
     elif models.seeding_passes(config) == 0:
         seeds = [int(stream(state.seed, START, number).integers(2**62)) for number in range(config.starts_tried)]
@@ -225,7 +228,10 @@ def after_sample(config: FederatedEMConfig, state: FederatedEMState, sample: np.
         return replace(model, relative=True) if isinstance(model, CountMixture) else model
 
     asked = state.pseudo_rows if config.tries_penalties is False else None
-    found = searched(model_of, rows, state.seed, config.starts_tried, asked, config.algorithm.start == "kmeans++")
+    if config.mixture:
+        found = searched(model_of, rows, state.seed, config.starts_tried, asked, config.algorithm.start == "kmeans++")
+    else:
+        found = settled(model_of, rows, models.initial_parameters(config, state.scaling(), state.seed), asked)
     chosen = PSEUDO_ROWS if asked is not None else found.pseudo_rows
     state = replace(
         state,

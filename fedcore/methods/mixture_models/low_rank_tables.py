@@ -139,6 +139,19 @@ class LowRankTables:
         means /= divisors_of(client_totals(ptr, weights))[:, None]
         return means
 
+    def step_of_cells(
+        self, theta: Theta, total: np.ndarray, visits: np.ndarray, tables: float
+    ) -> tuple[np.ndarray, float]:
+        """A step of EM needs no more of the data than the sum of the observed values of every cell and how often it was
+        seen: (mean of s_bar over the tables (q,), the objective at theta up to a constant, nats a table).
+
+        total, visits: (J L,); tables: how many there are
+        """
+        natural = np.asarray(theta["natural"], np.float64).ravel()
+        mapped = (total + (tables - visits) * self._expected(theta)) / tables
+        loss = float(np.sum(visits * log_partition(self.family, natural) - total * natural)) / tables
+        return mapped, loss + self.penalty(theta)
+
     # --- M-step -------------------------------------------------------------------------------------------------------
 
     def _outside(self, s: np.ndarray, margin: float) -> np.ndarray:
