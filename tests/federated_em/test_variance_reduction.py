@@ -49,9 +49,12 @@ def epochs_to(ran, bound: float) -> float:
 def clients():
     y, start = two_components()
     block = block_of(np.array_split(y, 20))
-    return lambda **settings: run(
-        Varied(**{**KNOWN, "codec": "dithering", "levels": 2, **settings}), block, facts(block, start=start)
-    )
+
+    def trained(**settings):
+        codec = {} if settings["algorithm"] == "em" else {"codec": 2}
+        return run(Varied(**KNOWN, **codec, **settings), block, facts(block, start=start))
+
+    return trained
 
 
 @pytest.mark.slow
