@@ -34,7 +34,7 @@ from tests.conftest import seal_anew, small_counts
 from tests.sessions import to_end
 
 PRIVATE = {"clusters": 2, "rounds": 2, "epsilon": 2.0}
-REMEMBERING = {"components": 2, "covariance": "diag", "levels": 2, "participation": 0.75, "rounds": 2}
+REMEMBERING = {"components": 2, "covariance": "diag", "codec": 2, "participation": 0.75, "rounds": 2}
 RUNS = {"finished": "counts", "interrupted": "counts", "remembering": "rows"}  # name -> population
 
 

@@ -151,7 +151,7 @@ def explain(error: ValidationError, moved: Mapping[str, str] = MappingProxyType(
         name = next((part for part in item["loc"] if f"{part}={given}" in moved), "")
         if told := moved.get(f"{name}={given}"):
             parts.append(f"{name} = {given!r} {told}")
-        elif told := moved.get(where):
+        elif told := moved.get(where) or moved.get(where.rpartition(".")[2]):
             parts.append(f"{where!r} {told}")
         elif item["type"] == "extra_forbidden":
             parts.append(f"{where!r} is not a setting")

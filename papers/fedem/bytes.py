@@ -43,7 +43,7 @@ LINES: dict[str, tuple[str, float, dict[str, Any]]] = {
     "natural": ("natural", 1.0, {}),
     "natural-one": ("natural, γ 1", 1.0, {"gamma": 1.0}),
     "natural-half": ("natural, p .5", 0.5, {"participation": 0.5}),
-    "dithering": ("dithering, s 16", 1.0, {"codec": "dithering", "levels": 16}),
+    "dithering": ("dithering, s 16", 1.0, {"codec": 16}),
 }
 ASKED = {"natural": 70.0, "natural-half": 45.0}  # times fewer bytes than EM
 FIRST, LATER = 0.1, 0.02  # nats that held-out nll may rise in the first round, and in a later one

@@ -127,7 +127,7 @@ def hidden_results(trial: Trial) -> dict:
         setting, _ = best(choices, by_em(model))
         for algorithm, settings in (
             (f"{label}, EM", {"algorithm": "em", "gamma": 1.0}),
-            (f"{label}, FedEM s {levels}", {"levels": levels, "gamma": 0.5}),
+            (f"{label}, FedEM s {levels}", {"codec": levels, "gamma": 0.5}),
         ):
             estimate, ran = model(settings, setting)
             trace = ran.trace
@@ -279,12 +279,12 @@ def conditions(options: Options) -> dict[str, Condition]:
         add("em", family, "EM", {**common, "algorithm": "em", "gamma": 1.0})
         for algorithm, name in (("fedem", "FedEM"), ("naive", "naive")):
             for levels in () if options.quick and family == "poisson" else levels_of(options):
-                settings = {**common, **FEDEM, "algorithm": algorithm, "levels": levels}
+                settings = {**common, **FEDEM, "algorithm": algorithm, "codec": levels}
                 add(f"{algorithm}_{levels}", family, f"{name}, s {levels}", settings)
     for trend in trends_of(options):
         common = {**TREND, "table_rows": TRENDS[trend][1], "rounds": TREND_ROUNDS}
         add("em", trend, "EM", {**common, "algorithm": "em", "gamma": 1.0})
-        add("fedem", trend, "FedEM, s 4, γ .5", {**common, "levels": 4, "gamma": 0.5})
+        add("fedem", trend, "FedEM, s 4, γ .5", {**common, "codec": 4, "gamma": 0.5})
     real = {f"real_{name}": Condition(name, {"data": "real", "table": name}) for name in tables(options)}
     return found | real
 

@@ -26,7 +26,7 @@ MODEL = {
     "components": 10,
     "covariance": "tied",
     "standardise": False,
-    "levels": 4,
+    "codec": 4,
     "start": "random",
     "cluster_rounds": 1,
 }

@@ -132,7 +132,7 @@ def as_in_the_paper(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     common, own = {"safeguards": False, "regularisation": SHARE, "restarts": 1}, dict(settings)
     if own.get("algorithm") == "em":
-        own.pop("levels", None)
+        own.pop("codec", None)
         return {**common, **own}
     if own.get("algorithm") == "naive":
         own |= {"algorithm": "fedem", "memories": False}

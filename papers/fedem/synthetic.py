@@ -103,7 +103,7 @@ def conditions(options: Options) -> dict[str, Condition]:
         for algorithm, name in (("fedem", "FedEM"), ("naive", "naive")):
             if options.quick and algorithm == "naive" and (levels, gamma, p) not in NAIVE_QUICK:
                 continue
-            own = {**full, "algorithm": algorithm, "levels": levels, "gamma": gamma, "participation": p}
+            own = {**full, "algorithm": algorithm, "codec": levels, "gamma": gamma, "participation": p}
             line = f"{algorithm}-{levels}-{gamma:g}-{p:g}"
             found[line] = _condition("sorted", name, 100, own)
             if (levels, gamma, p) in ALIKE and not options.quick:
@@ -114,7 +114,7 @@ def conditions(options: Options) -> dict[str, Condition]:
         if options.quick and name in BATCHED:
             epochs = QUICK_EPOCHS
         algorithm = "vr-fedem" if name in REDUCED else "fedem"
-        dithers = {} if "codec" in settings or "algorithm" in settings else {"levels": 2}
+        dithers = {} if "algorithm" in settings else {"codec": 2}
         own = {**COMMON, "algorithm": algorithm, **dithers, **settings}
         own["rounds"] = rounds_of(own, clients, epochs)
         found[f"reduced-{number}"] = _condition(f"sorted, n = {clients}", name, clients, own)
@@ -124,7 +124,8 @@ def conditions(options: Options) -> dict[str, Condition]:
 def _condition(data: str, method: str, clients: int, settings: dict[str, Any]) -> Condition:
     """Runs of few clients are measured by epochs, the others by rounds."""
     numbers = {"γ": f"{settings['gamma']:g}", "p": f"{settings.get('participation', 1.0):g}"}
-    labels = {"data": data, "method": method, "s": settings.get("levels", ""), **numbers}
+    codec = settings.get("codec")
+    labels = {"data": data, "method": method, "s": codec if isinstance(codec, int) else "", **numbers}
     unused = (f"‖h‖² at {EARLY}", "nll - EM") if clients < 100 else tuple(BY_EPOCHS)
     asked = {"clients": clients, "sorted": data != "alike", "settings": settings}
     return Condition(f"{method} ({data})", asked, labels, dict.fromkeys(unused, ""))

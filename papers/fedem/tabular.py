@@ -47,9 +47,9 @@ def conditions(options: Options) -> dict[str, Condition]:
     epochs = QUICK_EPOCHS if options.quick else EPOCHS
     lines: dict[str, tuple[str, dict]] = {
         "em": ("EM", {"algorithm": "em", "gamma": 1.0, "rounds": epochs}),
-        "16": ("FedEM, s 16", {"levels": 16, "rounds": epochs - 1}),
-        "64": ("FedEM, s 64", {"levels": 64, "rounds": epochs - 1}),
-        "naive": ("naive, s 64, γ .5", {"algorithm": "naive", "levels": 64, "gamma": 0.5, "rounds": epochs}),
+        "16": ("FedEM, s 16", {"codec": 16, "rounds": epochs - 1}),
+        "64": ("FedEM, s 64", {"codec": 64, "rounds": epochs - 1}),
+        "naive": ("naive, s 64, γ .5", {"algorithm": "naive", "codec": 64, "gamma": 0.5, "rounds": epochs}),
     }
     return {
         f"{data}_{line}": Condition(

@@ -131,7 +131,7 @@ for covariance in ("full", "tied", "diag", "spherical", "known"):
     federated_em(f"private-{covariance}", algorithm="private", covariance=covariance, given=f"gaussian {covariance}")
 federated_em("fedem-float64", "gaussians_float64", start="kmeans++")
 federated_em("fedem-identity", codec="identity", weights="rows")
-federated_em("fedem-dithering", codec="dithering", levels=2)
+federated_em("fedem-dithering", codec=2)
 federated_em("fedem-dithering-diag", codec="dithering", covariance="diag")
 federated_em("fedem-sampled", codec="natural", participation=0.5, rounds=6)
 federated_em("fedem-batches", batch=5, covariance="diag")

@@ -30,7 +30,7 @@ from tests.faults.test_two_processes import soon
 from tests.federated_em.test_run import rows_population
 from tests.sessions import to_end
 
-COMMON = {"components": 2, "covariance": "diag", "cluster_rounds": 1, "levels": 2, "monitor_every": 3}
+COMMON = {"components": 2, "covariance": "diag", "cluster_rounds": 1, "codec": 2, "monitor_every": 3}
 ALGORITHMS = {
     "fedem": COMMON | {"participation": 0.75, "rounds": 4},
     "vr-fedem": COMMON | {"algorithm": "vr-fedem", "batch": 4, "inner_rounds": 3, "rounds": 4},

@@ -58,7 +58,7 @@ def test_a_run_that_compares_and_ends_elsewhere_looks_once_more():
     """The largest number of rounds counts that look too."""
     y, start = three_components(2000, seed=2)
     block = block_of(np.array_split(y, 40))
-    settings = dict(components=3, start="given", regularisation=0.0, memories=False, levels=1, gamma=1.0)
+    settings = dict(components=3, start="given", regularisation=0.0, memories=False, codec=1, gamma=1.0)
     config = Varied(**settings, norms_by_part=False, rounds=20, monitor_every=1, validation=0.2)
     method, known = FederatedEM(config), facts(block, start=start)
     ran = run(config, block, known)
@@ -71,7 +71,7 @@ def test_the_best_statistic_is_what_a_run_ends_with():
     """Dithering with one level and without memories ruins the model; the start was better."""
     y, start = three_components(2000, seed=2)
     block = block_of(np.array_split(y, 40))
-    settings = dict(components=3, start="given", regularisation=0.0, memories=False, levels=1, gamma=1.0)
+    settings = dict(components=3, start="given", regularisation=0.0, memories=False, codec=1, gamma=1.0)
     settings |= dict(norms_by_part=False, rounds=20, monitor_every=1)
     wild = run(Varied(**settings, safeguards=False), block, facts(block, start=start))
     assert wild.state.objective > wild.column("objective").min() + 0.01

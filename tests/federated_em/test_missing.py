@@ -78,14 +78,7 @@ def test_compressed_tables(memories):
     block = block_of_tables(full)
     exact = run(Varied(model="gaussian_tables", algorithm="em", rounds=300, **COMMON), block, facts(block))
     config = Varied(
-        model="gaussian_tables",
-        memories=memories,
-        codec="dithering",
-        levels=4,
-        gamma=0.5,
-        participation=0.75,
-        rounds=300,
-        **COMMON,
+        model="gaussian_tables", memories=memories, codec=4, gamma=0.5, participation=0.75, rounds=300, **COMMON
     )
     ran = run(config, block, facts(block))
     off = np.abs(ran.state.parameters()["natural"] - exact.state.parameters()["natural"]).max()

@@ -224,7 +224,6 @@ def test_steps_beyond_em_come_when_steps_gain_little(sorted_clients):
     [
         (dict(model="gaussian_imputer", codec="natural"), "of mixtures"),
         (dict(memories=False, codec="natural"), "need memories"),
-        (dict(levels=8, codec="natural"), "levels is for codec dithering, not natural"),
     ],
 )
 def test_settings_that_contradict_it(settings, why):
@@ -301,5 +300,5 @@ def test_what_it_is_the_default_of():
     for mixture in ("regression", "poisson", "multinomial", "bernoulli"):
         assert Varied(model=mixture).codec_name == "natural", mixture
     imputer = dict(model="gaussian_imputer")
-    for other in (imputer, dict(levels=8), dict(memories=False)):
+    for other in (imputer, dict(codec=8), dict(memories=False)):
         assert Varied(**other).codec_name == "dithering", other

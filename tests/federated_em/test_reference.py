@@ -11,7 +11,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedcore.methods.federated_em.codecs import dithering_omega
-from fedcore.methods.federated_em.config import LEVELS
 from fedcore.randomness import client_dither, client_uniforms
 from tests.federated_em.run_in_memory import block_of, facts, run
 from tests.federated_em.varied import Varied
@@ -84,11 +83,7 @@ COMMON = {
 }
 CODECS = st.one_of(
     st.just({"codec": "identity"}),
-    st.builds(
-        lambda levels, by_part: {"codec": "dithering", "levels": levels, "norms_by_part": by_part},
-        st.integers(1, 5),
-        st.booleans(),
-    ),
+    st.builds(lambda levels, by_part: {"codec": levels, "norms_by_part": by_part}, st.integers(1, 5), st.booleans()),
 )
 FEDEM = st.fixed_dictionaries(
     {**COMMON, "participation": st.sampled_from([1.0, 0.7, 0.3]), "batch": st.sampled_from([None, 1, 4])}
@@ -148,7 +143,7 @@ class Both:
         if self.config.algorithm.codec == "identity":
             return 1.0
         lengths = self.model.parts if self.config.norms_by_part else [len(self.first.statistic)]
-        return 1 / (1 + max(dithering_omega(length, self.config.algorithm.levels or LEVELS) for length in lengths))
+        return 1 / (1 + max(dithering_omega(length, self.config.levels) for length in lengths))
 
     def quant(self, k, i, x):
         if self.config.algorithm.codec == "identity":
@@ -156,9 +151,7 @@ class Both:
         u = self.uniforms("codec", k, len(x))[i]
         stops = np.cumsum(self.model.parts)[:-1] if self.config.norms_by_part else []
         parts = zip(np.split(x, stops), np.split(1.0 - u, stops), strict=True)  # a level is raised where u is small
-        return np.concatenate(
-            [reference.dithering(own, xi, self.config.algorithm.levels or LEVELS) for own, xi in parts]
-        )
+        return np.concatenate([reference.dithering(own, xi, self.config.levels) for own, xi in parts])
 
     def check(self, rounds):
         states = [state for state in self.ran.states if state.round and state.phase != "done"]

@@ -123,14 +123,14 @@ slow = lambda **settings: pytest.param(settings, marks=pytest.mark.slow)
 @pytest.mark.parametrize(
     "settings",
     [
-        dict(levels=1, gamma=0.5, participation=0.75),
-        slow(levels=1, gamma=1.0, participation=1.0),
-        slow(levels=4, gamma=0.5, participation=0.5),
+        dict(codec=1, gamma=0.5, participation=0.75),
+        slow(codec=1, gamma=1.0, participation=1.0),
+        slow(codec=4, gamma=0.5, participation=0.5),
     ],
 )
 def test_memories_beat_heterogeneity(known, settings):
     """Thresholds of the specification: the field below 1e-20 after 600 rounds, the objective within 1e-9 of EM's."""
-    ran = known_run(known, algorithm="fedem", rounds=600, **{"codec": "dithering", **settings})
+    ran = known_run(known, algorithm="fedem", rounds=600, **settings)
     assert np.median(ran.column("mean_field_norm")[-6:]) < 1e-20
     assert abs(ran.state.objective - known[2]) < 1e-9
     assert np.median(ran.column("field_norm")[-100:]) < 1e-18
@@ -139,16 +139,14 @@ def test_memories_beat_heterogeneity(known, settings):
 @pytest.mark.slow
 @pytest.mark.parametrize("participation", [pytest.param(1.0, marks=pytest.mark.slow), 0.75])
 def test_without_memories_it_stalls(known, participation):
-    ran = known_run(
-        known, memories=False, codec="dithering", levels=1, gamma=0.5, participation=participation, rounds=600
-    )
+    ran = known_run(known, memories=False, codec=1, gamma=0.5, participation=participation, rounds=600)
     assert np.median(ran.column("mean_field_norm")[-6:]) > 1e-4
     assert ran.state.objective > known[2] + 1e-5 and ran.memory is None
 
 
 @pytest.mark.slow
 def test_small_steps_converge_as_slowly_as_em_does_with_them(known):
-    compressed = known_run(known, codec="dithering", levels=1, gamma=0.1, rounds=400).column("mean_field_norm")
+    compressed = known_run(known, codec=1, gamma=0.1, rounds=400).column("mean_field_norm")
     exact = known_run(known, algorithm="em", gamma=0.1, rounds=400).column("mean_field_norm")
     np.testing.assert_allclose(np.log10(compressed[5:]), np.log10(exact[5:]), atol=0.5)
 
@@ -227,7 +225,7 @@ def test_clients_without_rows_are_nobody():
 
 def test_costs_worked_by_hand(known):
     """100 clients of 100 rows, q = 6, P = 2 + 4. Down: 64 + 64 * 12 bits. Identity up: 384 bits."""
-    ran = known_run(known, codec="dithering", levels=1, rounds=3)
+    ran = known_run(known, codec=1, rounds=3)
     assert set(ran.column("bits_down")) == {83200.0} and ran.state.bits_down == 4 * 83200
     assert np.all(ran.column("bits_up") < 100 * (1 + 32 + 1 + 6 + 3 * 6))
     assert ran.state.bits_up == 100 * 384 + ran.column("bits_up").sum()
@@ -274,7 +272,7 @@ def test_the_naive_variant_lives_on_the_boundary():
     block = block_of(np.array_split(y, 40))
     common = dict(EXACT, monitor_every=50, rounds=100)
     exact = run(Varied(**common, algorithm="em"), block, facts(block, start=start))
-    naive = Varied(**common, memories=False, codec="dithering", levels=1, norms_by_part=False, gamma=1.0)
+    naive = Varied(**common, memories=False, codec=1, norms_by_part=False, gamma=1.0)
     wild = run(naive, block, facts(block, start=start))
     assert (wild.column("halvings") > 0).sum() > 50
     assert np.all(np.isfinite(wild.state.theta)) and wild.state.objective > exact.state.objective + 0.01
@@ -284,7 +282,7 @@ def test_the_naive_variant_lives_on_the_boundary():
 def test_an_automatic_step_is_halved_for_good_where_it_is_often_cut_back():
     y, start = three_components(2000)
     block = block_of(np.array_split(y, 40))
-    settings = dict(EXACT, memories=False, codec="dithering", levels=1, norms_by_part=False, rounds=100)
+    settings = dict(EXACT, memories=False, codec=1, norms_by_part=False, rounds=100)
     ran = run(Varied(**settings), block, facts(block, start=start))
     assert ran.state.gamma < 0.5 * ran.states[1].gamma
     given = run(Varied(**settings, gamma=0.9), block, facts(block, start=start))

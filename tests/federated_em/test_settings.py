@@ -39,7 +39,6 @@ SETTINGS = {
     **OF_TABLES,
     "weight_column": ({}, 2),
     "codec": ({}, "dithering"),
-    "levels": (COMMON | {"codec": "dithering"}, 64),
     "participation": ({}, 0.5),
     "batch": (VR, 3),
     "weights": ({}, "clients"),
@@ -115,6 +114,17 @@ def test_settings_that_left_are_refused_with_what_became_of_them(name):
     name, _, value = name.partition("=")
     with pytest.raises(ConfigError, match=re.escape(MOVED[f"{name}={value}" if value else name])):
         make_method("federated_em", {name: value or 1})
+
+
+def test_a_setting_of_an_algorithm_that_left_is_refused_in_stored_settings_too():
+    with pytest.raises(ConfigError, match=re.escape(MOVED["levels"])):
+        make_method("federated_em", {"algorithm": {"name": "fedem", "levels": None}})
+
+
+def test_levels_of_dithering_are_a_value_of_codec():
+    assert [FederatedEMConfig(codec=codec).levels for codec in ("dithering", 8)] == [4, 8]
+    names = [FederatedEMConfig(codec=codec).codec_name for codec in (8, "natural", "identity")]
+    assert names == ["dithering", "natural", "identity"]
 
 
 def test_what_the_paper_varies_is_a_setting_of_its_method():

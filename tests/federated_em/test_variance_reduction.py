@@ -49,13 +49,12 @@ def epochs_to(ran, bound: float) -> float:
 def clients():
     y, start = two_components()
     block = block_of(np.array_split(y, 20))
-    coded = {"codec": "dithering", "levels": 2}
 
-    def ran(**settings):
-        own = {} if settings["algorithm"] == "em" else coded
-        return run(Varied(**{**KNOWN, **own, **settings}), block, facts(block, start=start))
+    def trained(**settings):
+        codec = {} if settings["algorithm"] == "em" else {"codec": 2}
+        return run(Varied(**KNOWN, **codec, **settings), block, facts(block, start=start))
 
-    return ran
+    return trained
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ def no_data(monkeypatch):
 # --- bookkeeping ----------------------------------------------------------------------------------------------------
 
 CLIENTS, OWN, Q = 5, 8, 6  # two weights and two means in the plane
-MODEL = {**fedem_synthetic.COMMON, "rounds": 4, "levels": 1}
+MODEL = {**fedem_synthetic.COMMON, "rounds": 4, "codec": 1}
 
 
 def traced(tmp_path, every=1, **settings):

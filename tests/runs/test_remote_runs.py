@@ -45,7 +45,7 @@ fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
 
 OPEN = {"algorithm": "algorithm2", "clusters": 2, "rounds": 2}
 PRIVATE = {"method": "histograms", "test_noise": "a key", "settings": {"clusters": 2, "rounds": 2, "epsilon": 2.0}}
-REMEMBERING = {"components": 2, "covariance": "diag", "levels": 2, "participation": 0.75, "rounds": 2}
+REMEMBERING = {"components": 2, "covariance": "diag", "codec": 2, "participation": 0.75, "rounds": 2}
 AWS = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
 AWS += ("AWS_EC2_METADATA_DISABLED", "AWS_MAX_ATTEMPTS", "FEDCORE_LEDGER")
 

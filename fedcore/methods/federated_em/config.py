@@ -30,7 +30,8 @@ OWN = Variant()
 
 Covariance = Literal["full", "tied", "diag", "spherical", "known"]
 PseudoRows = Annotated[float, Field(ge=0, le=1e6)] | Literal["auto"] | None
-Codec = Literal["natural", "identity", "dithering"]
+CodecName = Literal["natural", "identity", "dithering"]
+Codec = CodecName | Annotated[int, Field(ge=1, le=2**20)]
 RANK = Field(None, ge=1, le=10_000, description="factors, or largest rank of a table; None: no limit")
 
 
@@ -172,10 +173,9 @@ class Compressed(NotPrivate):
     codec: Codec | None = Field(
         None,
         description="compressor of messages; natural: one step for all numbers, in units of likelihood, for mixtures "
-        "alone; dithering: levels of each part of the statistic relative to its norm; None: natural for mixtures "
-        "unless levels are given, else dithering",
+        f"alone; dithering: {LEVELS} levels of each part of the statistic relative to its norm, or as many as a number "
+        "says; None: natural for mixtures, else dithering",
     )
-    levels: int | None = Field(None, ge=1, le=2**20, description=f"levels s of dithering; None: {LEVELS}")
     batch: int | None = Field(
         None,
         ge=1,
@@ -227,7 +227,6 @@ class Exact(NotPrivate, Weighted):
 
     name: Literal["em"] = "em"
     codec: ClassVar[Codec | None] = "identity"
-    levels: ClassVar[int | None] = None
     participation: ClassVar[float] = 1.0
     batch: ClassVar[int | None] = None
 
@@ -262,7 +261,6 @@ class PrivateEM(PrivateRunSettings):
         None, gt=0, le=1e9, description="L2 bound of a standardised row; None: 3 sqrt(columns)"
     )
     codec: ClassVar[Codec | None] = "identity"
-    levels: ClassVar[int | None] = None
     participation: ClassVar[float] = 1.0
     batch: ClassVar[int | None] = None
     tol: ClassVar[float | None] = 0.0
@@ -306,10 +304,6 @@ class FederatedEMConfig(ChoiceSettings):
         for wrong, text in (
             (self.natural and not self.mixture, f"natural units are of mixtures, not of {model.name}"),
             (self.natural and not self.variant.memories, "natural units need memories"),
-            (
-                self.algorithm.levels is not None and self.codec_name != "dithering",
-                f"levels is for codec dithering, not {self.codec_name}",
-            ),
             (weighted and (counts or tables), "weight_column is for rows of mixtures and of gaussian_imputer"),
             (weighted and algorithm.batch is not None, "batches are drawn of rows without weights"),
             (self.private and (counts or tables), "a private run reads rows, not counts or tables"),
@@ -375,11 +369,16 @@ class FederatedEMConfig(ChoiceSettings):
     # messages
 
     @property
-    def codec_name(self) -> Codec:
-        if self.algorithm.codec is not None:
-            return self.algorithm.codec
-        usual = self.mixture and self.variant.memories and self.algorithm.levels is None
-        return "natural" if usual else "dithering"
+    def codec_name(self) -> CodecName:
+        codec = self.algorithm.codec
+        if codec is None:
+            return "natural" if self.mixture and self.variant.memories else "dithering"
+        return "dithering" if isinstance(codec, int) else codec
+
+    @property
+    def levels(self) -> int:
+        """Of dithering."""
+        return self.algorithm.codec if isinstance(self.algorithm.codec, int) else LEVELS
 
     @property
     def natural(self) -> bool:

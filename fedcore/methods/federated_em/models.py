@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 
 from fedcore.methods.federated_em.codecs import Codec, Dithering, Identity
-from fedcore.methods.federated_em.config import LEVELS, STARTS_OF_EM, FederatedEMConfig, Tables
+from fedcore.methods.federated_em.config import STARTS_OF_EM, FederatedEMConfig, Tables
 from fedcore.methods.federated_em.messages import Scaling
 from fedcore.methods.federated_em.natural_codec import Natural
 from fedcore.methods.mixture_models.contract import CurvedEM, Rows, Theta
@@ -270,4 +270,4 @@ def codec_of(
         case "identity":
             return Identity(q)
         case _:
-            return Dithering(parts if config.variant.norms_by_part else (q,), config.algorithm.levels or LEVELS)
+            return Dithering(parts if config.variant.norms_by_part else (q,), config.levels)
