@@ -26,7 +26,7 @@ class Comparison:
 
     standard_error: of the difference. Where rows have clients it is by clients, since rows of one client are alike;
         None for fewer than two of them
-    rows, clients: that were compared; clients is None where rows are nobody's
+    rows, clients: that were compared; clients is None for rows without clients
     left_out: rows to which a model gives no density
     """
 
@@ -59,7 +59,7 @@ def compare(one: Any, other: Any, data: Any, groups: Groups = None) -> Compariso
     groups: (n,) the client of each row of an array; None: rows are independent. A population names its clients
 
     The comparison is of these rows and is not private, even of private models. Raises ConfigError for a model that
-    gives rows no density, and for groups beside a population; RunError, PopulationError.
+    gives rows no density, and for groups with a population; RunError, PopulationError.
     """
     models = [load_run(model) if isinstance(model, str) else model for model in (one, other)]
     sums = _Sums()
@@ -74,7 +74,7 @@ def _parts(data: Any, groups: Groups) -> Iterator[tuple[np.ndarray, np.ndarray]]
     """(rows, whose they are), with all rows of a client in the same part."""
     if isinstance(data, (str, Population)):
         if groups is not None:
-            raise ConfigError("groups are given beside a population, which names its clients.", "Leave them out.")
+            raise ConfigError("groups are given with a population, which names its clients.", "Leave them out.")
         population = data if isinstance(data, Population) else Population.open(data)
         for index in range(len(population.blocks)):
             for leaf in leaves(population.read(index), population.clients_per_leaf):

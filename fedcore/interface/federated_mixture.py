@@ -270,10 +270,10 @@ class FederatedMixture(DensityMixin, FederatedEstimator):
         return np.stack([imputation.draws(x, generator) for _ in range(draws)])
 
     def impute_intervals(self, X: Any, coverage: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
-        """(low, high), each (n, d) float64: a missing entry lies between them with this probability, if the mixture is
+        """(low, high), each (n, d) float64: a missing entry is between them with this probability, if the mixture is
         right. Entries that are there are both ends. Raises ValueError unless coverage is above 0 and below 1."""
         if not 0 < coverage < 1:
-            raise ValueError(f"coverage = {coverage} does not lie between 0 and 1.")
+            raise ValueError(f"coverage = {coverage} is not between 0 and 1.")
         imputation, x = self._imputation(X)
         return imputation.intervals(x, coverage)
 

@@ -13,6 +13,8 @@ from fedcore.errors import ConfigError
 
 POINTS = 5000  # of the rows that are drawn
 RADII = (1.0, 2.0)  # standard deviations
+BINS = 60
+FARTHEST = 10.0  # distances between the quartiles
 
 
 def plot_components(mixture: Any, X: Any = None, columns: tuple[int, int] = (0, 1), ax: Axes | None = None) -> Axes:
@@ -59,6 +61,9 @@ def plot_components(mixture: Any, X: Any = None, columns: tuple[int, int] = (0, 
 def plot_scores(mixture: Any, X: Any, share: float = 0.01, ax: Axes | None = None) -> Axes:
     """Draw a histogram of the log densities of rows, with those of the least likely share of them in another colour.
 
+    Log densities that are further below the first quartile than ten times the distance between the quartiles are drawn
+    at that limit, so that a few of them do not hide the others.
+
     mixture: an estimator with `score_samples`; X: (n, d) rows, which are not private; rows without a density are left
     out
     share: of the rows, at least 0 and at most 1; ax: axes to draw on; None: new ones
@@ -71,8 +76,11 @@ def plot_scores(mixture: Any, X: Any, share: float = 0.01, ax: Axes | None = Non
     scores = np.sort(scores[np.isfinite(scores)])
     if ax is None:
         ax = pyplot.subplots()[1]
-    edges = np.histogram_bin_edges(scores, "fd").tolist()
     few = round(share * len(scores))
+    if len(scores):
+        low, high = np.quantile(scores, (0.25, 0.75))
+        scores = np.maximum(scores, low - FARTHEST * (high - low))
+    edges = np.linspace(scores[0], scores[-1], BINS + 1).tolist() if len(scores) else [0.0, 1.0]
     ax.hist(scores[few:], edges, color="0.6")
     if few:
         ax.hist(scores[:few], edges, color="C3", label=f"least likely {few} of {len(scores)} rows")

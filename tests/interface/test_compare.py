@@ -106,5 +106,7 @@ def test_the_least_likely_rows_have_their_own_colour(mixtures):
     axes = fedcore.plot_scores(two, np.concatenate([x, [[99.0, 99.0, 99.0]]]), share=0.02)
     many, few = axes.containers
     assert (sum(bar.get_height() for bar in many), sum(bar.get_height() for bar in few)) == (589, 12)
+    low, high = axes.get_xlim()
+    assert high - low < 60  # nats; the row far away has -5000
     with pytest.raises(ConfigError, match="no log density"):
         fedcore.plot_scores(object(), x)

@@ -37,7 +37,5 @@ def test_a_run_says_by_how_much_it_would_still_move(given, said):
 
 def test_sampled_rounds_never_count_as_converged():
     said = ending("x", 100, 100, 1e-9, 1e-9, sampled=True)
-    assert said.startswith(
-        f"stopped after 100 rounds of sampled clients or rows: the last moved the common x by 1e-09 {LEFT}."
-    )
+    assert said.startswith(f"stopped after 100 rounds of sampled clients: the last moved the common x by 1e-09 {LEFT}.")
     assert "participation = 1" in said

@@ -55,7 +55,7 @@ class Imputation:
         return self._filled(x, drawn)
 
     def intervals(self, x: np.ndarray, coverage: float) -> tuple[np.ndarray, np.ndarray]:
-        """(low, high), each (n, d): a missing entry lies between them with this probability, and as often below as
+        """(low, high), each (n, d): a missing entry is between them with this probability, and as often below as
         above. What was seen is both."""
         low, high = (self._filled(x, _quantiles(share)) for share in ((1 - coverage) / 2, (1 + coverage) / 2))
         return low, high
