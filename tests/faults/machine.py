@@ -22,6 +22,8 @@ from typing import Any
 from unittest import mock
 from weakref import WeakSet
 
+import zarr
+
 from fedcore.population import arrays, slots, writer
 from fedcore.population.ingest import reading_ahead
 from fedcore.rounds import clients
@@ -146,6 +148,7 @@ class Machine:
             stack.enter_context(mock.patch.object(files, "FLUSHED_AT_ONCE", 1))  # and flushes
             for module in (reading_ahead, writer):  # and writes
                 stack.enter_context(mock.patch.object(module, "usable_cores", lambda: 1))
+            stack.enter_context(zarr.config.set({"async.concurrency": 1, "threading.max_workers": 1}))
             _watch(self)
             stack.callback(_watch, None)
             yield self
