@@ -100,6 +100,7 @@ def test_every_draw_without_a_seed_says_why():
     assert found == set(WITHOUT_A_SEED)
 
 
+@pytest.mark.slow  # Hypothesis builds its table of characters for each new folder
 def test_property_tests_draw_the_same_examples_in_ci_in_every_process(tmp_path):
     """Also if one of them has imported a module with constants, which Hypothesis would draw."""
     (tmp_path / "test_property.py").write_text(PROPERTY)
