@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedcore.errors import ConfigError
+from fedcore.evaluation.evaluate import check_public
 from fedcore.interface.data import Groups, checked_groups
 from fedcore.interface.model import Model, load_run, of_rows
 from fedcore.population.blocks import RowsBlock, leaves
@@ -55,11 +56,12 @@ def compare(one: Any, other: Any, data: Any, groups: Groups = None) -> Compariso
 
     one, other: fitted estimators with `score_samples` (of fedcore or scikit-learn), runs (`fedcore.load_run`), or the
         places of runs
-    data: (n, d) rows, or a population, or its place, which is read part by part
+    data: (n, d) rows; or a population, or its place, which is read part by part and must be public for evaluation
     groups: (n,) the client of each row of an array; None: rows are independent. A population names its clients
 
     The comparison is of these rows and is not private, even of private models. Raises ConfigError for a model that
-    gives rows no density, and for groups with a population; RunError, PopulationError.
+    gives rows no density, and for groups with a population; PrivacyError for a population that is not public, as
+    `fedcore evaluate`; RunError, PopulationError.
     """
     models = [load_run(model) if isinstance(model, str) else model for model in (one, other)]
     sums = _Sums()
@@ -76,6 +78,7 @@ def _parts(data: Any, groups: Groups) -> Iterator[tuple[np.ndarray, np.ndarray]]
         if groups is not None:
             raise ConfigError("groups are given with a population, which names its clients.", "Leave them out.")
         population = data if isinstance(data, Population) else Population.open(data)
+        check_public(population)
         for index in range(len(population.blocks)):
             for leaf in leaves(population.read(index), population.clients_per_leaf):
                 if not isinstance(leaf, RowsBlock):

@@ -7,7 +7,7 @@ from matplotlib.patches import Ellipse
 from sklearn.mixture import GaussianMixture
 
 import fedcore
-from fedcore.errors import ConfigError
+from fedcore.errors import ConfigError, PrivacyError
 from fedcore.interface.data import rows_stored
 
 matplotlib.use("Agg")
@@ -46,7 +46,8 @@ def test_rows_of_a_client_count_as_one():
 def test_a_population_is_compared_by_its_clients(tmp_path):
     generator = np.random.default_rng(2)
     x, groups = generator.normal(size=(900, 2)), generator.integers(0, 50, 900)
-    population = rows_stored(x, groups, tmp_path / "p", clients_per_leaf=7).population
+    public = {"clients_per_leaf": 7, "public_for_evaluation": "drawn by a test"}
+    population = rows_stored(x, groups, tmp_path / "p", **public).population
     stored, given = fedcore.compare(Given(0), Given(1), population), fedcore.compare(Given(0), Given(1), x, groups)
     assert stored.difference == pytest.approx(given.difference)
     assert stored.standard_error == pytest.approx(given.standard_error)
@@ -54,6 +55,14 @@ def test_a_population_is_compared_by_its_clients(tmp_path):
     assert fedcore.compare(Given(0), Given(1), str(tmp_path / "p")) == stored
     with pytest.raises(ConfigError, match="names its clients"):
         fedcore.compare(Given(0), Given(1), population, groups)
+
+
+def test_a_population_that_is_not_public_is_refused(tmp_path):
+    x = np.random.default_rng(2).normal(size=(90, 2))
+    population = rows_stored(x, np.arange(90) % 9, tmp_path / "p").population
+    for data in (population, str(population.path)):
+        with pytest.raises(PrivacyError, match="public for evaluation"):
+            fedcore.compare(Given(0), Given(1), data)
 
 
 def test_rows_without_a_density_are_left_out_and_one_client_has_no_error():
