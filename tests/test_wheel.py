@@ -228,7 +228,7 @@ def test_a_schedule_is_served_beside_a_users_own_flows_and_tasks(user):
     with user.running("fedcore", "serve", "often.toml") as log:
         (base,) = within(120, lambda: re.findall(r"^Prefect UI: (http://127\.0\.0\.1:\d+)$", log.read_text(), re.M))
         (run, *_) = within(150, lambda: completed(f"{base}/api", "often"))
-    assert run["auto_scheduled"] and run["name"].startswith("histograms-population-")
+    assert run["auto_scheduled"] and run["name"].startswith("paper_histograms-population-")
     finished = [run for run in list_runs(user.folder / "runs") if run.status == "finished"]
     assert finished and (finished[0].path / "report.html").exists()
     user.check_own_modules()
