@@ -91,22 +91,16 @@ CASES = {
     "narrow clip": Case(_small(clusters=3, rounds=1, overseed=3, clip=0.5)),
     "replaced": Case(_small(), REPLACED),
     "given": Case(_small(overseed=None), start=partial(ties, centres=2)),
-    "votes": Case(_small(overseed=None), start=ties),
-    "votes, replaced": Case(_small(overseed=None), REPLACED, ties),
-    "adaptive clip": Case(_small(rounds=4, adaptive_clip=True)),
-    "adaptive clip, replaced": Case(_small(rounds=3, adaptive_clip=True), REPLACED),
-    "eigenvectors": Case(_small(reduction="eigenvectors", keep=2)),
-    "eigenvectors, replaced": Case(_small(reduction="eigenvectors", keep=1), REPLACED),
+    "many given": Case(_small(overseed=None), start=ties),
+    "many given, replaced": Case(_small(overseed=None), REPLACED, ties),
     "frequency": Case(_small(reduction="frequency", keep=2)),
-    "weights": Case(_small(half_weight_tokens=50.0, adaptive_clip=True, rounds=3)),
+    "frequency, replaced": Case(_small(reduction="frequency", keep=1), REPLACED),
 }
 WITH_HALVES = {
     "halves": Case(_small(nominal_clients=10**6), halves=True),
     "halves, replaced": Case(_small(nominal_clients=10**6, personalisation="centre"), REPLACED, halves=True),
     "one whole": Case(_small(nominal_clients=10**6), halves=True, one_whole=True),
-    "one whole, replaced": Case(
-        _small(nominal_clients=10**6, adaptive_clip=True, rounds=3), REPLACED, halves=True, one_whole=True
-    ),
+    "one whole, replaced": Case(_small(nominal_clients=10**6, rounds=3), REPLACED, halves=True, one_whole=True),
     "halves of one mean": Case(_small(clusters=1, rounds=None, overseed=None, nominal_clients=10**6), halves=True),
 }
 

@@ -17,7 +17,7 @@ from tests.digests.populations import POPULATIONS, STARTS
 
 FAST = [
     "histograms/private",
-    "histograms/private-eigenvectors-replace-one",
+    "histograms/private-frequency-replace-one",
     "paper_histograms/algorithm2",
     "paper_histograms/fedavg",
     "paper_histograms/ifca",
@@ -45,8 +45,7 @@ SLOW = [
     "mixed_effects/tried",
     "mixed_effects/mixture",
     "private_gmm/full-records",
-    "histograms/private-adaptive-clip",
-    "histograms/private-given-votes",
+    "histograms/private-given-many",
     "histograms/private-weights",
     "histograms/private-weights-nearest",
     "paper_histograms/algorithm2-merged",

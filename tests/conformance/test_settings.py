@@ -24,7 +24,7 @@ HINTS: dict[tuple[str, str], Hint] = {
     ("federated_em", "rank"): Hint(1, case="federated_em/fedem-gaussian-tables"),
     ("federated_em", "record_bound"): Hint(1, case="federated_em/private-diag"),
     ("gradient_em", "tolerance"): Hint(1e9, {"rounds": 20}),
-    ("histograms", "keep"): Hint(1, case="histograms/private-eigenvectors-replace-one"),
+    ("histograms", "keep"): Hint(1, case="histograms/private-frequency-replace-one"),
     ("mixed_effects", "tolerance"): Hint(1.0, {"rounds": 60}),
     ("private_gmm", "sigma_max"): Hint(5.0),
     ("private_gmm", "up_to"): Hint(False, case="private_gmm/up-to"),

@@ -74,20 +74,9 @@ def public(relation: str = "add_or_remove_one", start: dict | None = None, **giv
 
 EVERYTHING = {  # each release that there is occurs in one of these
     "usual": (SMALL, None),
-    "moments and clip": (
-        HistogramsConfig(
-            clusters=2,
-            rounds=4,
-            overseed=2,
-            reduction="eigenvectors",
-            keep=4,
-            adaptive_clip=True,
-            half_weight_tokens=20.0,
-        ),
-        None,
-    ),
-    "votes": (HistogramsConfig(clusters=2, rounds=3, overseed=2, reduction="frequency", keep=5), warm_start(7)),
-    "warm, moments": (HistogramsConfig(clusters=2, reduction="eigenvectors", keep=3), warm_start(2, seed=3)),
+    "fewer tokens": (HistogramsConfig(clusters=2, rounds=4, overseed=2, reduction="frequency", keep=4), None),
+    "many given": (HistogramsConfig(clusters=2, rounds=3, overseed=2, reduction="frequency", keep=5), warm_start(7)),
+    "warm": (HistogramsConfig(clusters=2), warm_start(2, seed=3)),
 }
 
 

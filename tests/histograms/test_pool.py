@@ -18,7 +18,7 @@ from tests.histograms.series import RHO, half_changed, loss, reddit_like, series
 
 FOLDER = os.environ.get("FEDCORE_DATA")
 TWO = HistogramsConfig(clusters=2)
-VOTING = HistogramsConfig(clusters=2, overseed=2, rounds=2)
+FEWER = HistogramsConfig(clusters=2, overseed=2, rounds=2)
 
 # --- the algebra ----------------------------------------------------------------------------------------------------
 
@@ -173,26 +173,14 @@ def test_a_run_on_fewer_tokens_neither_leaves_a_pool_nor_adds_to_one():
     assert sorted(start_of(second, fewer)) == sorted(NAMES)
 
 
-def test_votes_choose_among_the_centres_of_a_series_and_merge_its_sums():
+def test_of_too_many_centres_of_a_series_the_largest_go_on_with_their_sums():
     block, _ = two_groups()
     many = HistogramsConfig(clusters=6)
     first, _ = run(Histograms(many), block, facts_of_two_groups(rho=50.0))
     start = start_of(first, many)
-    state, infos = run(Histograms(VOTING), block, facts_of_two_groups(rho=50.0, warm_start=start))
-    assert state.centres.shape == (2, 12) and len(state.history.cells) == 2 and len(infos) == 3
+    state, infos = run(Histograms(FEWER), block, facts_of_two_groups(rho=50.0, warm_start=start))
+    assert state.centres.shape == (2, 12) and len(state.history.cells) == 2 and len(infos) == 2
     assert state.counts.sum() == pytest.approx(block.clients, rel=0.1)
-
-
-def test_all_centres_without_votes_leave_the_mean_alone():
-    """The cells begin anew, and what is known of the mean stays."""
-    block, _ = two_groups()
-    many = HistogramsConfig(clusters=6)
-    first, _ = run(Histograms(many), block, facts_of_two_groups(rho=50.0))
-    method = Histograms(VOTING)
-    state = method.init(facts_of_two_groups(rho=50.0, warm_start=start_of(first, many)))
-    assert method.message(state).kind == "votes"
-    state, _ = method.server_update(state, {"votes": np.zeros(6, np.int64)})
-    assert state.centres.shape == (2, 12) and len(state.history.cells) == 0 and len(state.history.everybody) == 1
 
 
 @pytest.mark.parametrize(

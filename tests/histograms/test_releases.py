@@ -54,13 +54,12 @@ def test_rounds_and_shapes_do_not_depend_on_the_data(counts, seed):
 @given(
     st.floats(1e-6, 1e3),
     st.integers(1, 10**7),
-    st.sampled_from(["none", "frequency", "eigenvectors"]),
-    st.booleans(),
+    st.sampled_from(["none", "frequency"]),
     st.sampled_from(RELATIONS),
     st.sampled_from([None, 1, 3, 10, 40]),
 )
-def test_plans_fit_and_waste_nothing_whatever_is_asked_for(rho, nominal, reduction, adaptive, relation, given_centres):
-    config = HistogramsConfig(reduction=reduction, adaptive_clip=adaptive)
+def test_plans_fit_and_waste_nothing_whatever_is_asked_for(rho, nominal, reduction, relation, given_centres):
+    config = HistogramsConfig(reduction=reduction)
     start = None if given_centres is None else warm_start(given_centres, 20)
     known = dataclasses.replace(facts(20, rho=rho, nominal=nominal), relation=relation, warm_start=start)
     plan = Histograms(config).plan(known)
@@ -100,29 +99,14 @@ def test_what_a_warm_start_saves():
     two = HistogramsConfig(clusters=2)
     assert names(two, warm_start(2)) == ["clusters_001", "clusters_002"]
     assert names(HistogramsConfig(clusters=2, rounds=1), warm_start(2)) == ["clusters_001"]
-    assert names(two, warm_start(5))[0] == "votes"
+    assert names(two, warm_start(5))[0] == "clusters_001", "five are merged to two at no cost"
     strong = {"rho": 2.0, "nominal": 10**6}
     assert names(two, warm_start(5), **strong)[0] == "clusters_001", "all given centres fit into the first cells"
     assert names(two, warm_start(1)) == names(two, None)[2:], "the other centre has to find its place"
-    both = HistogramsConfig(clusters=2, reduction="eigenvectors", keep=3)
-    assert names(both, warm_start(5))[:3] == ["votes", "second_moment", "clusters_001"]
-    assert names(both, None)[:3] == ["flat_mean", "whitened_mean", "second_moment"]
-
-
-def test_norms_are_counted_while_the_clip_can_still_move():
-    config = HistogramsConfig(clusters=2, rounds=5, overseed=2, adaptive_clip=True)
-    plan = {release.name: release for release in Histograms(config).plan(public())}
-    assert [name for name in plan if name.startswith("norms")] == ["norms_001", "norms_002", "norms_003"]
-    assert plan["norms_001"].round == plan["clusters_001"].round and plan["norms_001"].shape == (2,)
-    share = plan["clusters_005"].rho
-    assert plan["clusters_001"].rho == pytest.approx(0.95 * share)
-    assert plan["norms_001"].rho == pytest.approx(0.05 * share)
 
 
 def test_what_cannot_be_planned():
     wide = dataclasses.replace(facts(2049, rho=1.0, nominal=1000))
-    with pytest.raises(ConfigError, match="2049"):
-        Histograms(HistogramsConfig(reduction="eigenvectors")).plan(wide)
     assert Histograms(HistogramsConfig(reduction="frequency")).plan(wide)
     with pytest.raises(ConfigError, match="cannot be kept"):
         Histograms(HistogramsConfig(reduction="frequency", keep=D)).plan(public())

@@ -120,9 +120,9 @@ def test_floors_shrink_with_a_large_vocabulary():
         (20, {}, Sizes(2, 20, 20, 0, 0.3)),  # up to twice the clusters of the rules
         (21, {}, Sizes(8, 10, 21, 4, 0.3)),
         (12, {"clusters": 10}, Sizes(8, 10, 12, 4, 0.3)),
-        (500, {}, Sizes(8, 10, 30, 4, 0.3)),  # votes choose
+        (500, {}, Sizes(8, 10, 30, 4, 0.3)),  # the thirty largest
         (500, {"overseed": 20}, Sizes(8, 10, 20, 4, 0.3)),
-        (500, {"rounds": 2}, Sizes(2, 10, 10, 0, 0.3)),  # no time to merge, so votes choose ten
+        (500, {"rounds": 2}, Sizes(2, 10, 10, 0, 0.3)),  # no time to merge, so the ten largest
         (10, {"rounds": 5}, Sizes(5, 10, 10, 0, 0.3)),
     ],
 )

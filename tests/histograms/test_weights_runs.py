@@ -101,8 +101,7 @@ def test_two_halves_are_added_up_exactly_whoever_else_is_there():
         assert alone.indices.tolist() == mine.indices.tolist() and alone.data.tobytes() == mine.data.tobytes()
 
 
-@pytest.mark.parametrize("kind", ["sums", "votes", "moment"])
-def test_what_a_round_releases_of_both_halves_is_that_of_their_sum(kind):
+def test_what_a_round_releases_of_both_halves_is_that_of_their_sum():
     """Whoever else is there: also a client whose counts make the block, or the sum, one of double precision."""
     block, generator = bursty(24), np.random.default_rng(1)
     counts, other = block.csr.toarray().astype(np.int64), block.heldout.csr.toarray().astype(np.int64)
@@ -112,7 +111,7 @@ def test_what_a_round_releases_of_both_halves_is_that_of_their_sum(kind):
         counts_block(0, 0, sp.csr_matrix(counts + other)),
     )
     logs = assignment_logs(generator.dirichlet(np.ones(block.features), 3), 1e-6)
-    asked = ReleaseMessage("r", 3, logs, generator.uniform(1.0, 9.0, block.features), 0.5, kind, norms="n")
+    asked = ReleaseMessage("r", 3, logs, generator.uniform(1.0, 9.0, block.features), 0.5)
     both, one = (replace(asked, one_whole=True), block), (asked, whole)
     assert Histograms.reads_heldout(None, both[0]) and not Histograms.reads_heldout(None, one[0])
     found, expected = (

@@ -373,7 +373,7 @@ def test_what_is_kept_beside_blocks_is_bounded_and_of_one_training_and_one_name(
 
 
 def test_private_rounds_from_what_is_kept_have_the_same_sums(tmp_path, monkeypatch):
-    """Clustering rounds with the same clip make it once; another clip, metric or weight is another name."""
+    """Clustering rounds with the same clip make it once; another clip or metric is another name."""
     write_counts(tmp_path / "p", small_counts(64))
     generator, cut, real = np.random.default_rng(0), [], contributions.clipped_on_grid
     monkeypatch.setattr(contributions, "clipped_on_grid", lambda *given: (cut.append(1), real(*given))[1])
@@ -382,16 +382,12 @@ def test_private_rounds_from_what_is_kept_have_the_same_sums(tmp_path, monkeypat
     keeping = replace(plain, cache_bytes=2**20, training="one")
     features = Population.open(tmp_path / "p").features
     metric, calls = np.linspace(1.0, 5.0, features), []
-    for whitening, clip, weight in ((metric, 3.0, 0.0),) * 3 + (
-        (metric, 2.0, 0.0),
-        (metric + 1, 2.0, 0.0),
-        (metric, 2.0, 9.0),
-    ):
+    for whitening, clip in ((metric, 3.0),) * 3 + ((metric, 2.0), (metric + 1, 2.0)):
         logs = np.log(generator.dirichlet(np.ones(features), 4)).T.astype(np.float32)
-        message = ReleaseMessage("sums", 4, logs, whitening, clip, half_weight=weight)
+        message = ReleaseMessage("sums", 4, logs, whitening, clip)
         sums = [values(clients.answer_block(method, source, message, 0))["sums"] for source in (plain, keeping)]
         assert np.array_equal(*sums) and sums[0].any()
         calls.append(len(cut))
     whole = calls[0] // 2  # leaves
-    assert np.diff(calls).tolist() == [whole, whole, 2 * whole, 2 * whole, 2 * whole]
+    assert np.diff(calls).tolist() == [whole, whole, 2 * whole, 2 * whole]
     assert BLOCKS.bytes <= keeping.cache_bytes and sum(len(aside.held) for aside in BLOCKS.asides.values()) == whole

@@ -21,7 +21,7 @@ from fedcore.rounds.statistics import merge_all, values
 from fedcore.storage.ranges import ranges_of
 from tests.conformance.cases import case
 
-PRIVATE = ["histograms/private", "histograms/private-eigenvectors-replace-one", "federated_em/private-diag"]
+PRIVATE = ["histograms/private", "histograms/private-frequency-replace-one", "federated_em/private-diag"]
 PRIVATE += ["federated_em/private-imputer", "private_gmm/diag", "private_gmm/full-records", "private_gmm/two-levels"]
 
 

@@ -16,42 +16,33 @@ from hashlib import blake2b
 import numpy as np
 import scipy.sparse as sp
 
-from fedcore.methods.histograms.reduction import moment_on_grid, reduce_block
+from fedcore.methods.histograms.reduction import reduce_block
 from fedcore.methods.histograms.state import ReleaseMessage
 from fedcore.population.blocks import CountsBlock, joined, segment_sums
-from fedcore.privacy.grid import GRID_NORM, bound_norms, grid_step
+from fedcore.privacy.grid import bound_norms, grid_step
 from fedcore.rounds.statistics import IntegerSum, Statistics
 
 
 def client_update(message: ReleaseMessage, block: CountsBlock) -> Statistics:
     """The leaf's exact sums on the grid under their planned names; no count that is not planned, and no objective."""
     block = reduce_block(joined(block) if message.one_whole else block, message.kept)
-    if message.kind == "votes":
-        return {message.release: IntegerSum(GRID_NORM * votes(block, message.log_centres))}
-    grid = _grid(message, block)
-    if message.kind == "moment":
-        return {message.release: IntegerSum(moment_on_grid(block, grid))}
     cells = assign_in_float32(block, message.log_centres)
-    statistics = {message.release: IntegerSum(integer_sums_by_cell(block, cells, message.cells, grid))}
-    if message.norms:
-        statistics[message.norms] = IntegerSum(GRID_NORM * norm_counts(block, message.whitening, message.clip))
-    return statistics
+    return {message.release: IntegerSum(integer_sums_by_cell(block, cells, message.cells, _grid(message, block)))}
 
 
 def _grid(message: ReleaseMessage, block: CountsBlock) -> np.ndarray:
     """(nnz,) whole numbers: what each entry adds to the client's cell. They follow from the client's counts and from
-    whitening, clip and weight of the message. Clustering rounds differ in their centres only, so what a client adds is
-    made once, and kept beside the block where that is kept.
+    whitening and clip of the message. Clustering rounds differ in their centres only, so what a client adds is made
+    once, and kept beside the block where that is kept.
     """
 
     def made() -> np.ndarray:
-        grid = clipped_on_grid(block, message.whitening, message.clip)
-        return weighted(block, grid, message.half_weight) if message.half_weight > 0 else grid
+        return clipped_on_grid(block, message.whitening, message.clip)
 
     if block.aside is None or message.cells == 1:  # a mean is asked for once
         return made()
-    whitening, numbers = np.ascontiguousarray(message.whitening), np.array([message.clip, message.half_weight])
-    name = blake2b(whitening.tobytes() + numbers.tobytes()).hexdigest()
+    whitening, clip = np.ascontiguousarray(message.whitening), np.array([message.clip])
+    name = blake2b(whitening.tobytes() + clip.tobytes()).hexdigest()
     return block.aside.get(name, block.low, block.low + len(block.data), made)
 
 
@@ -81,15 +72,6 @@ def clipped_on_grid(block: CountsBlock, whitening: np.ndarray, clip: float) -> n
     return bound_norms(grid, block.indptr)
 
 
-def weighted(block: CountsBlock, grid: np.ndarray, half_weight: float) -> np.ndarray:
-    """(nnz,) whole numbers: grid values times m / (m + m_0), truncated towards zero.
-
-    The factor is at most 1, also as a float, and rounding is monotone: no entry grows, so no client's norm does.
-    """
-    factors = block.totals / (block.totals + half_weight)
-    return np.trunc(grid * np.repeat(factors, np.diff(block.indptr)))
-
-
 def assign_in_float32(block: CountsBlock, log_centres: np.ndarray) -> np.ndarray:
     """(C,) int64: `assign` in single precision, whatever the block's counts are stored in.
 
@@ -111,22 +93,6 @@ def integer_sums_by_cell(block: CountsBlock, cells: np.ndarray, k: int, grid: np
     scatter.data, scatter.indices, scatter.indptr = grid, cell_tokens(block, cells, k), block.indptr
     sums = scatter @ np.ones(block.clients)  # in float64: SciPy takes the wider of both
     return sums.astype(np.int64).reshape(k, block.features)
-
-
-def votes(block: CountsBlock, log_centres: np.ndarray) -> np.ndarray:
-    """(k,) int64: how many clients with tokens are nearest to each centre."""
-    cells = assign_in_float32(block, log_centres)[block.totals > 0]
-    return np.bincount(cells, minlength=log_centres.shape[1]).astype(np.int64)
-
-
-def norm_counts(block: CountsBlock, whitening: np.ndarray, clip: float) -> np.ndarray:
-    """(2,) int64: clients with tokens whose whitened histogram has a norm within the clip, and beyond it."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        whitened = whitening[block.indices] * block.data
-        squares = segment_sums(whitened * whitened, block.indptr)
-        within = np.sqrt(squares) <= clip * block.totals  # beyond, if the floats overflow
-    filled = block.totals > 0
-    return np.array([np.sum(within & filled), np.sum(~within & filled)], np.int64)
 
 
 # --- kernels --------------------------------------------------------------------------------------------------------

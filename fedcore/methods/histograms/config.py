@@ -30,6 +30,9 @@ MOVED = {
     "published_delta": PAPER,
     "published_rounds": PAPER,
     "perturbation": "is chosen by the size rules; paper_histograms has the setting",
+    "reduction=eigenvectors": 'is a value of paper_histograms only: "frequency" keeps the most frequent tokens',
+    "adaptive_clip": "is no longer a setting: the clip stays as it is",
+    "half_weight_tokens": "is no longer a setting: all clients weigh the same",
 }
 
 
@@ -75,9 +78,6 @@ class HistogramsConfig(PrivateRunSettings):
     first_clip: L2 bound of plain histograms in the first, flat release
     first_share, second_share: of the budget, for the first release (None: 0.04, or 0.08 in a run without rounds) and
         for the whitened mean (all that is left without rounds)
-    votes_share: for the votes that choose among the centres of a warm start, if they are more than the cells
-    moment_share: for the second moments of reduction = eigenvectors
-    clip_share: of a round's budget, for the count of norms of adaptive_clip
     first_metric_floor, metric_floor: of the mean in the first metric, and in that of the rounds
     centre_floor: of a noised centre before it is renormalised; of a denoised one a tenth of it
     assignment_smoothing: added to every entry of a centre before the logarithm of the assignment
@@ -88,9 +88,6 @@ class HistogramsConfig(PrivateRunSettings):
     first_clip: ClassVar[float] = 0.2
     first_share: ClassVar[float | None] = None
     second_share: ClassVar[float] = 0.04
-    votes_share: ClassVar[float] = 0.04
-    moment_share: ClassVar[float] = 0.3
-    clip_share: ClassVar[float] = 0.05
     first_metric_floor: ClassVar[float] = 3e-5
     metric_floor: ClassVar[float] = 3e-5
     centre_floor: ClassVar[float] = 1e-5
@@ -114,11 +111,10 @@ class HistogramsConfig(PrivateRunSettings):
     )
 
     # dimensionality reduction
-    reduction: Literal["none", "eigenvectors", "frequency"] = Field(
+    reduction: Literal["none", "frequency"] = Field(
         "none",
-        description="cluster on fewer tokens, all others together as one: keep those that are largest in the leading "
-        "eigenvectors of the clients' covariance (the paper's), or the most frequent ones; the others are filled from "
-        "the mean",
+        description="cluster on the most frequent tokens, all others together as one; the others are filled from the "
+        "mean",
     )
     keep: int | None = Field(
         None, ge=1, description="tokens that a reduction keeps; None: two fifths of the vocabulary"
@@ -126,17 +122,6 @@ class HistogramsConfig(PrivateRunSettings):
 
     # releases
     clip: float = Field(3.0, gt=0, le=1e3, description="L2 clip C of whitened histograms")
-    adaptive_clip: bool = Field(
-        False,
-        description="move the clip C towards the median norm, from one more noised count in every round but the "
-        "last two",
-    )
-    half_weight_tokens: float = Field(
-        0.0,
-        ge=0,
-        allow_inf_nan=False,
-        description="m_0: a client with m tokens has the weight m / (m + m_0), after the clip; 0: all have the same",
-    )
     effective_tokens: float = Field(
         150.0,
         gt=0,

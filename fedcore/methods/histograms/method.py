@@ -22,8 +22,6 @@ from fedcore.rounds.statistics import Statistics
 
 METRICS = (
     Metric("movement", "Movement of the centres", "total variation", "How far the centres moved in each round."),
-    Metric("clear_eigenvectors"),
-    Metric("clip"),
     Metric("floor"),
     Metric("kept_tokens"),
     Metric("live_cells"),
@@ -43,7 +41,7 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
     name: ClassVar[str] = "histograms"
     kinds: ClassVar[tuple[Kind, ...]] = ("counts",)
     personalises_all_documents: ClassVar[bool] = True
-    arithmetic_version: ClassVar[str] = "histograms-4"
+    arithmetic_version: ClassVar[str] = "histograms-5"
     Config = HistogramsConfig
     State = HistogramsState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
@@ -124,7 +122,7 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
 
     def phase(self, state: HistogramsState, message: Message) -> str:
         """With what is released in the round."""
-        return f"{state.phase}: {message.kind}" if isinstance(message, ReleaseMessage) else state.phase
+        return state.phase
 
     # --- warm starts ------------------------------------------------------------------------------------------------
 

@@ -7,41 +7,23 @@ from dataclasses import dataclass, replace
 
 from fedcore.methods.histograms import sensitivities, weights
 from fedcore.methods.histograms.config import HistogramsConfig
-from fedcore.methods.histograms.reduction import tokens_kept, triangle_size
-from fedcore.methods.histograms.sizes import FIRST_SHARE, FIRST_SHARE_OF_MEAN, Sizes, rho_of, sizes_of
+from fedcore.methods.histograms.reduction import tokens_kept
+from fedcore.methods.histograms.sizes import FIRST_SHARE, FIRST_SHARE_OF_MEAN, rho_of, sizes_of
 from fedcore.methods.histograms.weights import PAIRS, WEIGHTS
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import PublicFacts
 
 ARGUMENT = "docs/privacy/histograms.md"
-FLAT, WHITENED, VOTES, MOMENT = "flat_mean", "whitened_mean", "votes", "second_moment"
-NORMS = "norms_"
-POOLED = 2  # last rounds, whose sums are added; the clip is frozen in them
+FLAT, WHITENED = "flat_mean", "whitened_mean"
+POOLED = 2  # last rounds, whose sums are added
 ONE_SUM = "one sum over all clients"
 ONE_CELL = "one cell per client: all cells cost one release"
-ONE_VOTE = "one vote per client: all counts cost one release"
 ONE_SUM_OF_HALVES = "one sum over all clients, each with both halves of its data"
-ONE_COUNT = "one count per client: both cost one release"
 
 
 def cluster_release(t: int) -> str:
     """Planned name of the sums of clustering round t = 1 .. T."""
     return f"clusters_{t:03d}"
-
-
-def norms_release(t: int) -> str:
-    """Planned name of the count of norms of clustering round t."""
-    return f"{NORMS}{t:03d}"
-
-
-def releases_votes(public: PublicFacts, sizes: Sizes) -> bool:
-    """Whether votes choose among the centres of a warm start, because they are more than the first cells."""
-    return public.warm_start is not None and len(public.warm_start["centres"]) > sizes.cells(1)
-
-
-def releases_norms(config: HistogramsConfig, t: int, rounds: int) -> bool:
-    """Whether round t is followed by another clip: not where the next round is the last one."""
-    return config.adaptive_clip and t <= rounds - POOLED
 
 
 def plan(config: HistogramsConfig, public: PublicFacts) -> list[PlannedRelease]:
@@ -106,11 +88,6 @@ def _wanted(config: HistogramsConfig, public: PublicFacts) -> list[_Wanted]:
         before(WHITENED, (1, d), clipped_sum, config.second_share if sizes.rounds else 1.0 - first, ONE_SUM)
         if not sizes.rounds:
             return wanted
-    elif releases_votes(public, sizes):
-        before(VOTES, (len(public.warm_start["centres"]),), clipped_sum, config.votes_share, ONE_VOTE)
-    if config.reduction == "eigenvectors":
-        bound = sensitivities.second_moment(public.relation)
-        before(MOMENT, (triangle_size(d),), bound, config.moment_share, ONE_SUM)
     left = 1.0
     for release in wanted:
         left -= release.share
@@ -121,10 +98,5 @@ def _wanted(config: HistogramsConfig, public: PublicFacts) -> list[_Wanted]:
         composition = ONE_CELL if k > 1 else ONE_SUM
         # The round before it leaves as many centres and reseeds none of them; earlier rounds may do either.
         optional = t == sizes.rounds > max(1, sizes.merge_after)
-        if not releases_norms(config, t, sizes.rounds):
-            wanted.append(_Wanted(name, stages + t, (k, width), clipped_sum, share, composition, optional))
-            continue
-        own = share * (1.0 - config.clip_share)
-        wanted.append(_Wanted(name, stages + t, (k, width), clipped_sum, own, composition))
-        wanted.append(_Wanted(norms_release(t), stages + t, (2,), clipped_sum, share * config.clip_share, ONE_COUNT))
+        wanted.append(_Wanted(name, stages + t, (k, width), clipped_sum, share, composition, optional))
     return wanted

@@ -13,21 +13,12 @@ import math
 from fedcore.errors import ConfigError
 from fedcore.privacy.grid import GRID_NORM
 
-MOMENT_NORM = 2**10  # norm, in steps, of the vectors whose products make the second moment
 RELATIONS = ("add_or_remove_one", "replace_one")
 
 
 def clipped_sum(relation: str) -> int:
-    """Of a stack of sums of clipped histograms: 2**16, or the whole number above sqrt(2) 2**16.
-
-    Also of counts to which each client adds one, 2**16 steps, in at most one place.
-    """
+    """Of a stack of sums of clipped histograms: 2**16, or the whole number above sqrt(2) 2**16."""
     return GRID_NORM if _adds_or_removes(relation) else math.isqrt(2 * GRID_NORM**2) + 1
-
-
-def second_moment(relation: str) -> int:
-    """Of the triangle of second moments (`second_moment.py`): the whole number above 2**20 / sqrt(2), or 2**20."""
-    return math.isqrt(MOMENT_NORM**4 // 2) + 1 if _adds_or_removes(relation) else MOMENT_NORM**2
 
 
 def signed_sum(relation: str) -> int:

@@ -6,24 +6,20 @@
 
 The centres of a warm start (released by an earlier run, or public) replace the first two releases. A run that starts
 from an earlier one on the same population adds what it releases to what all runs of the series have released so far
-(`pool.py`), and has as many cells as these can pay for. On request there are more releases:
+(`pool.py`), and has as many cells as these can pay for. Where the population has halves by document there is one
+release more:
 
-    votes           one vote per client for its nearest centre of a warm start, if there are more than the budget pays
-                    cells for
-    second_moment   products of whitened histograms -> the tokens to cluster on (`second_moment.py`)
     weights         after the rounds: what clients lose on their second halves under each of a list of weights
-    norms_t         clients within and beyond the clip, beside clusters_t -> the clip of the next round
 
 Each release costs 1 / (2 sigma**2) for *all* its cells, because a client is in one cell (argument in
 `docs/privacy/histograms.md`). There is no count and no second pass: a histogram sums to 1, so the sum of a released
-cell is its noised number of clients. Everything the server decides (metric, dead cells, merging, shrinkage, tokens,
-clip) depends on released values alone; the number of rounds is fixed beforehand.
+cell is its noised number of clients. Everything the server decides (metric, dead cells, merging, shrinkage, tokens)
+depends on released values alone; the number of rounds is fixed beforehand.
 
 Here is the server's side. What clients contribute is in `clients.py`, what is released and at what price in
 `releases.py`.
 
-Sources: Setlur, Feldman, Talwar 2023, Algorithms 2 and 3, whose start and centring are replaced; Andrew, Thakkar,
-McMahan, Ramaswamy 2021 for the clip.
+Source: Setlur, Feldman, Talwar 2023, Algorithms 2 and 3, whose start and centring are replaced.
 """
 
 from __future__ import annotations
@@ -34,22 +30,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedcore.methods.histograms import reduction, sensitivities, weights
+from fedcore.methods.histograms import sensitivities, weights
 from fedcore.methods.histograms.config import HistogramsConfig
 from fedcore.methods.histograms.pool import FORGETTING, SCORE_KEPT, History, Pool, empty, forecast_error, grown
 from fedcore.methods.histograms.reduction import kept_by_frequency, lift, reduce_rows, tokens_kept
-from fedcore.methods.histograms.releases import (
-    FLAT,
-    MOMENT,
-    NORMS,
-    VOTES,
-    WHITENED,
-    cluster_release,
-    norms_release,
-    plan,
-    releases_norms,
-    releases_votes,
-)
+from fedcore.methods.histograms.releases import FLAT, WHITENED, cluster_release, plan
 from fedcore.methods.histograms.simplex import (
     assignment_logs,
     denoised_centre,
@@ -62,7 +47,7 @@ from fedcore.methods.histograms.simplex import (
     ward_merge,
 )
 from fedcore.methods.histograms.sizes import continues_series, effective_budget, sizes_of
-from fedcore.methods.histograms.start import elected, filled_up, mean_of_warm_start
+from fedcore.methods.histograms.start import chosen_by_counts, filled_up, mean_of_warm_start
 from fedcore.methods.histograms.state import (
     HistogramsState,
     ReleaseMessage,
@@ -82,7 +67,6 @@ LEAST_KEPT = 0.1  # of a shrunken centre's difference from the mean: clients of 
 ENOUGH = 1.5  # standard deviations of its noise from which the count of the flat release is believed
 DEAD = 6.0  # a cell whose noised count is below this many standard deviations of its noise is taken for empty
 RESEED, SPLIT = "histograms/reseed", "histograms/split"
-CLIP_RATE, CLIP_TARGET = 0.2, 0.5  # of the geometric update towards the median norm
 
 
 # --- rounds ---------------------------------------------------------------------------------------------------------
@@ -93,14 +77,10 @@ def init(config: HistogramsConfig, public: PublicFacts) -> HistogramsState:
     sizes, planned = sizes_of(config, public), plan(config, public)
     releases = [release for release in planned if release.name != WEIGHTS]
     a, c = weights.usual_weights(config, public)
-    first_of_round = {release.round: release.noise_multiplier for release in reversed(releases)}
-    norms = [release.noise_multiplier for release in releases if release.name.startswith(NORMS)]
     state = replace(
         initial_state("flat", sizes, public),
-        multipliers=np.array([first_of_round[number] for number in sorted(first_of_round)]),
-        clip=config.clip,
+        multipliers=np.array([release.noise_multiplier for release in releases]),
         spread=sensitivities.sensitivity_factor(public.relation),
-        norms_multiplier=norms[0] if norms else 0.0,
         prior_tokens=a,
         floor=c,
         weights_multiplier=planned[-1].noise_multiplier if planned[-1].name == WEIGHTS else 0.0,
@@ -112,11 +92,13 @@ def init(config: HistogramsConfig, public: PublicFacts) -> HistogramsState:
     config = config.for_vocabulary(public.features)
     mean = mean_of_warm_start(public.warm_start, config.centre_floor)
     w = metric(mean, config.metric_floor, config.effective_tokens)
-    centres = np.asarray(public.warm_start["centres"], np.float64)
-    state = replace(state, mean=mean, metric=w, centres=centres, counts=np.zeros(len(centres)))
+    state = replace(state, mean=mean, metric=w)
     if continues_series(config, public):
         state = _with_history(state, public.warm_start)
-    return replace(state, phase="votes") if releases_votes(public, sizes) else _with_first_cells(config, state)
+    centres, groups = chosen_by_counts(public.warm_start, state.metric, state.first_cells)
+    if len(state.history.cells) > len(groups):
+        state = state.remembering([past.with_cells(past.cells.merged(groups)) for past in state.histories])
+    return _with_first_cells(config, replace(state, centres=centres))
 
 
 def _with_history(state: HistogramsState, start: Mapping[str, np.ndarray]) -> HistogramsState:
@@ -144,21 +126,15 @@ def message(config: HistogramsConfig, state: HistogramsState) -> ReleaseMessage 
 
 def _release(config: HistogramsConfig, state: HistogramsState) -> ReleaseMessage:
     """Of one of the releases before that of the weights."""
-    one_cell, weight = np.zeros((len(state.mean), 1), np.float32), config.half_weight_tokens
+    one_cell = np.zeros((len(state.mean), 1), np.float32)
     if state.phase == "flat":
-        return ReleaseMessage(FLAT, 1, one_cell, np.ones(len(state.mean)), config.first_clip, half_weight=weight)
+        return ReleaseMessage(FLAT, 1, one_cell, np.ones(len(state.mean)), config.first_clip)
     whitening = 1.0 / np.sqrt(state.metric)
     if state.phase == "whitened":
-        return ReleaseMessage(WHITENED, 1, one_cell, whitening, config.clip, half_weight=weight)
-    if state.phase == "moment":
-        return ReleaseMessage(MOMENT, 1, one_cell, whitening, config.clip, "moment", half_weight=weight)
-    k, t = len(state.centres), state.round + 1
+        return ReleaseMessage(WHITENED, 1, one_cell, whitening, config.clip)
     logs = assignment_logs(reduce_rows(state.centres, state.kept), config.assignment_smoothing)
-    if state.phase == "votes":
-        return ReleaseMessage(VOTES, k, logs, whitening, config.clip, "votes")
-    norms = norms_release(t) if releases_norms(config, t, state.rounds) else ""
-    clip = _clip(config, state)
-    return ReleaseMessage(cluster_release(t), k, logs, whitening, clip, "sums", state.kept, weight, norms)
+    name = cluster_release(state.round + 1)
+    return ReleaseMessage(name, len(state.centres), logs, whitening, config.clip, state.kept)
 
 
 def server_update(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, np.ndarray]) -> Step:
@@ -168,13 +144,10 @@ def server_update(config: HistogramsConfig, state: HistogramsState, result: Mapp
             return _flat_mean(config, state, result[FLAT])
         case "whitened":
             return _whitened_mean(config, state, result[WHITENED])
-        case "votes":
-            return _votes(config, state, result[VOTES])
-        case "moment":
-            return _second_moment(config, state, result[MOMENT])
         case "weights":
             return _weights(state, result[WEIGHTS])
-    return _clustering_round(config, state, result)
+    step = _clusters_on_tokens if len(state.kept) else _clusters
+    return step(config, state, result[cluster_release(state.round + 1)])
 
 
 # --- before the clustering rounds -----------------------------------------------------------------------------------
@@ -210,42 +183,17 @@ def _whitened_mean(config: HistogramsConfig, state: HistogramsState, released: n
     return _with_first_cells(config, replace(refined, metric=w, centres=np.zeros((0, len(w))))), info
 
 
-def _votes(config: HistogramsConfig, state: HistogramsState, released: np.ndarray) -> Step:
-    """Centres of the warm start with too few votes go, the rest is merged to the cells of the run."""
-    counts = released / GRID_NORM
-    chosen, groups = elected(state.centres, counts, DEAD * _noise(state, 1.0), state.metric, state.first_cells)
-    info = _info(state, counts.sum(), sum(map(len, groups)), 0.0)
-    if len(state.history.cells):
-        state = state.remembering([past.with_cells(past.cells.merged(groups)) for past in state.histories])
-    return _with_first_cells(config, replace(state, centres=chosen)), info
-
-
 def _with_first_cells(config: HistogramsConfig, state: HistogramsState) -> HistogramsState:
-    """F, w and centres, or none, are there: fill up the cells, then choose the tokens or ask for what that needs."""
+    """F, w and centres, or none, are there: fill up the cells, then choose the tokens."""
     if len(state.history.cells):
         histories, centres = grown(state.histories, state.centres, state.first_cells, stream(state.seed, SPLIT))
         state = state.remembering(histories)
     else:
         centres = filled_up(state.centres, state.first_cells, state.mean, state.perturbation, state.seed)
     state = replace(state, phase="rounds", centres=centres, counts=np.zeros(len(centres)))
-    if config.reduction == "eigenvectors":
-        return replace(state, phase="moment")
     if config.reduction == "frequency":
         return _on_tokens(config, state, kept_by_frequency(state.mean, tokens_kept(config.keep, len(state.mean))))
     return state
-
-
-def _second_moment(config: HistogramsConfig, state: HistogramsState, released: np.ndarray) -> Step:
-    """The tokens to cluster on: those of the eigenvectors that stand above the noise."""
-    d, sigma = len(state.mean), _multiplier(state)
-    bound = sensitivities.second_moment(sensitivities.relation_of(state.spread))
-    matrix = reduction.covariance(released, state.metric, state.mean, config.clip)
-    noise = reduction.noise_norm(sigma * bound, config.clip, d)
-    keep = tokens_kept(config.keep, d)
-    kept, clear = reduction.choose_tokens(matrix, state.mean, noise, state.clusters - 1, keep)
-    note = "" if clear else "no eigenvector stands above the noise: the most frequent tokens are kept"
-    scalars = {"noise_multiplier": sigma, "clear_eigenvectors": float(clear), "kept_tokens": float(len(kept))}
-    return _on_tokens(config, state, kept), RoundInfo(scalars, note)
 
 
 def _on_tokens(config: HistogramsConfig, state: HistogramsState, kept: np.ndarray) -> HistogramsState:
@@ -261,25 +209,13 @@ def _on_tokens(config: HistogramsConfig, state: HistogramsState, kept: np.ndarra
 # --- clustering rounds ----------------------------------------------------------------------------------------------
 
 
-def _clustering_round(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, np.ndarray]) -> Step:
-    """New centres from the sums of the cells, and a new clip from the norms if they were counted."""
-    t, clip = state.round + 1, _clip(config, state)
-    step = _clusters_on_tokens if len(state.kept) else _clusters
-    after, info = step(config, state, result[cluster_release(t)])
-    if not config.adaptive_clip:
-        return after, info
-    if (norms := result.get(norms_release(t))) is not None:
-        after = replace(after, clip=_moved_clip(state, clip, norms))
-    return after, RoundInfo({**info.scalars, "clip": clip}, info.note)
-
-
 def _clusters(config: HistogramsConfig, state: HistogramsState, released: np.ndarray) -> Step:
     """One clustering round: add the release to the histories, find dead cells, denoise; merge after round T1.
 
     A run that starts from a history adds all its rounds to it; another one begins one with its last two rounds.
     """
-    t, clip = state.round + 1, _clip(config, state)
-    noise, sums = _noise(state, clip), released * grid_step(clip) * np.sqrt(state.metric)
+    t, noise = state.round + 1, _noise(state, config.clip)
+    sums = released * grid_step(config.clip) * np.sqrt(state.metric)
     if t == 2 and len(state.histories) > 1:
         state = _scored(config, state, sums, noise**2)
     continues = len(state.history.cells) == len(sums)
@@ -401,27 +337,13 @@ def _movement(pool: Pool, centres: np.ndarray, floor: float) -> float:
     return float(np.average(total_variation(new, centres[alive]), weights=pool.counts[alive]))
 
 
-def _moved_clip(state: HistogramsState, clip: float, norms: np.ndarray) -> float:
-    """C exp(-0.2 (b - 1/2)), b the noised share of clients within the clip; C where noise explains their number."""
-    counts = norms / GRID_NORM
-    total = float(counts.sum())
-    if total < DEAD * math.sqrt(2) * state.norms_multiplier * state.spread:
-        return clip
-    within = min(max(float(counts[0]) / total, 0.0), 1.0)
-    return clip * math.exp(-CLIP_RATE * (within - CLIP_TARGET))
-
-
 # --- noise ----------------------------------------------------------------------------------------------------------
 
 
-def _clip(config: HistogramsConfig, state: HistogramsState) -> float:
-    return state.clip or config.clip
-
-
 def _multiplier(state: HistogramsState) -> float:
-    """sigma of the release that comes next: the first of its round. T clustering rounds are the last ones."""
+    """sigma of the release that comes next. T clustering rounds are the last ones."""
     before = len(state.multipliers) - state.rounds
-    number = {"flat": 0, "whitened": 1, "votes": 0, "moment": before - 1}.get(state.phase, before + state.round)
+    number = {"flat": 0, "whitened": 1}.get(state.phase, before + state.round)
     return float(state.multipliers[number])
 
 

@@ -193,8 +193,8 @@ def _sizes_of_warm_start(config: HistogramsConfig, chosen: Sizes, centres: int, 
     - Fewer: the other clusters start from the perturbed mean, with the rounds of a run without a warm start. In a
       series there are never fewer clusters than centres because of the rules, and cells are split for what is missing:
       three rounds do.
-    - More: they are over-seeded cells, as many as the rules allow. If there are more centres still, votes choose among
-      them.
+    - More: they are over-seeded cells, as many as the rules allow. If there are more centres still, those with
+      the largest counts are used.
     """
     k = chosen.clusters
     if config.clusters is None:

@@ -1,8 +1,8 @@
 """Warm starts: public arrays that a run starts from, released by an earlier run or declared public.
 
 A warm start is `centres`, (k, d) histograms, perhaps with a `mean` (d,) and `counts` (k,). It costs no privacy, so the
-two releases that find the mean fall away. If there are more centres than the budget can pay cells for, one release of
-votes chooses among them; if there are fewer, perturbed copies of the mean fill up, as in a run without a warm start.
+two releases that find the mean fall away. If there are more centres than the budget allows cells, those with the
+largest counts are used; if there are fewer, perturbed copies of the mean fill up, as in a run without a warm start.
 
 An earlier run on the same population leaves a pool of sums (`fedcore.methods.histograms.pool`) besides: `pool_sums`
 (k + 1, d), `pool_weights` and `pool_variances` (k + 1,), whose last row is that of all clients, and the metric of the
@@ -152,10 +152,13 @@ def mean_of_warm_start(warm_start: Mapping[str, np.ndarray], floor: float) -> np
     """(d,) F: the mean, if there is one, else that of the centres weighted by their counts, else their plain mean."""
     if "mean" in warm_start:
         return project(np.asarray(warm_start["mean"], np.float64), floor)
-    centres = warm_start["centres"]
-    counts = np.maximum(warm_start.get("counts", np.zeros(len(centres))), 0.0)
-    weights = counts if counts.sum() > 0 else np.ones(len(centres))
-    return project(np.average(centres, axis=0, weights=weights), floor)
+    return project(np.average(warm_start["centres"], axis=0, weights=_counts(warm_start)), floor)
+
+
+def _counts(warm_start: Mapping[str, np.ndarray]) -> np.ndarray:
+    """(k,) counts of the centres, all 1 if none are known."""
+    counts = np.maximum(warm_start.get("counts", np.zeros(0)), 0.0)
+    return counts if counts.sum() > 0 else np.ones(len(warm_start["centres"]))
 
 
 def perturbed_start(mean: np.ndarray, cells: int, perturbation: float, seed: int) -> np.ndarray:
@@ -170,16 +173,20 @@ def filled_up(centres: np.ndarray, cells: int, mean: np.ndarray, perturbation: f
     return np.vstack([centres, perturbed_start(mean, cells, perturbation, seed)[len(centres) :]])
 
 
-def elected(
-    centres: np.ndarray, votes: np.ndarray, least: float, w: np.ndarray, cells: int
+def chosen_by_counts(
+    warm_start: Mapping[str, np.ndarray], w: np.ndarray, cells: int
 ) -> tuple[np.ndarray, list[list[int]]]:
-    """(at most `cells` centres, for each the rows of `centres` that it is made of).
+    """(at most `cells` centres, for each the rows of the warm start's centres that it is made of).
 
-    votes: (k,) noised. Candidates with fewer votes are dropped; the others are merged by Ward cost, weighted by their
-    votes.
+    Of more centres than that the ones with the largest counts are used. Without counts they are merged by Ward cost in
+    the metric w (d,), all with the same weight. Free: all of it is public.
     """
-    live = np.flatnonzero(votes >= least)
-    if len(live) <= cells:
-        return centres[live], [[int(row)] for row in live]
-    groups = [[int(live[row]) for row in group] for group in ward_merge(centres[live], votes[live], w, cells)]
-    return np.stack([np.average(centres[group], axis=0, weights=votes[group]) for group in groups]), groups
+    centres = np.asarray(warm_start["centres"], np.float64)
+    if len(centres) <= cells:
+        return centres, [[row] for row in range(len(centres))]
+    counts = _counts(warm_start)
+    if np.ptp(counts) > 0:
+        largest = np.sort(np.argsort(-counts, kind="stable")[:cells])
+        return centres[largest], [[int(row)] for row in largest]
+    groups = [[int(row) for row in group] for group in ward_merge(centres, counts, w, cells)]
+    return np.stack([centres[group].mean(axis=0) for group in groups]), groups

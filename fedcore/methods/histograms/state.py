@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import numpy as np
 
@@ -37,21 +36,15 @@ class ReleaseMessage:
     log_centres: (d, k); zeros if there is one cell
     whitening:   (d,) float64, 1 / sqrt(w)
     clip:        C, L2 bound of a client's whitened histogram
-    kind:        sums of clipped histograms by cell, votes, or second moments
-    half_weight: m_0 of the clients' weights m / (m + m_0); 0: all weigh the same
-    norms:       planned name of the count of norms that is released beside the sums; empty: none is
     one_whole:   whether a client's counts are those of both halves of its documents
     """
 
     release: str
     cells: int
     log_centres: np.ndarray
-    whitening: np.ndarray = field(metadata=between(0.0, EVERY[1]))  # second moments take whole numbers from 0
+    whitening: np.ndarray = field(metadata=between(0.0, EVERY[1]))
     clip: float = field(metadata=POSITIVE)
-    kind: Literal["sums", "votes", "moment"] = "sums"
     kept: np.ndarray = field(default_factory=all_tokens)
-    half_weight: float = 0.0
-    norms: str = ""
     one_whole: bool = False
 
 
@@ -82,13 +75,13 @@ USUAL_WEIGHTS = (800.0, 0.35)  # a and c of the weight of the base, unless someb
 class HistogramsState:
     """State after a round. d tokens, k cells; k changes when over-seeded cells are merged.
 
-    phase:    of the round that comes next: "flat", "whitened", "votes", "moment", "rounds", "weights", "done".
+    phase:    of the round that comes next: "flat", "whitened", "rounds", "weights", "done".
               `paper_histograms` keeps its runs in the same state, and has phases of its own
     round:    clustering rounds finished
     seed:     of the streams of simulation randomness
     rounds, clusters, overseed, merge_after, perturbation: the `Sizes` of the run
-    multipliers: (rounds of the run,) noise multiplier of the first planned release of every round, the T clustering
-              rounds last; (0,) if not private
+    multipliers: (rounds of the run,) noise multiplier of every round but that of the weights, the T clustering rounds
+              last; (0,) if not private
     mean:     (d,) F, the (noised) mean histogram; uniform until it is known
     mean_precision: squared ratio of F's noised count to the noise in it; 0 in a run that is not private
     metric:   (d,) w, positive, sums to 1; of the whitened releases and of Ward merges; (r + 1,) in a private run that
@@ -100,9 +93,7 @@ class HistogramsState:
     entropy:  sum over clients of sum q ln q, nats; 0 in a private run
     clients:  clients with at least one token; 0 in a private run, which does not know it
     kept:     (r,) int64 ascending, the tokens that a reduction keeps; (0,) without one. Centres are lifted, (k, d)
-    clip:     L2 clip of the clustering rounds; 0: that of the settings (private runs only, as are the next two)
     spread:   sensitivity factor: sensitivity of a clipped sum in units of its clip, 1 or a hair above sqrt(2)
-    norms_multiplier: noise multiplier of the counts of norms; 0 unless the clip is adaptive
     pool_sums, pool_weights, pool_variances, pool_mean_noise: (h, c + 1, d), (h, c + 1), (h, c + 1), (h, d): `History`,
               h of them: one, or one for each factor of forgetting in a run that continues a series. The last row is
               that of all clients, from which F is made; before it come the c = k cells, or none while their sums are
@@ -135,9 +126,7 @@ class HistogramsState:
     entropy: float
     clients: float
     kept: np.ndarray = field(default_factory=all_tokens)
-    clip: float = 0.0
     spread: float = 1.0
-    norms_multiplier: float = 0.0
     pool_sums: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
     pool_weights: np.ndarray = field(default_factory=lambda: np.zeros(0))
     pool_variances: np.ndarray = field(default_factory=lambda: np.zeros(0))
