@@ -228,7 +228,7 @@ def test_the_budget_adds_up_over_a_series(monkeypatch):
 def test_what_a_plan_expects_of_a_series_is_what_its_runs_leave():
     block, _ = two_groups()
     method = Histograms(HistogramsConfig())
-    public, draw = facts_of_two_groups(rho=0.005), rounded_normal(np.random.default_rng(0))
+    public, draw = facts_of_two_groups(rho=0.009), rounded_normal(np.random.default_rng(0))
     planned = public
     for _ in range(5):
         assert sizes_of(method.config, planned) == sizes_of(method.config, public)

@@ -181,17 +181,17 @@ def test_reasons_against_the_release():
 
 @pytest.mark.parametrize(("relation", "factor"), zip(RELATIONS, (1, 2), strict=True))
 def test_the_signal_from_which_it_is_released(relation, factor):
-    """n sqrt(2 * .03 rho) / .3 of 250, and half as much where replacement doubles the noise."""
-    rho = (250 * 0.3 * factor / 1000) ** 2 / (2 * 0.03)
+    """n sqrt(2 * .03 rho) / .3 of 50, and half as much where replacement doubles the noise."""
+    rho = (50 * 0.3 * factor / 1000) ** 2 / (2 * 0.03)
     for change, released in ((1.01, True), (0.99, False)):
         known = dataclasses.replace(with_halves(facts(1000, rho=rho * change, nominal=1000)), relation=relation)
         assert (weights.why_not_released(HistogramsConfig(), known) == "") == released
         assert ("weights" in [release.name for release in Histograms().plan(known)]) == released
 
 
-@pytest.mark.parametrize(("signal", "share"), [(260, 0.1), (350, 0.1), (500, 0.0588), (700, 0.03), (5000, 0.03)])
+@pytest.mark.parametrize(("signal", "share"), [(60, 0.05), (350, 0.05), (600, 0.0408333), (700, 0.03), (5000, 0.03)])
 def test_a_small_budget_spends_more_of_it_on_the_choice(signal, share):
-    """As much as a signal of 700 takes, from 3 to 10 %."""
+    """As much as a signal of 700 takes, from 3 to 5 %."""
     known = with_halves(facts(1000, rho=(signal * 0.3 / 1000) ** 2 / (2 * 0.03), nominal=1000))
     plan = Histograms().plan(known)
     assert plan[-1].name == "weights" and plan[-1].rho == pytest.approx(share * known.rho)

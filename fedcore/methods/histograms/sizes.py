@@ -29,7 +29,7 @@ from fedcore.rounds.method import PublicFacts, Worth
 REFERENCE_ROUNDS = 8
 CLUSTERS_PER_SNR = 0.45
 ROUNDS = ((50.0, 8), (18.0, 6), (8.0, 5), (5.0, 4), (0.0, 3))  # least b, rounds
-LEAST_FOR_CLUSTERS = 3.0  # b below which one mean serves everybody better
+LEAST_FOR_CLUSTERS = 4.0  # b below which one mean serves clients better, or clusters gain too little
 LEAST_FOR_MORE = 5.0  # b below which there are two clusters
 LEAST_FOR_GOOD, LEAST_MEASURED = 8.0, 0.2
 Word = Literal["none", "weak", "fair", "good"]

@@ -10,8 +10,7 @@ is less likely than under the pair REFERENCE. These losses are clipped, cut to t
 many numbers as there are pairs. Clients with fewer than FEWEST tokens in either half say nothing.
 
 A client's numbers depend on the message and on its own two halves, and on nothing else, to the last bit; entries have
-both signs. docs/privacy/histograms.md argues from that. What the server makes of the sum is in `choice.py`.
-Not in the paper.
+both signs. docs/privacy/histograms.md argues from that. Not in the paper.
 
 The weight of the base: whether a run asks its clients for it, and what it makes of their noised answer.
 
@@ -119,8 +118,8 @@ def _mixtures(message: WeightsMessage, block: CountsBlock) -> np.ndarray:
     return weights
 
 
-LEAST_SHARE, MOST_SHARE = 0.03, 0.1  # of the budget
-LEAST_SIGNAL = 250.0  # clients times mu over the clip; below, the noise is as large as what there is to win
+LEAST_SHARE, MOST_SHARE = 0.03, 0.05  # of the budget
+LEAST_SIGNAL = 50.0  # clients times mu over the clip; the choice still paid at it, and was not tried below
 ENOUGH = 700.0  # the signal that a larger share than the least is spent for
 LITTLE, USUAL_OF_LITTLE = 0.6, (500.0, 0.2)  # b below which bases are so noisy that other weights are usual
 DIFFERENCES, OFFSET = 0.02, 0.03  # standard deviations of the process: of losses among pairs, and of all alike
