@@ -51,9 +51,9 @@ def cases_of(method: str) -> list[Case]:
     return [*found, after_newcomers()] if method == "dictionaries" else found
 
 
-SLOW_METHODS = {"background", "dictionaries", "federated_em", "gradient_em", "perma"}
+FAST_METHODS = {"histograms"}
 EACH = [
-    pytest.param(method, name, marks=[pytest.mark.slow] if method in SLOW_METHODS else [])
+    pytest.param(method, name, marks=[pytest.mark.slow] if method not in FAST_METHODS else [])
     for method in PRODUCTS
     for name in own_settings(method_class(method))
 ]
