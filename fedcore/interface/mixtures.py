@@ -27,6 +27,9 @@ from fedcore.rounds.engine import Backend
 class PrivateMixture(DensityMixin, PrivateEstimator):
     """A Gaussian mixture under differential privacy, without bounds to declare or a separation to assume.
 
+    The densities of `score_samples` and `score` have a heavy tail of weight 0.01, which `sample` and `to_sklearn` leave
+    out.
+
     It is the method `private_mixture`: releases of private scales, starts, rounds of EM, and a test for valleys between
     components, by which groups are told apart.
 

@@ -11,12 +11,15 @@ from fedcore.methods.private_mixture.server import BROAD
 from fedcore.methods.private_mixture.state import PrivateMixtureState
 from fedcore.rounds.fitted import FittedMixture
 
-REMARK = "the last component is the broad background, which is nobody's group"
+REMARK = "the last component is the broad background, which is no group; the tail of the density is left out"
 
 
 def fitted_model_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> FittedMixture:
-    """k + 1 components, the background last; the density is that of the run, of columns with steps that of rows which
-    are moved within them. Raises RunError before it has finished, ConfigError for a run with categories."""
+    """k + 1 components, the background last. The density is that of the run without its tail, divided by 1 - TAIL; of
+    columns with steps it is that of rows which are moved within them.
+
+    Raises RunError before it has finished, ConfigError for a run with categories.
+    """
     model = model_of(config, state)
     if model.probabilities is not None:
         raise ConfigError(

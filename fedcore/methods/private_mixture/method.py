@@ -10,12 +10,13 @@ import numpy as np
 from fedcore.methods.mixture_models.released import NATS_OF_NOISE
 from fedcore.methods.private_mixture import clients, series, server, start
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
+from fedcore.methods.private_mixture.density import PrivateMixtureModel
 from fedcore.methods.private_mixture.feasibility import worth
 from fedcore.methods.private_mixture.fitted import fitted_model_of
 from fedcore.methods.private_mixture.layout import declared_categories, layout_of, numbered
 from fedcore.methods.private_mixture.personal import personalise
 from fedcore.methods.private_mixture.plan import plan
-from fedcore.methods.private_mixture.result import PrivateMixtureModel, incomplete_rows, model_of, outcome_of, result_of
+from fedcore.methods.private_mixture.result import incomplete_rows, model_of, outcome_of, result_of
 from fedcore.methods.private_mixture.round_metrics import METRICS
 from fedcore.methods.private_mixture.scores import score_block, score_table
 from fedcore.methods.private_mixture.state import MixedState, PrivateMixtureState
@@ -32,9 +33,10 @@ from fedcore.rounds.statistics import Statistics
 class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
     """A Gaussian mixture under differential privacy: no bounds to declare, no separation to assume.
 
-    Touching components are answered, and a usable density always comes back; *groups* of components are claimed only
-    where a calibrated test found a valley. The outline of a run is in `fedcore.methods.private_mixture.plan`, the
-    privacy argument in docs/privacy/private-mixture.md. The budget's unit may be a client or a record.
+    Touching components are answered. Every row of finite numbers has a finite density. *Groups* of components are
+    reported only where a calibrated test found a density dip. The outline of a run is in
+    `fedcore.methods.private_mixture.plan`, the privacy argument in docs/privacy/private-mixture.md. The budget's unit
+    may be a client or a record.
     """
 
     name: ClassVar[str] = "private_mixture"

@@ -1,10 +1,10 @@
-"""What a run has learnt: a mixture in standardised coordinates, so that columns in units far apart do no harm."""
+"""What a run has learnt: its model, its outcome in a line, and its tables."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,129 +12,21 @@ from fedcore.errors import RunError
 from fedcore.methods.mixture_models.tables import by_component, correlations_table, known, positions
 from fedcore.methods.mixture_models.whole_rows import ONE, STEP, WholeMap
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
-from fedcore.methods.private_mixture.layout import COPIES, Layout, layout_of
+from fedcore.methods.private_mixture.density import PrivateMixtureModel
+from fedcore.methods.private_mixture.layout import Layout, layout_of
 from fedcore.methods.private_mixture.plan import PLACE_CELLS, PLACE_ENDS
 from fedcore.methods.private_mixture.renoised import LEAST_FOUND, renoised
-from fedcore.methods.private_mixture.server import BROAD, context_of, stored_columns
+from fedcore.methods.private_mixture.server import context_of, stored_columns
 from fedcore.methods.private_mixture.state import NORMAL, RUNNING, MixedState, PrivateMixtureState
 from fedcore.rounds.results import Column, Features, Result, Table, heaviest, of_columns
 
 SHOWN = 2.0  # standard errors: a smaller share of rows left out is not mentioned in the outcome
 NAMED = 8  # columns, in a sentence
-TILE = 2**11  # rows with steps at once, each of which is read as several
-FURTHEST = 1e100  # scales of a column; its square is finite
 NO_ERRORS = (
     "What the noise of privacy adds to these numbers is not known: that can be told only where valleys part every "
     "component from all others, and where making the rounds again with other noise does not take too long."
 )
 NO_ERRORS_OF_ANSWERS = "What the noise of privacy adds to these numbers is not told."
-
-
-@dataclass(frozen=True, slots=True)
-class PrivateMixtureModel:
-    """Everything is made of published values. k components and a background, the last of the weights.
-
-    centre, scale: (d,) of the columns of numbers; linear: (d, d) and origin (d,): u = ((x - centre) / scale - origin)
-    linear. weights: (k + 1,); means: (k, d), covariances: (k, d, d) of u; group: (k,) int64 of each component.
-    layout: how rows are read. probabilities: (k + 1, values) of the values of all categories; None without categories.
-
-    Rows have the stored columns, (n, features). Where categories and numbers with steps are among them, densities are
-    times the probabilities of the answers, and times the steps: of a column with steps the probability of its number.
-    """
-
-    centre: np.ndarray
-    scale: np.ndarray
-    origin: np.ndarray
-    linear: np.ndarray
-    weights: np.ndarray
-    means: np.ndarray
-    covariances: np.ndarray
-    group: np.ndarray
-    layout: Layout
-    probabilities: np.ndarray | None = None
-
-    @property
-    def components(self) -> int:
-        return len(self.means)
-
-    def usable(self, x: np.ndarray) -> np.ndarray:
-        """(n,) bool: whether all numbers of a row are finite; it need not have answered categories."""
-        found: np.ndarray = np.isfinite(x[:, self.layout.numeric]).all(axis=1)
-        return found
-
-    def coordinates(self, x: np.ndarray) -> np.ndarray:
-        """(n, d) of the numbers (n, d) of rows, in the units of the data; none is further out than FURTHEST."""
-        standard = (np.asarray(x, np.float64) - self.centre) / self.scale
-        z: np.ndarray = (np.clip(standard, -FURTHEST, FURTHEST) - self.origin) @ self.linear
-        return z
-
-    def _log_joint(self, x: np.ndarray) -> np.ndarray:
-        """(n, k + 1) log of weight times density, in the units of the data."""
-        x, layout = np.asarray(x, np.float64), self.layout
-        if layout.stepped:
-            parts = [self._log_joint_of_steps(x[low : low + TILE]) for low in range(0, max(len(x), 1), TILE)]
-            joint = np.concatenate(parts)
-        else:
-            joint = self._log_joint_of_numbers(layout.numbers(x, 1))
-        if self.probabilities is not None:
-            logs = np.append(np.log(self.probabilities), np.zeros((len(self.probabilities), 1)), axis=1)
-            for own in layout.codes(x).T:
-                joint += logs[:, own].T
-        return joint
-
-    def _log_joint_of_steps(self, x: np.ndarray) -> np.ndarray:
-        """(n, k + 1) of the numbers of rows (n, features), some of which come in steps."""
-        steps = self.layout.steps
-        copies = self._log_joint_of_numbers(self.layout.numbers(x, COPIES)).reshape(len(x), COPIES, self.components + 1)
-        top = copies.max(axis=1)
-        joint: np.ndarray = top + np.log(np.exp(copies - top[:, None]).mean(axis=1)) + np.log(steps[steps > 0]).sum()
-        return joint
-
-    def _log_joint_of_numbers(self, numbers: np.ndarray) -> np.ndarray:
-        """(n, k + 1) of the numbers (n, d) alone."""
-        u, d = self.coordinates(numbers), len(self.centre)
-        shared = np.linalg.slogdet(self.linear)[1] - np.log(self.scale).sum() - 0.5 * d * math.log(2 * math.pi)
-        joint = np.empty((len(u), self.components + 1))
-        for j, (mean, matrix) in enumerate(zip(self.means, self.covariances, strict=True)):
-            values, vectors = np.linalg.eigh(matrix)
-            own = ((u - mean) @ vectors) / np.sqrt(values)
-            joint[:, j] = -0.5 * (own**2).sum(axis=1) - 0.5 * np.log(values).sum()
-        joint[:, -1] = -0.5 * (u**2).sum(axis=1) / BROAD - 0.5 * d * math.log(BROAD)
-        joint += np.log(self.weights) + shared
-        return joint
-
-    def log_likelihood(self, x: np.ndarray) -> np.ndarray:
-        """(n,) nats of rows (n, d), in the units of the data."""
-        joint = self._log_joint(x)
-        top = joint.max(axis=1)
-        likelihood: np.ndarray = top + np.log(np.exp(joint - top[:, None]).sum(axis=1))
-        return likelihood
-
-    def responsibilities(self, x: np.ndarray) -> np.ndarray:
-        """(n, k + 1), the background's last."""
-        joint = self._log_joint(x)
-        parts = np.exp(joint - joint.max(axis=1, keepdims=True))
-        shares: np.ndarray = parts / parts.sum(axis=1, keepdims=True)
-        return shares
-
-    def labels(self, x: np.ndarray) -> np.ndarray:
-        """(n,) int64 the most probable component of each row, the background left out."""
-        return self._log_joint(x)[:, :-1].argmax(axis=1).astype(np.int64)
-
-    def of_coordinates(self, u: np.ndarray) -> np.ndarray:
-        """(n, d) rows in the units of the data whose coordinates are u (n, d)."""
-        rows: np.ndarray = self.centre + self.scale * (self.origin + u @ np.linalg.pinv(self.linear))
-        return rows
-
-    def means_of_data(self) -> np.ndarray:
-        """(k, d) in the units of the data."""
-        return self.of_coordinates(self.means)
-
-    def covariances_of_data(self) -> np.ndarray:
-        """(k, d, d) in the units of the data."""
-        back = np.linalg.pinv(self.linear) * self.scale
-        covariances: np.ndarray = np.einsum("ai,kab,bj->kij", back, self.covariances, back)
-        return covariances
 
 
 def model_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> PrivateMixtureModel:
