@@ -14,15 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import logsumexp
 
-from fedcore.methods.private_mixture.layout import COPIES, Layout
-from fedcore.methods.private_mixture.plan import EXPONENTS, SPANS
+from fedcore.methods.private_mixture.layout import COPIES, LOG2_ENDS, Layout
 from fedcore.methods.private_mixture.server import BROAD
 
-TILE = 2**11  # rows with steps at once, each of which is read as several
+TILE = 2**11  # rows at once, each of which is read as several
 FURTHEST = 1e100  # scales of a column; its square is finite
 TAIL = 0.01  # weight of the tail; a row loses at most -log(1 - TAIL) nats by it
 FLAT = 0.1  # of a column's factor in the tail: uniform in log2 of the distance from the centre
-LOG2_ENDS = -EXPONENTS, SPANS - EXPONENTS  # of the distance: those of the first histograms
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +34,8 @@ class PrivateMixtureModel:
 
     Rows have the stored columns, (n, features). Where categories and numbers with steps are among them, densities are
     times the probabilities of the answers, and times the steps: of a column with steps the probability of its number.
+    A zero that is an atom counts by its probability too. A column that stands alone has a factor of its own: the share
+    of its zeros, or else that of others times a density that is uniform in log2 of the size.
     """
 
     centre: np.ndarray
@@ -67,8 +67,8 @@ class PrivateMixtureModel:
     def _log_joint(self, x: np.ndarray) -> np.ndarray:
         """(n, k + 2) log of weight times density, in the units of the data; the tail is last."""
         x, layout = np.asarray(x, np.float64), self.layout
-        if layout.stepped:
-            parts = [self._log_joint_of_steps(x[low : low + TILE]) for low in range(0, max(len(x), 1), TILE)]
+        if layout.moves:
+            parts = [self._log_joint_of_moved(x[low : low + TILE]) for low in range(0, max(len(x), 1), TILE)]
             joint = np.concatenate(parts)
         else:
             joint = self._log_joint_of_numbers(layout.numbers(x, 1))
@@ -79,12 +79,16 @@ class PrivateMixtureModel:
                 joint += logs[:, own].T
         return joint
 
-    def _log_joint_of_steps(self, x: np.ndarray) -> np.ndarray:
-        """(n, k + 2) of the numbers of rows (n, features), some of which come in steps."""
-        steps = self.layout.steps
-        copies = self._log_joint_of_numbers(self.layout.numbers(x, COPIES)).reshape(len(x), COPIES, self.components + 2)
+    def _log_joint_of_moved(self, x: np.ndarray) -> np.ndarray:
+        """(n, k + 2) of the numbers of rows (n, features), some of which are spread over a width or stand alone."""
+        layout = self.layout
+        copies = self._log_joint_of_numbers(layout.numbers(x, COPIES)).reshape(len(x), COPIES, self.components + 2)
         top = copies.max(axis=1)
-        joint: np.ndarray = top + np.log(np.exp(copies - top[:, None]).mean(axis=1)) + np.log(steps[steps > 0]).sum()
+        numbers = x[:, layout.numeric]
+        widths = layout.widths(numbers)
+        factor = np.log(np.where(widths > 0, widths, 1.0)).sum(axis=1)
+        factor += log_alone(numbers[:, layout.alone], layout.share[layout.alone]).sum(axis=1)
+        joint: np.ndarray = top + np.log(np.exp(copies - top[:, None]).mean(axis=1)) + factor[:, None]
         return joint
 
     def _log_joint_of_numbers(self, numbers: np.ndarray) -> np.ndarray:
@@ -138,6 +142,15 @@ class PrivateMixtureModel:
         """(n,) int64 the most probable component of each row, the background and the tail left out."""
         return self._log_joint(x)[:, : self.components].argmax(axis=1).astype(np.int64)
 
+    def sample(self, n: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """(x (n, d) numbers of drawn rows, y (n,) int64 their components, k for the background), without the tail."""
+        labels = generator.choice(len(self.weights), size=n, p=self.weights / self.weights.sum())
+        u = generator.standard_normal((n, len(self.centre)))
+        for j, (mean, matrix) in enumerate(zip(self.means, self.covariances, strict=True)):
+            u[labels == j] = mean + u[labels == j] @ np.linalg.cholesky(matrix).T
+        u[labels == self.components] *= math.sqrt(BROAD)
+        return self.layout.as_stored(self.of_coordinates(u), generator), labels
+
     def of_coordinates(self, u: np.ndarray) -> np.ndarray:
         """(n, d) rows in the units of the data whose coordinates are u (n, d)."""
         rows: np.ndarray = self.centre + self.scale * (self.origin + u @ np.linalg.pinv(self.linear))
@@ -162,3 +175,13 @@ def log_uniform(distance: np.ndarray) -> np.ndarray:
     low, high = LOG2_ENDS
     inside = (distance >= low * math.log(2)) & (distance <= high * math.log(2))
     return np.where(inside, -distance - math.log(2 * (high - low) * math.log(2)), -np.inf)
+
+
+def log_alone(numbers: np.ndarray, share: np.ndarray) -> np.ndarray:
+    """(n, m) log probability of a zero, or log density of another number, in columns that stand alone. numbers: (n, m);
+    share: (m,) of zeros. The density has a tail of weight TAIL, the Cauchy distribution of scale 1."""
+    with np.errstate(divide="ignore"):
+        size = np.log(np.abs(numbers))
+    cauchy = math.log(TAIL / math.pi) - np.logaddexp(0.0, 2 * size)
+    other = np.log1p(-share) + np.logaddexp(math.log1p(-TAIL) + log_uniform(size), cauchy)
+    return np.where(numbers == 0, np.log(share), other)

@@ -41,7 +41,7 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
 
     name: ClassVar[str] = "private_mixture"
     kinds: ClassVar[tuple[Kind, ...]] = ("rows",)
-    arithmetic_version: ClassVar[str] = "private-mixture-2"
+    arithmetic_version: ClassVar[str] = "private-mixture-3"
     Config = PrivateMixtureConfig
     State: type[PrivateMixtureState] = PrivateMixtureState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
@@ -124,7 +124,7 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
 
     def fitted_model(self, state: PrivateMixtureState) -> FittedMixture:
         """The background is the last component. Raises RunError before the run has finished, ConfigError for one with
-        categories."""
+        categories or with columns that stand alone."""
         return fitted_model_of(self.config, state)
 
     def warm_start_of(self, state: PrivateMixtureState) -> dict[str, np.ndarray]:

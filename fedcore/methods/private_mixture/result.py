@@ -13,12 +13,12 @@ from fedcore.methods.mixture_models.tables import by_component, correlations_tab
 from fedcore.methods.mixture_models.whole_rows import ONE, STEP, WholeMap
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
 from fedcore.methods.private_mixture.density import PrivateMixtureModel
-from fedcore.methods.private_mixture.layout import Layout, layout_of
+from fedcore.methods.private_mixture.layout import Layout, layout_now
 from fedcore.methods.private_mixture.plan import PLACE_CELLS, PLACE_ENDS
 from fedcore.methods.private_mixture.renoised import LEAST_FOUND, renoised
-from fedcore.methods.private_mixture.server import context_of, stored_columns
+from fedcore.methods.private_mixture.server import context_of
 from fedcore.methods.private_mixture.state import NORMAL, RUNNING, MixedState, PrivateMixtureState
-from fedcore.rounds.results import Column, Features, Result, Table, heaviest, of_columns
+from fedcore.rounds.results import Column, Features, Positions, Result, Table, heaviest, of_columns
 
 SHOWN = 2.0  # standard errors: a smaller share of rows left out is not mentioned in the outcome
 NAMED = 8  # columns, in a sentence
@@ -44,7 +44,7 @@ def model_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> Privat
         state.means,
         state.covariances,
         group,
-        layout_of(config, stored_columns(config, state), state.seed),
+        layout_now(config, state),
         state.probabilities if isinstance(state, MixedState) else None,
     )
 
@@ -53,8 +53,10 @@ def outcome_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> str:
     """What a finished run has found, in one line; empty before."""
     if state.outcome == RUNNING:
         return ""
-    left_out = int((~state.told).sum())
+    left_out, alone = int((~state.told).sum()), int(layout_now(config, state).alone.sum())
     said = f"; {left_out} of {state.features} columns say nothing: noise drowned their scale" if left_out else ""
+    if alone:
+        said += f"; {alone} of {state.features} columns stand alone: many zeros, and noise drowned the other numbers"
     share, error = rows_left_out(config, state)
     if share >= SHOWN * error:
         said += (
@@ -113,13 +115,16 @@ def result_of(config: PrivateMixtureConfig, state: PrivateMixtureState, features
     if not state.done:
         return Result()
     model = model_of(config, state)
-    features, stored = _of_numbers(features, model.layout), features
-    k = model.components
+    k, shown = model.components, np.flatnonzero(~model.layout.alone)
+    numbers, stored = _chosen(features, model.layout.numeric), features
+    features = _chosen(features, model.layout.numeric[shown])
     order = heaviest(k, model.weights[:-1], k)
-    means, covariances = model.means_of_data(), model.covariances_of_data()
+    means, covariances = model.means_of_data()[:, shown], model.covariances_of_data()[:, shown][:, :, shown]
     deviations = np.sqrt(np.diagonal(covariances, axis1=1, axis2=2))
     found = errors_of(config, state, model)
-    of_weights, of_means, of_deviations = (None, None, None) if found is None else found
+    of_weights, of_means, of_deviations = (
+        (None, None, None) if found is None else (found[0], found[1][:, shown], found[2][:, shown])
+    )
     background = [*order, k]
     components = Table(
         "components",
@@ -136,30 +141,60 @@ def result_of(config: PrivateMixtureConfig, state: PrivateMixtureState, features
         ),
         "" if found else NO_ERRORS,
     )
-    first = of_columns(features, state.features)
-    tables = [
-        components,
-        by_component("means", "Means", first, means, order=order, errors=of_means),
-        by_component(
-            "standard_deviations", "Standard deviations", first, deviations, order=order, errors=of_deviations
-        ),
-        *filter(None, [correlations_table(features, covariances, order)]),
-    ]
+    tables, figures = [components], list[Positions]()
+    if len(shown):
+        first = of_columns(features, len(shown))
+        tables += [
+            by_component("means", "Means", first, means, order=order, errors=of_means),
+            by_component(
+                "standard_deviations", "Standard deviations", first, deviations, order=order, errors=of_deviations
+            ),
+            *filter(None, [correlations_table(features, covariances, order)]),
+        ]
+        figures.append(positions(features, means, deviations, of_means, order))
+    if (forms := _forms(numbers, model.layout, state)) is not None:
+        tables.append(forms)
     if isinstance(state, MixedState):
         tables.append(_answers(stored, model, order))
     if len(state.p):
         tables.append(_valleys(config, state))
     tables.append(_left_out(config, state))
-    return Result(tuple(tables), (positions(features, means, deviations, of_means, order),))
+    return Result(tuple(tables), tuple(figures))
 
 
-def _of_numbers(features: Features, layout: Layout) -> Features:
-    """The columns of numbers alone."""
-    if not layout.categories:
+def _chosen(features: Features, columns: np.ndarray) -> Features:
+    """Some of the columns, by their numbers."""
+    chosen = columns.tolist()
+    if len(chosen) == features.count:
         return features
-    chosen = layout.numeric.tolist()
     units = None if features.units is None else [features.unit(i) for i in chosen]
-    return Features(layout.d, [features.name(i) for i in chosen], units)
+    return Features(len(chosen), [features.name(i) for i in chosen], units)
+
+
+def _forms(features: Features, layout: Layout, state: PrivateMixtureState) -> Table | None:
+    """How columns with many zeros are read; None if there are none. features: the columns of numbers."""
+    rows = []
+    for column in np.flatnonzero((state.atoms > 0) | (state.steps > 0) | (state.share > 0)):
+        share = None
+        if layout.share[column] > 0:
+            share, form = float(layout.share[column]), "stands alone: noise drowned the other numbers"
+        elif layout.atoms[column] > 0:
+            form = f"zeros apart, spread over a width of {layout.atoms[column]:.3g}"
+        elif state.steps[column] > 0:
+            form = "whole numbers, steps of 1"
+        else:
+            continue
+        rows.append((features.name(int(column)), form, share))
+    if not rows:
+        return None
+    names, forms, shares = (list(each) for each in zip(*rows, strict=True))
+    return Table(
+        "column_forms",
+        "Columns with many zeros",
+        (Column("column", names), Column("read as", forms), Column("share of zeros", shares, "%")),
+        "Found in the first release. A column that stands alone tells nothing of components: its density is the share "
+        "of zeros, and for other numbers even in the logarithm of their size. It is in no table of means.",
+    )
 
 
 def _answers(features: Features, model: PrivateMixtureModel, order: Sequence[int]) -> Table:

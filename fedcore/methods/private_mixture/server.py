@@ -19,7 +19,7 @@ from fedcore.methods.mixture_models.whole_rows import ONE, STEP, cut_coordinates
 from fedcore.methods.private_mixture import answers, columns, em, groups, starts, whitening
 from fedcore.methods.private_mixture.clients import OWN_BITS, norm_edges
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
-from fedcore.methods.private_mixture.layout import layout_of, sizes_of
+from fedcore.methods.private_mixture.layout import layout_now, layout_of, sizes_of
 from fedcore.methods.private_mixture.messages import CellsMessage, ComponentsMessage, MappedMessage, Message
 from fedcore.methods.private_mixture.plan import (
     LLOYD,
@@ -95,6 +95,9 @@ def init(config: PrivateMixtureConfig, public: PublicFacts) -> PrivateMixtureSta
         centre=np.zeros(d),
         scale=np.ones(d),
         told=np.zeros(d, bool),
+        atoms=np.zeros(d),
+        steps=np.zeros(d),
+        share=np.zeros(d),
         clip=1.0,
         map_centre=same.centre,
         map_matrix=same.matrix,
@@ -132,6 +135,9 @@ def init(config: PrivateMixtureConfig, public: PublicFacts) -> PrivateMixtureSta
         centre=pool.centre,
         scale=pool.scale,
         told=pool.told,
+        atoms=pool.atoms,
+        steps=pool.steps,
+        share=pool.share,
         map_centre=pool.map_centre,
         map_matrix=pool.map_matrix,
         map_exponent=pool.map_exponent,
@@ -157,7 +163,7 @@ def message(config: PrivateMixtureConfig, state: PrivateMixtureState) -> Message
         "names": tuple(item.name for item in now.releases),
         "shapes": tuple(item.shape for item in now.releases),
         "by_client": state.unit == "client",
-        "layout": layout_of(config, stored_columns(config, state), state.seed),
+        "layout": layout_now(config, state),
         "centre": state.centre,
         "scale": state.scale,
     }
@@ -170,11 +176,6 @@ def message(config: PrivateMixtureConfig, state: PrivateMixtureState) -> Message
     if now.kind == "moments" or (now.kind == "norms" and now.step < 2):
         return MappedMessage(**every, map=state.map, clip=state.clip / STEP)
     return _components_message(context, every)
-
-
-def stored_columns(config: PrivateMixtureConfig, state: PrivateMixtureState) -> int:
-    """Columns of the population: of numbers and of categories."""
-    return state.features + sum(len(own) for own in config.categories or ())
 
 
 def logs_of(probabilities: np.ndarray, k: int) -> np.ndarray:
@@ -228,9 +229,12 @@ def server_update(
 
 
 def _first(context: Context, values: Published) -> PrivateMixtureState:
-    count = max(float(values["count"][0]) / ONE, 1.0)
-    centre, reach, told = columns.first_guess(values["columns"], context.noise("columns"))
-    return replace(context.state, count=count, centre=centre, scale=reach, told=told)
+    count, noise = max(float(values["count"][0]) / ONE, 1.0), context.noise("columns")
+    by_setting = layout_now(context.config, context.state).steps > 0
+    forms = columns.atoms_of(values["columns"], noise, count).without(by_setting)
+    centre, reach, told = columns.first_guess(values["columns"], noise, forms)
+    state = replace(context.state, atoms=forms.atoms, steps=forms.steps, share=forms.share)
+    return replace(state, count=count, centre=centre, scale=reach, told=told)
 
 
 def _centred(context: Context, values: Published) -> PrivateMixtureState:

@@ -24,6 +24,7 @@ class PrivateMixtureState:
     count: noised number of units
     centre, scale: (d,) of the columns, in the units of the data; before whitening the scale is what distances are cut
     to
+    atoms, steps, share: (d,) what was found of columns with many zeros (`columns.Forms`); 0 for others
     told: (d,) bool, whether centre and scale of a column stood out of noise; others stay at 0 and the largest scale, at
         which a column says nothing
     clip: of the next round, in units of its coordinates
@@ -53,6 +54,9 @@ class PrivateMixtureState:
     centre: np.ndarray
     scale: np.ndarray
     told: np.ndarray
+    atoms: np.ndarray
+    steps: np.ndarray
+    share: np.ndarray
     clip: float
     map_centre: np.ndarray
     map_matrix: np.ndarray
