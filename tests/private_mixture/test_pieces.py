@@ -17,7 +17,7 @@ from fedcore.methods.mixture_models.packing import triangle
 from fedcore.methods.mixture_models.whole_rows import ONE, matrix_of, products, whole_map
 from fedcore.methods.private_mixture import PrivateMixtureConfig, columns, em, groups
 from fedcore.methods.private_mixture.clients import exponents
-from fedcore.methods.private_mixture.plan import design_of, em_shares, plan
+from fedcore.methods.private_mixture.plan import LARGEST_NOISE, design_of, em_shares, plan
 from tests.private_mixture.worlds import facts
 
 
@@ -267,7 +267,7 @@ def test_prices_sum_to_the_budget_and_no_more(unit, relation, features, units, e
     total = math.fsum(release.rho for release in releases)
     assert 0.999999 * public.rho < total <= public.rho
     assert [release.round for release in releases] == sorted(release.round for release in releases)
-    assert max(release.scale for release in releases) < 2**38
+    assert max(release.scale for release in releases) <= LARGEST_NOISE
 
 
 def test_shapes_and_matrices_are_decided_by_public_facts():

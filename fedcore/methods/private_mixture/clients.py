@@ -23,9 +23,9 @@ from fedcore.methods.mixture_models.whole_rows import (
     cut_to,
     for_products,
     for_sums,
-    products,
     squared_norms,
     standardised,
+    whole_products,
 )
 from fedcore.methods.private_mixture.messages import CellsMessage, ComponentsMessage, MappedMessage, Message
 from fedcore.methods.private_mixture.plan import EXPONENTS, NORM_CELLS, PLACE_CELLS, SPANS, Kind
@@ -127,7 +127,7 @@ def _moments(message: MappedMessage, tile: Tile, totals: list[np.ndarray]) -> No
     factor = cut_to(z, message.clip)
     totals[0][0] += int(count_weight(tile.rows).sum())
     totals[1] += for_sums(z, factor, message.clip, tile.rows).sum(axis=0).astype(np.int64)
-    totals[2] += products(for_products(z, factor, message.clip, tile.rows))
+    totals[2] += whole_products(for_products(z, factor, message.clip, tile.rows))
 
 
 def _cells(message: CellsMessage, tile: Tile, totals: list[np.ndarray]) -> None:
@@ -186,7 +186,7 @@ def _components(message: ComponentsMessage, tile: Tile, totals: list[np.ndarray]
     roots = for_products(linear.reshape(n, k * d), np.ones(n), message.clip, rows).reshape(n, k, d)
     totals[2][:k] += np.einsum("nkd,nkd->k", roots, roots).astype(np.int64)
     for j in range(k):
-        triangle = products(np.ascontiguousarray(roots[:, j]))
+        triangle = whole_products(np.ascontiguousarray(roots[:, j]))
         totals[3] += triangle
         if message.own:
             totals[4][j] += triangle

@@ -65,6 +65,7 @@ OWN_LIMIT = 1.5  # of the noise's edge for an average component, in its own vari
 MOST_OF_ANSWERS = 0.5  # of a round's budget
 ANSWERS = "em_answers"  # begins the names of their releases
 EXTRA_REACH = 1.5  # of a component's clip beyond sqrt(d)
+LARGEST_NOISE = 2.0**38  # grid steps; sums of 10^10 units and their noise stay far below 2^63
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +260,8 @@ def planned_design(config: PrivateMixtureConfig, public: PublicFacts) -> Design:
 
 
 def plan(config: PrivateMixtureConfig, public: PublicFacts) -> list[PlannedRelease]:
-    """All releases, with prices that, rounded up, sum to at most public.rho. Raises what `planned_design` raises."""
+    """All releases, with prices that, rounded up, sum to at most public.rho. Raises what `planned_design` raises, and
+    ConfigError for a budget so small that noise would be wider than LARGEST_NOISE."""
     design = planned_design(config, public)
     assert public.rho is not None
     total = math.fsum(item.share for phase in design.phases for item in phase.releases)
@@ -269,7 +271,13 @@ def plan(config: PrivateMixtureConfig, public: PublicFacts) -> list[PlannedRelea
         releases = _priced(design.phases, rho, public.unit)
         prices = [release.rho for release in releases]
         if max(sum(prices), math.fsum(prices)) <= public.rho:
-            return releases
+            break
+    if max(release.scale for release in releases) > LARGEST_NOISE:
+        raise ConfigError(
+            "the budget of this private_mixture run is too small: its noise would be wider than sums can hold.",
+            "Give the run a larger epsilon, or ask for fewer rounds.",
+        )
+    return releases
 
 
 def _priced(phases: Sequence[Phase], rho: float, unit: str) -> list[PlannedRelease]:
