@@ -34,7 +34,8 @@ MOST_MOVE = 10.0  # of a mean in a round, in the clip
 class Sums:
     """A round's published values in steps, with the standard deviations of their noise under the same names.
 
-    p: (k + 1,); pv: (k, d); pvv: (k,); pooled: (t,); own: (k, t) or None.
+    p: (k + 1,); pv: (k + 1, d); pvv: (k + 1,); pooled: (t,); own: (k + 1, t) or None. The background is the last of
+    each, and not in the pooled triangle. There may be places of no component before it.
     """
 
     p: np.ndarray

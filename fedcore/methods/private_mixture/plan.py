@@ -14,6 +14,8 @@ Where there are categories, rounds of EM release answers by component and value 
 A run that goes on with a series has the last three kinds alone, with the whole budget; whether it does is in its start,
 which is public.
 
+The background has sums of its own in rounds of EM, the last of each release but `em_pooled`, which leaves it out.
+
 Shapes are planned at their largest: K components, MOST_CELLS cells, K - 1 edges. Shares are of mu^2, that is of rho.
 """
 
@@ -195,12 +197,12 @@ def _last_phases(
         parts = {name: rest * each for name, each in (EM_PARTS if own else EM_POOLED).items()}
         releases = [
             ReleaseShare(f"em_p_{step}", (k + 1,), count, parts["p"]),
-            ReleaseShare(f"em_pv_{step}", (k, d), vector, parts["pv"]),
-            ReleaseShare(f"em_pvv_{step}", (k,), count, parts["pvv"]),
+            ReleaseShare(f"em_pv_{step}", (k + 1, d), vector, parts["pv"]),
+            ReleaseShare(f"em_pvv_{step}", (k + 1,), count, parts["pvv"]),
             ReleaseShare(f"em_pooled_{step}", (triangle(d),), moments, parts["pooled"]),
         ]
         if own:
-            releases.append(ReleaseShare(f"em_own_{step}", (k, triangle(d)), moments, parts["own"]))
+            releases.append(ReleaseShare(f"em_own_{step}", (k + 1, triangle(d)), moments, parts["own"]))
         if sizes:
             of_answers = sensitivities.counts(relation, len(sizes))
             releases.append(ReleaseShare(f"{ANSWERS}_{step}", (k + 1, sum(sizes)), of_answers, whole * answers))

@@ -32,6 +32,7 @@ from fedcore.methods.private_mixture.plan import (
     planned_design,
     reach_of,
 )
+from fedcore.methods.private_mixture.promotion import promoted
 from fedcore.methods.private_mixture.series import FORGETTING, KNOWN, MixedPool, pool_in
 from fedcore.methods.private_mixture.state import MIXTURE, NORMAL, RUNNING, MixedState, PrivateMixtureState
 from fedcore.randomness import stream
@@ -321,6 +322,8 @@ def _components(context: Context, values: Published) -> PrivateMixtureState:
     late = design.warm or context.now.step >= context.config.rounds - LATE
     count = max(float(values["em_p"].sum()) / ONE, 1.0) if design.warm else state.count
     after = em.moved(before, sums, reach_of(design.d), count, late, design.warm)
+    if not late and not isinstance(state, MixedState):
+        after = promoted(after, sums, reach_of(design.d), count, design.k, BROAD)
     if isinstance(state, MixedState):
         state = _answered(context, state, values, count, late)
     return replace(
