@@ -181,7 +181,7 @@ def test_a_run_finds_the_form_of_each_column_and_says_it(fitted):
     (method, state), test = fitted
     assert state.atoms.astype(bool).tolist() == [True, False, False, False]
     assert state.steps.tolist() == [0, 1, 0, 0] and state.share.astype(bool).tolist() == [False, False, True, False]
-    assert "1 of 4 columns stand alone" in method.outcome(state)
+    assert "column 2 stands alone: 99 % zeros" in method.outcome(state)
     names = ["amount", "visits", "rare", "size"]
     tables = {table.name: table for table in method.result(state, Features(4, names)).tables}
     forms = {column.name: column.values for column in tables["column_forms"].columns}

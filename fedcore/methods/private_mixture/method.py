@@ -41,7 +41,7 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
 
     name: ClassVar[str] = "private_mixture"
     kinds: ClassVar[tuple[Kind, ...]] = ("rows",)
-    arithmetic_version: ClassVar[str] = "private-mixture-5"
+    arithmetic_version: ClassVar[str] = "private-mixture-6"
     Config = PrivateMixtureConfig
     State: type[PrivateMixtureState] = PrivateMixtureState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
@@ -115,7 +115,8 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
         return model_of(self.config, state)
 
     def outcome(self, state: PrivateMixtureState) -> str:
-        """How many components and groups there are, and what was left out: columns, rows."""
+        """How many components and groups there are, what was left out (columns, rows), and whether the expected utility
+        is less than before the run."""
         return outcome_of(self.config, state)
 
     def result(self, state: PrivateMixtureState, features: Features) -> Result:

@@ -13,6 +13,7 @@ from fedcore.methods.mixture_models.tables import by_component, correlations_tab
 from fedcore.methods.mixture_models.whole_rows import ONE, STEP, WholeMap
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
 from fedcore.methods.private_mixture.density import PrivateMixtureModel
+from fedcore.methods.private_mixture.feasibility import EXPECT, words_of
 from fedcore.methods.private_mixture.layout import Layout, layout_now
 from fedcore.methods.private_mixture.plan import PLACE_CELLS, PLACE_ENDS
 from fedcore.methods.private_mixture.renoised import LEAST_FOUND, renoised
@@ -22,6 +23,8 @@ from fedcore.rounds.results import Column, Features, Positions, Result, Table, h
 
 SHOWN = 2.0  # standard errors: a smaller share of rows left out is not mentioned in the outcome
 NAMED = 8  # columns, in a sentence
+LISTED = 3  # columns, in the outcome
+MUCH = 0.05  # of the rows in the background, from which on the outcome mentions it
 NO_ERRORS = (
     "What the noise of privacy adds to these numbers is not known: that can be told only where valleys part every "
     "component from all others, and where making the rounds again with other noise does not take too long."
@@ -53,10 +56,16 @@ def outcome_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> str:
     """What a finished run has found, in one line; empty before."""
     if state.outcome == RUNNING:
         return ""
-    left_out, alone = int((~state.told).sum()), int(layout_now(config, state).alone.sum())
+    left_out = int((~state.told).sum())
     said = f"; {left_out} of {state.features} columns say nothing: noise drowned their scale" if left_out else ""
-    if alone:
-        said += f"; {alone} of {state.features} columns stand alone: many zeros, and noise drowned the other numbers"
+    said += _alone(layout_now(config, state))
+    background = float(state.weights[-1])
+    if background > MUCH:
+        said += f"; {100 * background:.0f} % of the rows are in the broad background, far from all components"
+    if not state.warm:
+        before, now = words_of(config, state)
+        if now != before:
+            said += f"; by the first releases the expected utility is {now}, not {before}: {EXPECT[now]}"
     share, error = rows_left_out(config, state)
     if share >= SHOWN * error:
         said += (
@@ -69,6 +78,18 @@ def outcome_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> str:
             f"{state.declared:,}"
         )
     return _found(state) + said
+
+
+def _alone(layout: Layout) -> str:
+    """Which columns stand alone, and how many zeros they have, for the outcome."""
+    found = np.flatnonzero(layout.alone)
+    said = [
+        f"; column {layout.numeric[column]} stands alone: {100 * layout.share[column]:.0f} % zeros, and noise drowned "
+        "the other numbers"
+        for column in found[:LISTED]
+    ]
+    more = f"; {len(found) - LISTED} more columns stand alone" if len(found) > LISTED else ""
+    return "".join(said) + more
 
 
 def incomplete_rows(layout: Layout, columns: Features) -> str:

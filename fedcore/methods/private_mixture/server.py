@@ -115,6 +115,7 @@ def init(config: PrivateMixtureConfig, public: PublicFacts) -> PrivateMixtureSta
         means=np.zeros((0, d)),
         covariances=np.zeros((0, d, d)),
         known=np.zeros((0, KNOWN)),
+        edge=0.0,
         gain=0.0,
         gain_noise=0.0,
         node=np.zeros(0, np.int64),
@@ -263,7 +264,8 @@ def _norms(context: Context, values: Published) -> PrivateMixtureState:
         return replace(state, covariances=state.covariances * factor, clip=reach_of(context.design.d))
     clip = float(quantile(counts, ends, INSIDE))
     if step < 2:
-        return replace(state, clip=clip)
+        edge = whitening.noise_edge(context.noise("moments"), context.design.d, clip, state.count) if step else 0.0
+        return replace(state, clip=clip, edge=edge)
     typical, k, q = float(quantile(counts, ends, TYPICAL)), context.design.k, context.design.q
     m = starts.number_of_cells(k, q, state.count, context.design.mu, typical, clip)
     return replace(state, clip=clip, cells=starts.first_cells(m, state.spread, context.stream("cells")))

@@ -35,6 +35,7 @@ class PrivateMixtureState:
         found_noise (f,) the standard deviation of a coordinate
     weights: (k + 1,) the background's last; means: (k, d); covariances: (k, d, d), in the coordinates of the components
     known: (k, 4) variances of the noise in shares, means, scales and shapes, in own units; see `series.Pool`
+    edge: of the noise in the second whitening, by released values (`feasibility`); 0 before it is known
     gain, gain_noise: nats a unit of the mixture over one normal distribution, and the noise of it; 0 before it is known
     node: (k,) int64 of each component, one for those that lie upon each other; edges: (e, 2) int64 pairs of nodes;
         mass, depth, p: (e,) of the tested edges; group: (k,) int64 of the components
@@ -73,6 +74,7 @@ class PrivateMixtureState:
     means: np.ndarray
     covariances: np.ndarray
     known: np.ndarray
+    edge: float
     gain: float
     gain_noise: float
     node: np.ndarray

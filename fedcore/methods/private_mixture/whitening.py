@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,14 @@ def diagonal_noise(noise: float) -> float:
     """Standard deviation on the diagonal of the matrix that `matrix_of_products` unpacks, for noise of a published
     entry."""
     return noise / ON_DIAGONAL
+
+
+def noise_edge(noise: float, d: int, clip: float, count: float) -> float:
+    """The largest eigenvalue that noise alone gives to second moments of rows cut to `clip`, about.
+
+    noise: of the published triangle, in steps; clip: in units; count: of units.
+    """
+    return math.sqrt(2 * d) * diagonal_noise(noise) * clip**2 / ONE / count
 
 
 def moments_of(
