@@ -50,7 +50,8 @@ class PrivateMixture(DensityMixin, PrivateEstimator):
     Fitted: weights_ (k,) without the background, background_ its weight; means_ (k, d), covariances_ (k, d, d) of the
     columns of numbers, in the units of the data; probabilities_ (k, values) of all categories' values, or None without
     categories (the settings `categories` and `steps` say what else than a number a column is); groups_ (k,) int64, the
-    group of each component, from 0; n_iter_, outcome_, statement_, run_, model_.
+    group of each component, from 0; n_iter_, outcome_, statement_, run_, model_. A column that stands alone (table
+    `column_forms` of model_) is no part of the mixture: its means_ are near 0, whatever its numbers are.
     """
 
     method = "private_mixture"
