@@ -27,6 +27,9 @@ from fedcore.rounds.engine import Backend
 class PrivateMixture(DensityMixin, PrivateEstimator):
     """A Gaussian mixture under differential privacy, without bounds to declare or a separation to assume.
 
+    The densities of `score_samples` and `score` have a heavy tail of weight 0.01, which `sample` and `to_sklearn` leave
+    out.
+
     It is the method `private_mixture`: releases of private scales, starts, rounds of EM, and a test for valleys between
     components, by which groups are told apart.
 
@@ -47,7 +50,8 @@ class PrivateMixture(DensityMixin, PrivateEstimator):
     Fitted: weights_ (k,) without the background, background_ its weight; means_ (k, d), covariances_ (k, d, d) of the
     columns of numbers, in the units of the data; probabilities_ (k, values) of all categories' values, or None without
     categories (the settings `categories` and `steps` say what else than a number a column is); groups_ (k,) int64, the
-    group of each component, from 0; n_iter_, outcome_, statement_, run_, model_.
+    group of each component, from 0; n_iter_, outcome_, statement_, run_, model_. A column that stands alone (table
+    `column_forms` of model_) is no part of the mixture: its means_ are near 0, whatever its numbers are.
     """
 
     method = "private_mixture"
@@ -118,20 +122,25 @@ class PrivateMixture(DensityMixin, PrivateEstimator):
         self._fitted = fitted
 
     def to_sklearn(self) -> GaussianMixture:
-        """The mixture as a fitted scikit-learn estimator; the background is its last component."""
+        """The mixture as a fitted scikit-learn estimator; the background is its last component. Raises ConfigError for
+        a mixture with categories, or with columns that stand alone (the table `column_forms` of model_)."""
         made: GaussianMixture = self._known().to_sklearn()
         return made
 
     def sample(self, n_samples: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """(X (n_samples, d) float64, y (n_samples,) int64): rows of the mixture and their components, k for the
-        background. They are made of released values alone, so they cost no privacy.
+        background. They are made of released values alone, so they cost no privacy. Columns with steps have multiples
+        of them, columns with many zeros have zeros; the tail of the density is left out.
 
         They are drawn with random_state: the same ones at each call if it is a number. Raises ValueError below 1, and
         ConfigError for a mixture with categories.
         """
-        made = self.to_sklearn()
-        made.random_state = checked_seed(self.random_state)
-        rows, components = made.sample(n_samples)
+        self._known()
+        if self.probabilities_ is not None:
+            raise ConfigError("the mixture has categories, and no rows are drawn of these.", "Set categories to [].")
+        if n_samples < 1:
+            raise ValueError(f"n_samples is {n_samples}, and has to be 1 at least.")
+        rows, components = self._fitted.sample(n_samples, np.random.default_rng(checked_seed(self.random_state)))
         return rows, components
 
     def predict_proba(self, X: Any) -> np.ndarray:

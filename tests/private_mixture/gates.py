@@ -9,6 +9,8 @@
     units        columns times 1e-6 to 1e6, and shifted by 1e6 standard deviations
     mixed        labels and density on tables of numbers and categories, with the categories and without them
     steps        groups claimed where there is one, of whole numbers, as they are and by steps
+    hard         density on tables with many zeros, or with a few rows far out
+    small        groups found where 5 % of the rows lie apart
     time         CPU seconds of a run with 60,000 rows of 10 columns
     NAME         density and labels on the data set of this name below FEDCORE_DATA, beside non-private EM
 
@@ -29,6 +31,7 @@ from scipy.stats import beta
 from fedcore.methods.private_mixture import PrivateMixtureConfig, PrivateMixtureModel
 from fedcore.methods.private_mixture.feasibility import strength
 from fedcore.methods.private_mixture.scores import normal_of
+from tests.private_mixture import hard
 from tests.private_mixture.mixed import mixed
 from tests.private_mixture.worlds import adjusted_rand, block_of, facts, mixture, records, run
 
@@ -36,6 +39,7 @@ CELLS = ((2, 2), (5, 3), (10, 5), (20, 3), (20, 10), (50, 5))
 MIXED = ((5, 3, 2, (4, 6)), (10, 5, 2, (3, 3, 8)), (2, 4, 1, (5, 5, 5, 5)), (5, 4, 3, (20,)))
 SEPARATIONS = (1, 2, 3, 4, 8)
 HELD_OUT = 4000
+KINDS = "mixtures false clients t3 series worth units mixed steps hard small time".split()
 
 
 def groups_of(model: PrivateMixtureModel) -> int:
@@ -310,7 +314,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "table",
-        choices=["mixtures", "false", "clients", "t3", "series", "worth", "units", "mixed", "steps", "time", *SETS],
+        choices=[
+            "mixtures",
+            "false",
+            "clients",
+            "t3",
+            "series",
+            "worth",
+            "units",
+            "mixed",
+            "steps",
+            "hard",
+            "small",
+            "time",
+            *SETS,
+        ],
     )
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first", type=int, default=1000, help="first seed")
@@ -341,6 +359,10 @@ def main() -> None:
         mixed_tables(seeds, asked.epsilon, asked.rows)
     elif asked.table == "steps":
         steps(seeds, asked.epsilon)
+    elif asked.table == "hard":
+        hard.tables(seeds, asked.epsilon)
+    elif asked.table == "small":
+        hard.small_groups(seeds, asked.epsilon)
     elif asked.table == "time":
         seconds_of_a_run()
     else:

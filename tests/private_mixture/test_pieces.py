@@ -17,7 +17,7 @@ from fedcore.methods.mixture_models.packing import triangle
 from fedcore.methods.mixture_models.whole_rows import ONE, matrix_of, products, whole_map
 from fedcore.methods.private_mixture import PrivateMixtureConfig, columns, em, groups
 from fedcore.methods.private_mixture.clients import exponents
-from fedcore.methods.private_mixture.plan import design_of, em_shares, plan
+from fedcore.methods.private_mixture.plan import LARGEST_NOISE, design_of, em_shares, plan
 from tests.private_mixture.worlds import facts
 
 
@@ -116,7 +116,7 @@ def test_columns_far_from_zero_get_their_centre_and_scale():
     x = 1e6 + generator.normal(size=4000)
     histogram = np.zeros((1, 123), np.int64)
     np.add.at(histogram[0], exponents(x) + 61, ONE)
-    centre, reach, told = columns.first_guess(histogram, 1.0)
+    centre, reach, told = columns.first_guess(histogram, 1.0, columns.atoms_of(histogram, 1.0, 4000.0))
     assert told.all() and abs(centre[0] - 1e6) < reach[0]
     moved = columns.moved(centre, reach, np.rint(np.clip((x - centre) / reach, -1, 1) * ONE).sum()[None], 4000.0)
     assert abs(moved[0] - x.mean()) < 1e-3
@@ -125,7 +125,8 @@ def test_columns_far_from_zero_get_their_centre_and_scale():
 def test_histograms_that_noise_drowns_tell_no_scale():
     generator = np.random.default_rng(12)
     noise = generator.normal(0, 100.0 * ONE, (200, 123))
-    centre, reach, told = columns.first_guess(noise, 100.0 * ONE)
+    forms = columns.atoms_of(np.where(np.arange(123) < 122, noise, 0.0), 100.0 * ONE, 4000.0)
+    centre, reach, told = columns.first_guess(noise, 100.0 * ONE, forms)
     assert told.sum() <= 1
     assert (centre[~told] == 0).all() and (reach[~told] == columns.LARGEST_SCALE).all()
     assert columns.reach_of(noise[:, :61], 100.0 * ONE)[1].sum() <= 1
@@ -266,7 +267,7 @@ def test_prices_sum_to_the_budget_and_no_more(unit, relation, features, units, e
     total = math.fsum(release.rho for release in releases)
     assert 0.999999 * public.rho < total <= public.rho
     assert [release.round for release in releases] == sorted(release.round for release in releases)
-    assert max(release.scale for release in releases) < 2**38
+    assert max(release.scale for release in releases) <= LARGEST_NOISE
 
 
 def test_shapes_and_matrices_are_decided_by_public_facts():

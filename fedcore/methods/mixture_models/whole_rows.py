@@ -28,6 +28,7 @@ ROOT = 2**12  # the largest norm of a vector whose products are summed; its squa
 MOST_FEATURES = 256  # LIMIT**2 MOST_FEATURES stays below 2**53
 WHOLE_BITS = 53
 DIAGONAL = 46340, 2**16  # a fraction below 1 / sqrt(2)
+OFF_DIAGONAL, ON_DIAGONAL = 17, 12  # of whole products: a ratio just above sqrt(2)
 SHRINK = 1.0 - 2.0**-40  # more than the rounding of a scaling can add to a norm
 TILE_NUMBERS = 2**18  # of a tile, so that a pass finds them in the processor's cache
 FEWEST_ROWS, MOST_ROWS = 256, 2**17  # of a tile; sums of products below 2**24 stay far below 2**53
@@ -188,4 +189,28 @@ def matrix_of(triangle: np.ndarray, d: int) -> np.ndarray:
     matrix[np.triu_indices(d)] = triangle
     matrix += np.triu(matrix, 1).T
     matrix[np.diag_indices(d)] *= DIAGONAL[1] / DIAGONAL[0]
+    return matrix
+
+
+def whole_products(y: np.ndarray) -> np.ndarray:
+    """(d (d + 1) / 2,) int64: the matrix A, the sum over rows of y y', as its upper triangle, OFF_DIAGONAL times the
+    entries off the diagonal and ON_DIAGONAL times those on it. Nothing is rounded, so its squared norm is at most
+    OFF_DIAGONAL^2 / 2 times that of A, whatever the rows are.
+
+    y: (n, d) whole numbers with squared norms of at most ONE.
+    """
+    d = y.shape[1]
+    places, packed = np.triu_indices(d), (y.T @ y).astype(np.int64)
+    factors = np.where(places[0] == places[1], ON_DIAGONAL, OFF_DIAGONAL)
+    upper: np.ndarray = packed[places] * factors
+    return upper
+
+
+def matrix_of_products(triangle: np.ndarray, d: int) -> np.ndarray:
+    """(d, d) symmetric float64 from what `whole_products` packs."""
+    matrix = np.zeros((d, d))
+    matrix[np.triu_indices(d)] = triangle
+    diagonal = np.diagonal(matrix) / ON_DIAGONAL
+    matrix = (matrix + matrix.T) / OFF_DIAGONAL
+    matrix[np.diag_indices(d)] = diagonal
     return matrix

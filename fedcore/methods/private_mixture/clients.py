@@ -23,9 +23,9 @@ from fedcore.methods.mixture_models.whole_rows import (
     cut_to,
     for_products,
     for_sums,
-    products,
     squared_norms,
     standardised,
+    whole_products,
 )
 from fedcore.methods.private_mixture.messages import CellsMessage, ComponentsMessage, MappedMessage, Message
 from fedcore.methods.private_mixture.plan import EXPONENTS, NORM_CELLS, PLACE_CELLS, SPANS, Kind
@@ -127,7 +127,7 @@ def _moments(message: MappedMessage, tile: Tile, totals: list[np.ndarray]) -> No
     factor = cut_to(z, message.clip)
     totals[0][0] += int(count_weight(tile.rows).sum())
     totals[1] += for_sums(z, factor, message.clip, tile.rows).sum(axis=0).astype(np.int64)
-    totals[2] += products(for_products(z, factor, message.clip, tile.rows))
+    totals[2] += whole_products(for_products(z, factor, message.clip, tile.rows))
 
 
 def _cells(message: CellsMessage, tile: Tile, totals: list[np.ndarray]) -> None:
@@ -174,28 +174,30 @@ def _components(message: ComponentsMessage, tile: Tile, totals: list[np.ndarray]
     whole = np.floor(part * weight)
     whole[:, ~(whole.sum(axis=0) <= weight)] = 0.0  # never: but the bound must not rest on the rounding of shares
     k, (n, d) = len(own) - 1, own[0].shape
-    totals[0][:k] += whole[:k].sum(axis=1).astype(np.int64)
-    totals[0][-1] += int(whole[k].sum())
-    factor = np.stack([cut_to(each, message.clip) for each in own[:k]])
-    # All of a row's vectors are cut together, so that what it adds to all components has the norm of one row.
-    wide = np.ascontiguousarray(own[:k].transpose(1, 0, 2))
-    linear = (part[:k] * factor).T[:, :, None] * wide
-    vectors = for_sums(linear.reshape(n, k * d), np.ones(n), message.clip, rows)
-    totals[1][:k] += vectors.sum(axis=0).astype(np.int64).reshape(k, d)
-    linear = (np.sqrt(part[:k]) * factor).T[:, :, None] * wide
-    roots = for_products(linear.reshape(n, k * d), np.ones(n), message.clip, rows).reshape(n, k, d)
-    totals[2][:k] += np.einsum("nkd,nkd->k", roots, roots).astype(np.int64)
-    for j in range(k):
-        triangle = products(np.ascontiguousarray(roots[:, j]))
-        totals[3] += triangle
+    at = np.append(np.arange(k), -1)  # the places of the components, and that of the background, which is the last
+    totals[0][at] += whole.sum(axis=1).astype(np.int64)
+    factor = np.stack([cut_to(each, message.clip) for each in own])
+    # All of a row's vectors are cut together, that in the background's units too, so that what it adds to all has the
+    # norm of one row.
+    wide = np.ascontiguousarray(own.transpose(1, 0, 2))
+    linear = (part * factor).T[:, :, None] * wide
+    vectors = for_sums(linear.reshape(n, (k + 1) * d), np.ones(n), message.clip, rows)
+    totals[1][at] += vectors.sum(axis=0).astype(np.int64).reshape(k + 1, d)
+    linear = (np.sqrt(part) * factor).T[:, :, None] * wide
+    roots = for_products(linear.reshape(n, (k + 1) * d), np.ones(n), message.clip, rows).reshape(n, k + 1, d)
+    totals[2][at] += np.einsum("nkd,nkd->k", roots, roots).astype(np.int64)
+    for j in range(k + 1 if message.own else k):
+        triangle = whole_products(np.ascontiguousarray(roots[:, j]))
+        if j < k:
+            totals[3] += triangle
         if message.own:
-            totals[4][j] += triangle
+            totals[4][at[j]] += triangle
     if message.answers is not None and tile.codes is not None:
         values = totals[-1].shape[1]
         for own_codes in tile.codes.T:
             places = np.where(own_codes < values, own_codes, -1)
-            for at in range(k + 1):
-                add_to_cells(totals[-1][at if at < k else -1], places, whole[at])
+            for j in range(k + 1):
+                add_to_cells(totals[-1][at[j]], places, whole[j])
 
 
 def _guard(message: ComponentsMessage, tile: Tile, totals: list[np.ndarray]) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedcore.methods.mixture_models import chi_squared as chi2
 from fedcore.methods.mixture_models.noisy_matrices import covariance_of
-from fedcore.methods.mixture_models.whole_rows import ONE, matrix_of
+from fedcore.methods.mixture_models.whole_rows import ONE, matrix_of_products
 from fedcore.methods.private_mixture.series import KNOWN, MEANS, SCALES, SHAPES, SHARES
 from fedcore.methods.private_mixture.whitening import diagonal_noise
 
@@ -34,7 +34,8 @@ MOST_MOVE = 10.0  # of a mean in a round, in the clip
 class Sums:
     """A round's published values in steps, with the standard deviations of their noise under the same names.
 
-    p: (k + 1,); pv: (k, d); pvv: (k,); pooled: (t,); own: (k, t) or None.
+    p: (k + 1,); pv: (k + 1, d); pvv: (k + 1,); pooled: (t,); own: (k + 1, t) or None. The background is the last of
+    each, and not in the pooled triangle. There may be places of no component before it.
     """
 
     p: np.ndarray
@@ -159,7 +160,7 @@ def moved(before: Components, sums: Sums, clip: float, count: float, late: bool,
     total = float(held[stay].sum())
     moved_by = np.einsum("k,kd,ke->de", np.where(stay, held, 0.0) / total, delta, delta)
     pooled_noise = diagonal_noise(sums.noise["pooled"]) * clip**2 / ONE / total
-    matrix = matrix_of(sums.pooled, d) * (clip**2 / ONE / total) - moved_by
+    matrix = matrix_of_products(sums.pooled, d) * (clip**2 / ONE / total) - moved_by
     size = float(np.trace(matrix)) / d
     size = size if size > FLOOR else 1.0
     matrix, pooled_noise = matrix / size, pooled_noise / size
@@ -215,7 +216,7 @@ def _with_own(
     the noise of an entry. known: (1,) that of the shared one, or None."""
     d, unit = len(delta), own.clip**2 / ONE / own.held
     sd = diagonal_noise(own.noise) * unit
-    matrix = matrix_of(own.triangle, d) * unit - np.outer(delta, delta)
+    matrix = matrix_of_products(own.triangle, d) * unit - np.outer(delta, delta)
     size = float(np.trace(matrix)) / d
     factor = scale / size if FLOOR < size else 1.0
     factor = float(np.clip(factor, 0.5, 4.0))  # what the cut has taken from it

@@ -1,7 +1,8 @@
-"""What a run is likely to be worth, from public numbers alone: noise on one side, the declared n units on the other.
+"""The expected utility of a run, from public and released numbers: noise on one side, n units on the other.
 
     columns   what stands in WINDOW cells of a column with one typical size, in what tells a column from noise
-    edge      the largest eigenvalue that noise alone gives to the second whitening, where true ones are about 1
+    edge      the largest eigenvalue that noise alone gives to the second whitening, where true ones are about 1.
+              Before a run it is that of usual rows; from the second whitening on that of the released clip and count
     valley    the peak of a component that holds n / K units, over a valley of LOW of it, in deviations
 
 Borders were read off simulated runs (docs/private-mixture.md): 2 to 8 components 6 of the largest standard deviation
@@ -12,6 +13,7 @@ have such groups.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -19,9 +21,10 @@ from fedcore.methods.mixture_models.noised_cells import SURE, WINDOW
 from fedcore.methods.mixture_models.whole_rows import ONE
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
 from fedcore.methods.private_mixture.layout import layout_of
-from fedcore.methods.private_mixture.plan import plan, units_of
+from fedcore.methods.private_mixture.plan import design_of, plan, units_of
 from fedcore.methods.private_mixture.series import pool_in
-from fedcore.methods.private_mixture.whitening import diagonal_noise
+from fedcore.methods.private_mixture.state import PrivateMixtureState
+from fedcore.methods.private_mixture.whitening import noise_edge
 from fedcore.rounds.method import PublicFacts, Worth
 
 Word = Literal["none", "weak", "fair", "good"]
@@ -60,13 +63,26 @@ class Strength:
 def strength(config: PrivateMixtureConfig, public: PublicFacts) -> Strength:
     """Of a run that begins anew. Raises ConfigError for what `fedcore.methods.private_mixture.plan.plan` refuses."""
     n, d = units_of(config, public), layout_of(config, public.features).d
-    noise = {release.name: release.scale for release in plan(config, public)}
+    return _strength({release.name: release.scale for release in plan(config, public)}, n, d, config.components)
+
+
+def words_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> tuple[Word, Word]:
+    """The word before the run, and the one since the second whitening, which is never a better one."""
+    phases = design_of(config, state.features, state.declared, state.rho, state.relation).phases
+    names = [item.name for phase in phases for item in phase.releases]
+    noise = dict(zip(names, state.noise.tolist(), strict=True))
+    before = _strength(noise, state.declared, state.features, config.components)
+    return before.word, replace(before, edge=max(before.edge, state.edge)).word
+
+
+def _strength(noise: Mapping[str, float], n: int, d: int, components: int) -> Strength:
+    """noise: by release, in steps; n: units; d: columns of numbers."""
     cell = min(noise["spans_0"], math.sqrt(2) * noise["columns"]) / ONE
     columns = HELD * n / (SURE * math.sqrt(WINDOW) * cell)
-    moments = diagonal_noise(noise["moments_1"]) * (math.sqrt(d) + BEYOND) ** 2 / ONE / n
-    peak = PEAK * n / config.components
+    edge = noise_edge(noise["moments_1"], d, math.sqrt(d) + BEYOND, n)
+    peak = PEAK * n / components
     spread = math.sqrt(2 * (noise["valleys"] / ONE) ** 2 + (1 + LOW) * peak)
-    return Strength(columns, math.sqrt(2 * d) * moments, (1 - LOW) * peak / spread)
+    return Strength(columns, edge, (1 - LOW) * peak / spread)
 
 
 def noise_of_answers(config: PrivateMixtureConfig, public: PublicFacts) -> float:

@@ -11,17 +11,26 @@ from fedcore.methods.private_mixture.server import BROAD
 from fedcore.methods.private_mixture.state import PrivateMixtureState
 from fedcore.rounds.fitted import FittedMixture
 
-REMARK = "the last component is the broad background, which is nobody's group"
+REMARK = "the last component is the broad background, which is no group; the tail of the density is left out"
 
 
 def fitted_model_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> FittedMixture:
-    """k + 1 components, the background last; the density is that of the run, of columns with steps that of rows which
-    are moved within them. Raises RunError before it has finished, ConfigError for a run with categories."""
+    """k + 1 components, the background last. The density is that of the run without its tail, divided by 1 - TAIL; of
+    columns with steps or many zeros it is that of rows as they are read.
+
+    Raises RunError before it has finished, ConfigError for a run with categories, or with
+    columns that stand alone.
+    """
     model = model_of(config, state)
     if model.probabilities is not None:
         raise ConfigError(
             "the mixture of this run is of numbers and categories, and scikit-learn has none of both.",
             "Export its tables, or make a run with --set categories=[].",
+        )
+    if model.layout.alone.any():
+        raise ConfigError(
+            f"{int(model.layout.alone.sum())} of the columns stand alone, and are not part of the mixture.",
+            "Export its tables, or leave these columns out of the population.",
         )
     back = np.linalg.pinv(model.linear) * model.scale
     return FittedMixture(

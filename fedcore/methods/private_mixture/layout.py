@@ -7,12 +7,17 @@ Numbers that come in steps (whole numbers, rounded ones, with many zeros) have n
 half a step. How far is a function of the public seed of the run and of the row's own numbers: of neither its place nor
 the rows beside it. So equal rows are moved equally; where all numbers come in steps, and many rows are equal, each is
 read as several rows that count once together and fill its steps evenly.
+
+Columns with many zeros are found in the first release (`columns.atoms_of`). Zeros that are an atom are spread over a
+width beside which the other numbers are large. Whole numbers have steps of 1. A column that stands alone is replaced by
+even numbers between -1/2 and 1/2. All this is by the same functions of the row. They change from round to round, or
+components would shrink to the few places to which equal rows are moved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,11 +25,13 @@ from fedcore.errors import ConfigError
 from fedcore.methods.mixture_models.row_draws import mixed_words, uniforms_of
 from fedcore.methods.mixture_models.whole_rows import Tile
 from fedcore.methods.private_mixture.config import Categories, PrivateMixtureConfig, Steps
+from fedcore.methods.private_mixture.state import PrivateMixtureState
 from fedcore.population.columns import ColumnEntry
 from fedcore.randomness import stream
 
 COPIES, MOST_COPIES = 16, 64  # the latter where valleys are looked for, which are places between a few equal rows
 MOST_VALUES = 1024  # of all categories together
+LOG2_ENDS = -30, 31  # of absolute values: those of the first histograms
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +39,8 @@ class Layout:
     """features: columns of the population. numeric: (d,) int64, those that are numbers. categories: the columns of
     each. steps: (d,) of the numbers, 0 for those that have none. salt: of the movements; fill: (MOST_COPIES, d) how far
     each copy of a row lies from the first, in [0, 1) of a step. It is sent, since powers may have other last bits
-    elsewhere."""
+    elsewhere. atoms: (d,) width over which zeros are spread, 0 for none; share: (d,) of zeros in columns that stand
+    alone, 0 for others (`columns.Forms`)."""
 
     features: int
     numeric: np.ndarray
@@ -40,6 +48,8 @@ class Layout:
     steps: np.ndarray
     salt: int
     fill: np.ndarray
+    atoms: np.ndarray
+    share: np.ndarray
 
     @property
     def d(self) -> int:
@@ -51,18 +61,28 @@ class Layout:
         return sizes_of(self.categories)
 
     @property
-    def stepped(self) -> bool:
-        """Whether any number comes in steps."""
-        return bool(self.steps.any())
+    def alone(self) -> np.ndarray:
+        """(d,) bool, the numbers that stand alone."""
+        return self.share > 0
+
+    @property
+    def moving(self) -> np.ndarray:
+        """(d,) bool, the numbers that come in steps, have an atom or stand alone."""
+        return (self.steps > 0) | (self.atoms > 0) | self.alone
+
+    @property
+    def moves(self) -> bool:
+        """Whether rows are read otherwise than they are."""
+        return bool(self.moving.any())
 
     def copies(self, of_valleys: bool = False) -> int:
         """Rows that each row is read as. of_valleys: where these are looked for."""
-        return (MOST_COPIES if of_valleys else COPIES) if self.steps.all() else 1
+        return (MOST_COPIES if of_valleys else COPIES) if self.moving.all() else 1
 
     @property
     def plain(self) -> bool:
-        """Whether all columns are numbers without steps."""
-        return not self.categories and not self.stepped
+        """Whether all columns are numbers that are read as they are."""
+        return not self.categories and not self.moves
 
     def read(self, tile: Tile, copies: int) -> Tile:
         """A tile of all stored columns as one of numbers and codes. Whatever a row holds, this does not fail."""
@@ -76,11 +96,28 @@ class Layout:
     def numbers(self, x: np.ndarray, copies: int) -> np.ndarray:
         """(n copies, d) of stored rows (n, features) float64, the copies of a row together."""
         numbers = x[:, self.numeric]
-        if not self.stepped:
+        if not self.moves:
             return numbers
         first = uniforms_of(self._words(x)[:, None], np.arange(self.d))
         moved = (first[:, None] + self.fill[:copies]) % 1.0 - 0.5
-        return (numbers[:, None] + moved * self.steps).reshape(-1, self.d)
+        widths, numbers = self.widths(numbers), np.where(self.alone, 0.0, numbers)
+        return (numbers[:, None] + moved * widths[:, None]).reshape(-1, self.d)
+
+    def widths(self, numbers: np.ndarray) -> np.ndarray:
+        """(n, d) over which numbers (n, d) are spread; 0 for those that are read as they are."""
+        found: np.ndarray = np.where(self.alone, 1.0, np.where(numbers == 0, self.atoms, 0.0) + self.steps)
+        return found
+
+    def as_stored(self, numbers: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        """(n, d) numbers as the population has them, of rows (n, d) as they are read: multiples of steps, zeros where
+        an atom is, and drawn ones in columns that stand alone."""
+        low, high = LOG2_ENDS
+        drawn = 2.0 ** generator.uniform(low, high, numbers.shape) * generator.choice([-1.0, 1.0], numbers.shape)
+        drawn[generator.random(numbers.shape) < self.share] = 0.0
+        steps = np.where(self.steps > 0, self.steps, 1.0)
+        found = np.where(self.steps > 0, np.rint(numbers / steps) * steps, numbers)
+        found = np.where(np.abs(found) < self.atoms / 2, 0.0, found)
+        return np.where(self.alone, drawn, found)
 
     def _words(self, x: np.ndarray) -> np.ndarray:
         """(n,) uint64, of all numbers of a row."""
@@ -126,9 +163,9 @@ def sizes_of(categories: Categories | None) -> tuple[int, ...]:
     return tuple(max(len(own), 2) for own in categories or ())
 
 
-def layout_of(config: PrivateMixtureConfig, features: int, seed: int = 0) -> Layout:
-    """Of a population of so many columns. Raises ConfigError for settings that name columns which there are not, or
-    leave no number."""
+def layout_of(config: PrivateMixtureConfig, features: int, seed: int = 0, number: int = 0) -> Layout:
+    """Of a population with this many columns, in round `number` of the run. Raises ConfigError for settings that name
+    columns which there are not, or leave no number."""
     categories = config.categories or ()
     of_categories = [column for own in categories for column in own]
     if any(not own for own in categories) or len(set(of_categories)) < len(of_categories):
@@ -155,8 +192,21 @@ def layout_of(config: PrivateMixtureConfig, features: int, seed: int = 0) -> Lay
         if steps[int(name)] > 0:
             raise ConfigError(f"column {int(name)} has two steps.", "Leave one of them out.")
         steps[int(name)] = step
-    salt = int(stream(seed, "private_mixture steps").integers(2**63)) if config.steps else 0
-    return Layout(features, numeric, categories, steps[numeric], salt, _fill(len(numeric)))
+    salt, none = int(stream(seed, "private_mixture steps", number).integers(2**63)), np.zeros(len(numeric))
+    return Layout(features, numeric, categories, steps[numeric], salt, _fill(len(numeric)), none, none)
+
+
+def layout_now(config: PrivateMixtureConfig, state: PrivateMixtureState) -> Layout:
+    """With the forms of columns that the run has found; the setting `steps` comes first."""
+    features = state.features + sum(len(own) for own in config.categories or ())
+    layout = layout_of(config, features, state.seed, state.round)
+    known = layout.steps > 0
+    return replace(
+        layout,
+        steps=np.where(known, layout.steps, state.steps),
+        atoms=np.where(known, 0.0, state.atoms),
+        share=np.where(known, 0.0, state.share),
+    )
 
 
 def declared_categories(columns: Sequence[ColumnEntry]) -> Categories:

@@ -10,12 +10,13 @@ import numpy as np
 from fedcore.methods.mixture_models.released import NATS_OF_NOISE
 from fedcore.methods.private_mixture import clients, series, server, start
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
+from fedcore.methods.private_mixture.density import PrivateMixtureModel
 from fedcore.methods.private_mixture.feasibility import worth
 from fedcore.methods.private_mixture.fitted import fitted_model_of
 from fedcore.methods.private_mixture.layout import declared_categories, layout_of, numbered
 from fedcore.methods.private_mixture.personal import personalise
 from fedcore.methods.private_mixture.plan import plan
-from fedcore.methods.private_mixture.result import PrivateMixtureModel, incomplete_rows, model_of, outcome_of, result_of
+from fedcore.methods.private_mixture.result import incomplete_rows, model_of, outcome_of, result_of
 from fedcore.methods.private_mixture.round_metrics import METRICS
 from fedcore.methods.private_mixture.scores import score_block, score_table
 from fedcore.methods.private_mixture.state import MixedState, PrivateMixtureState
@@ -32,14 +33,15 @@ from fedcore.rounds.statistics import Statistics
 class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
     """A Gaussian mixture under differential privacy: no bounds to declare, no separation to assume.
 
-    Touching components are answered, and a usable density always comes back; *groups* of components are claimed only
-    where a calibrated test found a valley. The outline of a run is in `fedcore.methods.private_mixture.plan`, the
-    privacy argument in docs/privacy/private-mixture.md. The budget's unit may be a client or a record.
+    Touching components are answered. Every row of finite numbers has a finite density. *Groups* of components are
+    reported only where a calibrated test found a density dip. The outline of a run is in
+    `fedcore.methods.private_mixture.plan`, the privacy argument in docs/privacy/private-mixture.md. The budget's unit
+    may be a client or a record.
     """
 
     name: ClassVar[str] = "private_mixture"
     kinds: ClassVar[tuple[Kind, ...]] = ("rows",)
-    arithmetic_version: ClassVar[str] = "private-mixture-2"
+    arithmetic_version: ClassVar[str] = "private-mixture-6"
     Config = PrivateMixtureConfig
     State: type[PrivateMixtureState] = PrivateMixtureState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
@@ -113,7 +115,8 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
         return model_of(self.config, state)
 
     def outcome(self, state: PrivateMixtureState) -> str:
-        """How many components and groups there are, and what was left out: columns, rows."""
+        """How many components and groups there are, what was left out (columns, rows), and whether the expected utility
+        is less than before the run."""
         return outcome_of(self.config, state)
 
     def result(self, state: PrivateMixtureState, features: Features) -> Result:
@@ -122,7 +125,7 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
 
     def fitted_model(self, state: PrivateMixtureState) -> FittedMixture:
         """The background is the last component. Raises RunError before the run has finished, ConfigError for one with
-        categories."""
+        categories or with columns that stand alone."""
         return fitted_model_of(self.config, state)
 
     def warm_start_of(self, state: PrivateMixtureState) -> dict[str, np.ndarray]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedcore.methods.mixture_models.row_labels import labelled
-from fedcore.methods.private_mixture.result import PrivateMixtureModel
+from fedcore.methods.private_mixture.density import PrivateMixtureModel
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds.method import ClientOutputs
 

@@ -14,6 +14,8 @@ Where there are categories, rounds of EM release answers by component and value 
 A run that goes on with a series has the last three kinds alone, with the whole budget; whether it does is in its start,
 which is public.
 
+The background has sums of its own in rounds of EM, the last of each release but `em_pooled`, which leaves it out.
+
 Shapes are planned at their largest: K components, MOST_CELLS cells, K - 1 edges. Shares are of mu^2, that is of rho.
 """
 
@@ -65,6 +67,7 @@ OWN_LIMIT = 1.5  # of the noise's edge for an average component, in its own vari
 MOST_OF_ANSWERS = 0.5  # of a round's budget
 ANSWERS = "em_answers"  # begins the names of their releases
 EXTRA_REACH = 1.5  # of a component's clip beyond sqrt(d)
+LARGEST_NOISE = 2.0**38  # grid steps; sums of 10^10 units and their noise stay far below 2^63
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +197,12 @@ def _last_phases(
         parts = {name: rest * each for name, each in (EM_PARTS if own else EM_POOLED).items()}
         releases = [
             ReleaseShare(f"em_p_{step}", (k + 1,), count, parts["p"]),
-            ReleaseShare(f"em_pv_{step}", (k, d), vector, parts["pv"]),
-            ReleaseShare(f"em_pvv_{step}", (k,), count, parts["pvv"]),
+            ReleaseShare(f"em_pv_{step}", (k + 1, d), vector, parts["pv"]),
+            ReleaseShare(f"em_pvv_{step}", (k + 1,), count, parts["pvv"]),
             ReleaseShare(f"em_pooled_{step}", (triangle(d),), moments, parts["pooled"]),
         ]
         if own:
-            releases.append(ReleaseShare(f"em_own_{step}", (k, triangle(d)), moments, parts["own"]))
+            releases.append(ReleaseShare(f"em_own_{step}", (k + 1, triangle(d)), moments, parts["own"]))
         if sizes:
             of_answers = sensitivities.counts(relation, len(sizes))
             releases.append(ReleaseShare(f"{ANSWERS}_{step}", (k + 1, sum(sizes)), of_answers, whole * answers))
@@ -259,7 +262,8 @@ def planned_design(config: PrivateMixtureConfig, public: PublicFacts) -> Design:
 
 
 def plan(config: PrivateMixtureConfig, public: PublicFacts) -> list[PlannedRelease]:
-    """All releases, with prices that, rounded up, sum to at most public.rho. Raises what `planned_design` raises."""
+    """All releases, with prices that, rounded up, sum to at most public.rho. Raises what `planned_design` raises, and
+    ConfigError for a budget so small that noise would be wider than LARGEST_NOISE."""
     design = planned_design(config, public)
     assert public.rho is not None
     total = math.fsum(item.share for phase in design.phases for item in phase.releases)
@@ -269,7 +273,13 @@ def plan(config: PrivateMixtureConfig, public: PublicFacts) -> list[PlannedRelea
         releases = _priced(design.phases, rho, public.unit)
         prices = [release.rho for release in releases]
         if max(sum(prices), math.fsum(prices)) <= public.rho:
-            return releases
+            break
+    if max(release.scale for release in releases) > LARGEST_NOISE:
+        raise ConfigError(
+            "the budget of this private_mixture run is too small: its noise would be wider than sums can hold.",
+            "Give the run a larger epsilon, or ask for fewer rounds.",
+        )
+    return releases
 
 
 def _priced(phases: Sequence[Phase], rho: float, unit: str) -> list[PlannedRelease]:

@@ -1,10 +1,10 @@
-"""What a run has learnt: a mixture in standardised coordinates, so that columns in units far apart do no harm."""
+"""What a run has learnt: its model, its outcome in a line, and its tables."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,129 +12,24 @@ from fedcore.errors import RunError
 from fedcore.methods.mixture_models.tables import by_component, correlations_table, known, positions
 from fedcore.methods.mixture_models.whole_rows import ONE, STEP, WholeMap
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
-from fedcore.methods.private_mixture.layout import COPIES, Layout, layout_of
+from fedcore.methods.private_mixture.density import PrivateMixtureModel
+from fedcore.methods.private_mixture.feasibility import EXPECT, words_of
+from fedcore.methods.private_mixture.layout import Layout, layout_now
 from fedcore.methods.private_mixture.plan import PLACE_CELLS, PLACE_ENDS
 from fedcore.methods.private_mixture.renoised import LEAST_FOUND, renoised
-from fedcore.methods.private_mixture.server import BROAD, context_of, stored_columns
+from fedcore.methods.private_mixture.server import context_of
 from fedcore.methods.private_mixture.state import NORMAL, RUNNING, MixedState, PrivateMixtureState
-from fedcore.rounds.results import Column, Features, Result, Table, heaviest, of_columns
+from fedcore.rounds.results import Column, Features, Positions, Result, Table, heaviest, of_columns
 
 SHOWN = 2.0  # standard errors: a smaller share of rows left out is not mentioned in the outcome
 NAMED = 8  # columns, in a sentence
-TILE = 2**11  # rows with steps at once, each of which is read as several
-FURTHEST = 1e100  # scales of a column; its square is finite
+LISTED = 3  # columns, in the outcome
+MUCH = 0.05  # of the rows in the background, from which on the outcome mentions it
 NO_ERRORS = (
     "What the noise of privacy adds to these numbers is not known: that can be told only where valleys part every "
     "component from all others, and where making the rounds again with other noise does not take too long."
 )
 NO_ERRORS_OF_ANSWERS = "What the noise of privacy adds to these numbers is not told."
-
-
-@dataclass(frozen=True, slots=True)
-class PrivateMixtureModel:
-    """Everything is made of published values. k components and a background, the last of the weights.
-
-    centre, scale: (d,) of the columns of numbers; linear: (d, d) and origin (d,): u = ((x - centre) / scale - origin)
-    linear. weights: (k + 1,); means: (k, d), covariances: (k, d, d) of u; group: (k,) int64 of each component.
-    layout: how rows are read. probabilities: (k + 1, values) of the values of all categories; None without categories.
-
-    Rows have the stored columns, (n, features). Where categories and numbers with steps are among them, densities are
-    times the probabilities of the answers, and times the steps: of a column with steps the probability of its number.
-    """
-
-    centre: np.ndarray
-    scale: np.ndarray
-    origin: np.ndarray
-    linear: np.ndarray
-    weights: np.ndarray
-    means: np.ndarray
-    covariances: np.ndarray
-    group: np.ndarray
-    layout: Layout
-    probabilities: np.ndarray | None = None
-
-    @property
-    def components(self) -> int:
-        return len(self.means)
-
-    def usable(self, x: np.ndarray) -> np.ndarray:
-        """(n,) bool: whether all numbers of a row are finite; it need not have answered categories."""
-        found: np.ndarray = np.isfinite(x[:, self.layout.numeric]).all(axis=1)
-        return found
-
-    def coordinates(self, x: np.ndarray) -> np.ndarray:
-        """(n, d) of the numbers (n, d) of rows, in the units of the data; none is further out than FURTHEST."""
-        standard = (np.asarray(x, np.float64) - self.centre) / self.scale
-        z: np.ndarray = (np.clip(standard, -FURTHEST, FURTHEST) - self.origin) @ self.linear
-        return z
-
-    def _log_joint(self, x: np.ndarray) -> np.ndarray:
-        """(n, k + 1) log of weight times density, in the units of the data."""
-        x, layout = np.asarray(x, np.float64), self.layout
-        if layout.stepped:
-            parts = [self._log_joint_of_steps(x[low : low + TILE]) for low in range(0, max(len(x), 1), TILE)]
-            joint = np.concatenate(parts)
-        else:
-            joint = self._log_joint_of_numbers(layout.numbers(x, 1))
-        if self.probabilities is not None:
-            logs = np.append(np.log(self.probabilities), np.zeros((len(self.probabilities), 1)), axis=1)
-            for own in layout.codes(x).T:
-                joint += logs[:, own].T
-        return joint
-
-    def _log_joint_of_steps(self, x: np.ndarray) -> np.ndarray:
-        """(n, k + 1) of the numbers of rows (n, features), some of which come in steps."""
-        steps = self.layout.steps
-        copies = self._log_joint_of_numbers(self.layout.numbers(x, COPIES)).reshape(len(x), COPIES, self.components + 1)
-        top = copies.max(axis=1)
-        joint: np.ndarray = top + np.log(np.exp(copies - top[:, None]).mean(axis=1)) + np.log(steps[steps > 0]).sum()
-        return joint
-
-    def _log_joint_of_numbers(self, numbers: np.ndarray) -> np.ndarray:
-        """(n, k + 1) of the numbers (n, d) alone."""
-        u, d = self.coordinates(numbers), len(self.centre)
-        shared = np.linalg.slogdet(self.linear)[1] - np.log(self.scale).sum() - 0.5 * d * math.log(2 * math.pi)
-        joint = np.empty((len(u), self.components + 1))
-        for j, (mean, matrix) in enumerate(zip(self.means, self.covariances, strict=True)):
-            values, vectors = np.linalg.eigh(matrix)
-            own = ((u - mean) @ vectors) / np.sqrt(values)
-            joint[:, j] = -0.5 * (own**2).sum(axis=1) - 0.5 * np.log(values).sum()
-        joint[:, -1] = -0.5 * (u**2).sum(axis=1) / BROAD - 0.5 * d * math.log(BROAD)
-        joint += np.log(self.weights) + shared
-        return joint
-
-    def log_likelihood(self, x: np.ndarray) -> np.ndarray:
-        """(n,) nats of rows (n, d), in the units of the data."""
-        joint = self._log_joint(x)
-        top = joint.max(axis=1)
-        likelihood: np.ndarray = top + np.log(np.exp(joint - top[:, None]).sum(axis=1))
-        return likelihood
-
-    def responsibilities(self, x: np.ndarray) -> np.ndarray:
-        """(n, k + 1), the background's last."""
-        joint = self._log_joint(x)
-        parts = np.exp(joint - joint.max(axis=1, keepdims=True))
-        shares: np.ndarray = parts / parts.sum(axis=1, keepdims=True)
-        return shares
-
-    def labels(self, x: np.ndarray) -> np.ndarray:
-        """(n,) int64 the most probable component of each row, the background left out."""
-        return self._log_joint(x)[:, :-1].argmax(axis=1).astype(np.int64)
-
-    def of_coordinates(self, u: np.ndarray) -> np.ndarray:
-        """(n, d) rows in the units of the data whose coordinates are u (n, d)."""
-        rows: np.ndarray = self.centre + self.scale * (self.origin + u @ np.linalg.pinv(self.linear))
-        return rows
-
-    def means_of_data(self) -> np.ndarray:
-        """(k, d) in the units of the data."""
-        return self.of_coordinates(self.means)
-
-    def covariances_of_data(self) -> np.ndarray:
-        """(k, d, d) in the units of the data."""
-        back = np.linalg.pinv(self.linear) * self.scale
-        covariances: np.ndarray = np.einsum("ai,kab,bj->kij", back, self.covariances, back)
-        return covariances
 
 
 def model_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> PrivateMixtureModel:
@@ -152,7 +47,7 @@ def model_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> Privat
         state.means,
         state.covariances,
         group,
-        layout_of(config, stored_columns(config, state), state.seed),
+        layout_now(config, state),
         state.probabilities if isinstance(state, MixedState) else None,
     )
 
@@ -163,6 +58,14 @@ def outcome_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> str:
         return ""
     left_out = int((~state.told).sum())
     said = f"; {left_out} of {state.features} columns say nothing: noise drowned their scale" if left_out else ""
+    said += _alone(layout_now(config, state))
+    background = float(state.weights[-1])
+    if background > MUCH:
+        said += f"; {100 * background:.0f} % of the rows are in the broad background, far from all components"
+    if not state.warm:
+        before, now = words_of(config, state)
+        if now != before:
+            said += f"; by the first releases the expected utility is {now}, not {before}: {EXPECT[now]}"
     share, error = rows_left_out(config, state)
     if share >= SHOWN * error:
         said += (
@@ -175,6 +78,18 @@ def outcome_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> str:
             f"{state.declared:,}"
         )
     return _found(state) + said
+
+
+def _alone(layout: Layout) -> str:
+    """Which columns stand alone, and how many zeros they have, for the outcome."""
+    found = np.flatnonzero(layout.alone)
+    said = [
+        f"; column {layout.numeric[column]} stands alone: {100 * layout.share[column]:.0f} % zeros, and noise drowned "
+        "the other numbers"
+        for column in found[:LISTED]
+    ]
+    more = f"; {len(found) - LISTED} more columns stand alone" if len(found) > LISTED else ""
+    return "".join(said) + more
 
 
 def incomplete_rows(layout: Layout, columns: Features) -> str:
@@ -221,13 +136,16 @@ def result_of(config: PrivateMixtureConfig, state: PrivateMixtureState, features
     if not state.done:
         return Result()
     model = model_of(config, state)
-    features, stored = _of_numbers(features, model.layout), features
-    k = model.components
+    k, shown = model.components, np.flatnonzero(~model.layout.alone)
+    numbers, stored = _chosen(features, model.layout.numeric), features
+    features = _chosen(features, model.layout.numeric[shown])
     order = heaviest(k, model.weights[:-1], k)
-    means, covariances = model.means_of_data(), model.covariances_of_data()
+    means, covariances = model.means_of_data()[:, shown], model.covariances_of_data()[:, shown][:, :, shown]
     deviations = np.sqrt(np.diagonal(covariances, axis1=1, axis2=2))
     found = errors_of(config, state, model)
-    of_weights, of_means, of_deviations = (None, None, None) if found is None else found
+    of_weights, of_means, of_deviations = (
+        (None, None, None) if found is None else (found[0], found[1][:, shown], found[2][:, shown])
+    )
     background = [*order, k]
     components = Table(
         "components",
@@ -244,30 +162,60 @@ def result_of(config: PrivateMixtureConfig, state: PrivateMixtureState, features
         ),
         "" if found else NO_ERRORS,
     )
-    first = of_columns(features, state.features)
-    tables = [
-        components,
-        by_component("means", "Means", first, means, order=order, errors=of_means),
-        by_component(
-            "standard_deviations", "Standard deviations", first, deviations, order=order, errors=of_deviations
-        ),
-        *filter(None, [correlations_table(features, covariances, order)]),
-    ]
+    tables, figures = [components], list[Positions]()
+    if len(shown):
+        first = of_columns(features, len(shown))
+        tables += [
+            by_component("means", "Means", first, means, order=order, errors=of_means),
+            by_component(
+                "standard_deviations", "Standard deviations", first, deviations, order=order, errors=of_deviations
+            ),
+            *filter(None, [correlations_table(features, covariances, order)]),
+        ]
+        figures.append(positions(features, means, deviations, of_means, order))
+    if (forms := _forms(numbers, model.layout, state)) is not None:
+        tables.append(forms)
     if isinstance(state, MixedState):
         tables.append(_answers(stored, model, order))
     if len(state.p):
         tables.append(_valleys(config, state))
     tables.append(_left_out(config, state))
-    return Result(tuple(tables), (positions(features, means, deviations, of_means, order),))
+    return Result(tuple(tables), tuple(figures))
 
 
-def _of_numbers(features: Features, layout: Layout) -> Features:
-    """The columns of numbers alone."""
-    if not layout.categories:
+def _chosen(features: Features, columns: np.ndarray) -> Features:
+    """Some of the columns, by their numbers."""
+    chosen = columns.tolist()
+    if len(chosen) == features.count:
         return features
-    chosen = layout.numeric.tolist()
     units = None if features.units is None else [features.unit(i) for i in chosen]
-    return Features(layout.d, [features.name(i) for i in chosen], units)
+    return Features(len(chosen), [features.name(i) for i in chosen], units)
+
+
+def _forms(features: Features, layout: Layout, state: PrivateMixtureState) -> Table | None:
+    """How columns with many zeros are read; None if there are none. features: the columns of numbers."""
+    rows = []
+    for column in np.flatnonzero((state.atoms > 0) | (state.steps > 0) | (state.share > 0)):
+        share = None
+        if layout.share[column] > 0:
+            share, form = float(layout.share[column]), "stands alone: noise drowned the other numbers"
+        elif layout.atoms[column] > 0:
+            form = f"zeros apart, spread over a width of {layout.atoms[column]:.3g}"
+        elif state.steps[column] > 0:
+            form = "whole numbers, steps of 1"
+        else:
+            continue
+        rows.append((features.name(int(column)), form, share))
+    if not rows:
+        return None
+    names, forms, shares = (list(each) for each in zip(*rows, strict=True))
+    return Table(
+        "column_forms",
+        "Columns with many zeros",
+        (Column("column", names), Column("read as", forms), Column("share of zeros", shares, "%")),
+        "Found in the first release. A column that stands alone tells nothing of components: its density is the share "
+        "of zeros, and for other numbers even in the logarithm of their size. It is in no table of means.",
+    )
 
 
 def _answers(features: Features, model: PrivateMixtureModel, order: Sequence[int]) -> Table:

@@ -1,6 +1,6 @@
 """How well the mixture of a private_mixture run predicts held-out rows: negative log-likelihood, nats per row.
 
-The baseline is the one normal distribution that the run's own whitening says.
+The baseline is the one normal distribution that the run's own whitening says, with the same tail.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedcore.errors import PopulationError
-from fedcore.methods.private_mixture.result import PrivateMixtureModel
+from fedcore.methods.private_mixture.density import PrivateMixtureModel
 from fedcore.population.blocks import RowsBlock, segment_sums
 from fedcore.rounds import scores as row_scores
 from fedcore.rounds.scores import RUN, Table

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from fedcore.errors import ConfigError
-from fedcore.methods.mixture_models.whole_rows import ONE
+from fedcore.methods.mixture_models.whole_rows import OFF_DIAGONAL, ONE
 
 RELATIONS = ("add_or_remove_one", "replace_one")
 UNITS = ("client", "record")
@@ -27,10 +27,9 @@ def sums(relation: str, parts: int = 1) -> int:
 
 
 def moments(relation: str) -> int:
-    """Of triangles of products of vectors whose squared norms sum to ONE at most: the whole number above
-    ONE / sqrt(2); to replace a unit, twice that."""
-    bound = math.isqrt(ONE**2 // 2) + 1
-    return bound if _one_sided(relation) else 2 * bound
+    """Of `whole_products` of vectors whose squared norms sum to ONE at most, in one matrix or dealt to several:
+    sqrt(OFF_DIAGONAL^2 / 2) ONE, rounded up; to replace a unit, OFF_DIAGONAL ONE, which is sqrt(2) times that."""
+    return _root_above(OFF_DIAGONAL**2 * ONE**2 // (2 if _one_sided(relation) else 1))
 
 
 def _root_above(squared: int) -> int:

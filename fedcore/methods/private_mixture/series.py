@@ -38,6 +38,7 @@ class Pool:
     known: (k, KNOWN) variances of the noise of a component's share, of a coordinate of its mean, of its scale and of an
         entry of its covariance, in its own units
     lost: (1,) bool, whether the next run begins anew
+    atoms, steps, share: (d,) the forms of columns
     """
 
     centre: np.ndarray
@@ -51,6 +52,9 @@ class Pool:
     covariances: np.ndarray
     known: np.ndarray
     lost: np.ndarray
+    atoms: np.ndarray
+    steps: np.ndarray
+    share: np.ndarray
 
     @property
     def map(self) -> WholeMap:
@@ -121,7 +125,7 @@ def checked(arrays: Mapping[str, np.ndarray], layout: Layout, components: int, w
         map_exponent=values["map_exponent"].astype(np.int64),
     )
     k = len(pool.means)
-    shapes = [(d,), (d,), (d,), (d,), (d, d), (d,), (k + 1,), (k, d), (k, d, d), (k, KNOWN), (1,)]
+    shapes = [(d,), (d,), (d,), (d,), (d, d), (d,), (k + 1,), (k, d), (k, d, d), (k, KNOWN), (1,), (d,), (d,), (d,)]
     if sizes:
         shapes += [(k + 1, sum(sizes)), (k, len(sizes))]
     if not 1 <= k <= components or [getattr(pool, field.name).shape for field in fields(kind)] != shapes:
@@ -146,6 +150,7 @@ def _sound(pool: Pool) -> bool:
         and np.abs(pool.map_centre).max(initial=0.0) <= LIMIT
         and np.abs(pool.map_exponent).max(initial=0) <= 900
         and (pool.scale > 0).all()
+        and min(pool.atoms.min(), pool.steps.min(), pool.share.min(), 1.0 - pool.share.max()) >= 0
         and (pool.weights > 0).all()
         and (pool.known > 0).all()
         and np.linalg.eigvalsh(pool.covariances).min() > 0
@@ -175,6 +180,9 @@ def likely(components: int, layout: Layout) -> dict[str, np.ndarray]:
         "covariances": np.tile(np.eye(d), (k, 1, 1)),
         "known": np.full((k, KNOWN), 0.01),
         "lost": np.zeros(1),
+        "atoms": np.zeros(d),
+        "steps": np.zeros(d),
+        "share": np.zeros(d),
     }
     if sizes:
         alike = np.repeat([1 / size for size in sizes], sizes)

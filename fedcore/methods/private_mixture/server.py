@@ -19,7 +19,7 @@ from fedcore.methods.mixture_models.whole_rows import ONE, STEP, cut_coordinates
 from fedcore.methods.private_mixture import answers, columns, em, groups, starts, whitening
 from fedcore.methods.private_mixture.clients import OWN_BITS, norm_edges
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
-from fedcore.methods.private_mixture.layout import layout_of, sizes_of
+from fedcore.methods.private_mixture.layout import layout_now, layout_of, sizes_of
 from fedcore.methods.private_mixture.messages import CellsMessage, ComponentsMessage, MappedMessage, Message
 from fedcore.methods.private_mixture.plan import (
     LLOYD,
@@ -32,6 +32,7 @@ from fedcore.methods.private_mixture.plan import (
     planned_design,
     reach_of,
 )
+from fedcore.methods.private_mixture.promotion import promoted
 from fedcore.methods.private_mixture.series import FORGETTING, KNOWN, MixedPool, pool_in
 from fedcore.methods.private_mixture.state import MIXTURE, NORMAL, RUNNING, MixedState, PrivateMixtureState
 from fedcore.randomness import stream
@@ -95,6 +96,9 @@ def init(config: PrivateMixtureConfig, public: PublicFacts) -> PrivateMixtureSta
         centre=np.zeros(d),
         scale=np.ones(d),
         told=np.zeros(d, bool),
+        atoms=np.zeros(d),
+        steps=np.zeros(d),
+        share=np.zeros(d),
         clip=1.0,
         map_centre=same.centre,
         map_matrix=same.matrix,
@@ -111,6 +115,7 @@ def init(config: PrivateMixtureConfig, public: PublicFacts) -> PrivateMixtureSta
         means=np.zeros((0, d)),
         covariances=np.zeros((0, d, d)),
         known=np.zeros((0, KNOWN)),
+        edge=0.0,
         gain=0.0,
         gain_noise=0.0,
         node=np.zeros(0, np.int64),
@@ -132,6 +137,9 @@ def init(config: PrivateMixtureConfig, public: PublicFacts) -> PrivateMixtureSta
         centre=pool.centre,
         scale=pool.scale,
         told=pool.told,
+        atoms=pool.atoms,
+        steps=pool.steps,
+        share=pool.share,
         map_centre=pool.map_centre,
         map_matrix=pool.map_matrix,
         map_exponent=pool.map_exponent,
@@ -157,7 +165,7 @@ def message(config: PrivateMixtureConfig, state: PrivateMixtureState) -> Message
         "names": tuple(item.name for item in now.releases),
         "shapes": tuple(item.shape for item in now.releases),
         "by_client": state.unit == "client",
-        "layout": layout_of(config, stored_columns(config, state), state.seed),
+        "layout": layout_now(config, state),
         "centre": state.centre,
         "scale": state.scale,
     }
@@ -170,11 +178,6 @@ def message(config: PrivateMixtureConfig, state: PrivateMixtureState) -> Message
     if now.kind == "moments" or (now.kind == "norms" and now.step < 2):
         return MappedMessage(**every, map=state.map, clip=state.clip / STEP)
     return _components_message(context, every)
-
-
-def stored_columns(config: PrivateMixtureConfig, state: PrivateMixtureState) -> int:
-    """Columns of the population: of numbers and of categories."""
-    return state.features + sum(len(own) for own in config.categories or ())
 
 
 def logs_of(probabilities: np.ndarray, k: int) -> np.ndarray:
@@ -228,9 +231,12 @@ def server_update(
 
 
 def _first(context: Context, values: Published) -> PrivateMixtureState:
-    count = max(float(values["count"][0]) / ONE, 1.0)
-    centre, reach, told = columns.first_guess(values["columns"], context.noise("columns"))
-    return replace(context.state, count=count, centre=centre, scale=reach, told=told)
+    count, noise = max(float(values["count"][0]) / ONE, 1.0), context.noise("columns")
+    by_setting = layout_now(context.config, context.state).steps > 0
+    forms = columns.atoms_of(values["columns"], noise, count).without(by_setting)
+    centre, reach, told = columns.first_guess(values["columns"], noise, forms)
+    state = replace(context.state, atoms=forms.atoms, steps=forms.steps, share=forms.share)
+    return replace(state, count=count, centre=centre, scale=reach, told=told)
 
 
 def _centred(context: Context, values: Published) -> PrivateMixtureState:
@@ -258,7 +264,8 @@ def _norms(context: Context, values: Published) -> PrivateMixtureState:
         return replace(state, covariances=state.covariances * factor, clip=reach_of(context.design.d))
     clip = float(quantile(counts, ends, INSIDE))
     if step < 2:
-        return replace(state, clip=clip)
+        edge = whitening.noise_edge(context.noise("moments"), context.design.d, clip, state.count) if step else 0.0
+        return replace(state, clip=clip, edge=edge)
     typical, k, q = float(quantile(counts, ends, TYPICAL)), context.design.k, context.design.q
     m = starts.number_of_cells(k, q, state.count, context.design.mu, typical, clip)
     return replace(state, clip=clip, cells=starts.first_cells(m, state.spread, context.stream("cells")))
@@ -317,6 +324,8 @@ def _components(context: Context, values: Published) -> PrivateMixtureState:
     late = design.warm or context.now.step >= context.config.rounds - LATE
     count = max(float(values["em_p"].sum()) / ONE, 1.0) if design.warm else state.count
     after = em.moved(before, sums, reach_of(design.d), count, late, design.warm)
+    if not late and not isinstance(state, MixedState):
+        after = promoted(after, sums, reach_of(design.d), count, design.k, BROAD)
     if isinstance(state, MixedState):
         state = _answered(context, state, values, count, late)
     return replace(

@@ -24,6 +24,7 @@ class PrivateMixtureState:
     count: noised number of units
     centre, scale: (d,) of the columns, in the units of the data; before whitening the scale is what distances are cut
     to
+    atoms, steps, share: (d,) what was found of columns with many zeros (`columns.Forms`); 0 for others
     told: (d,) bool, whether centre and scale of a column stood out of noise; others stay at 0 and the largest scale, at
         which a column says nothing
     clip: of the next round, in units of its coordinates
@@ -34,6 +35,7 @@ class PrivateMixtureState:
         found_noise (f,) the standard deviation of a coordinate
     weights: (k + 1,) the background's last; means: (k, d); covariances: (k, d, d), in the coordinates of the components
     known: (k, 4) variances of the noise in shares, means, scales and shapes, in own units; see `series.Pool`
+    edge: of the noise in the second whitening, by released values (`feasibility`); 0 before it is known
     gain, gain_noise: nats a unit of the mixture over one normal distribution, and the noise of it; 0 before it is known
     node: (k,) int64 of each component, one for those that lie upon each other; edges: (e, 2) int64 pairs of nodes;
         mass, depth, p: (e,) of the tested edges; group: (k,) int64 of the components
@@ -53,6 +55,9 @@ class PrivateMixtureState:
     centre: np.ndarray
     scale: np.ndarray
     told: np.ndarray
+    atoms: np.ndarray
+    steps: np.ndarray
+    share: np.ndarray
     clip: float
     map_centre: np.ndarray
     map_matrix: np.ndarray
@@ -69,6 +74,7 @@ class PrivateMixtureState:
     means: np.ndarray
     covariances: np.ndarray
     known: np.ndarray
+    edge: float
     gain: float
     gain_noise: float
     node: np.ndarray

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedcore.methods.mixture_models.noisy_matrices import covariance_of
-from fedcore.methods.mixture_models.whole_rows import DIAGONAL, ONE, STEP, WholeMap, matrix_of, whole_map
+from fedcore.methods.mixture_models.whole_rows import ON_DIAGONAL, ONE, STEP, WholeMap, matrix_of_products, whole_map
 
 FLOORS = (1e-4, 0.02)  # of the mean eigenvalue, in the two whitenings
 FEWEST = 2.0  # units: a smaller noised count is taken to be this
@@ -23,8 +24,17 @@ class Moments:
 
 
 def diagonal_noise(noise: float) -> float:
-    """Standard deviation on the diagonal of the matrix that `matrix_of` unpacks, for noise of a published entry."""
-    return noise * DIAGONAL[1] / DIAGONAL[0]
+    """Standard deviation on the diagonal of the matrix that `matrix_of_products` unpacks, for noise of a published
+    entry."""
+    return noise / ON_DIAGONAL
+
+
+def noise_edge(noise: float, d: int, clip: float, count: float) -> float:
+    """The largest eigenvalue that noise alone gives to second moments of rows cut to `clip`, about.
+
+    noise: of the published triangle, in steps; clip: in units; count: of units.
+    """
+    return math.sqrt(2 * d) * diagonal_noise(noise) * clip**2 / ONE / count
 
 
 def moments_of(
@@ -33,7 +43,7 @@ def moments_of(
     """From published values in steps; mean and covariance are in units. clip: in units; noise: of the triangle."""
     d, n = len(sums), max(count, FEWEST)
     mean = sums * (clip / ONE / n)
-    second = matrix_of(triangle, d) * (clip**2 / ONE / n)
+    second = matrix_of_products(triangle, d) * (clip**2 / ONE / n)
     sd = diagonal_noise(noise) * clip**2 / ONE / n
     values, vectors = covariance_of(second - np.outer(mean, mean), sd, floor)
     return Moments(mean, values, vectors)
