@@ -16,11 +16,12 @@ from typing import Any, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedcore.errors import ConfigError, FedcoreError, IngestError
-from fedcore.population.choices import DateUnit
+from fedcore.population.choices import DateUnit, Outside, Spelling
 from fedcore.population.ingest import csv_blocks, sources
-from fedcore.population.ingest.readings import FALSE, TRUE, Said, readings_of, seconds_in
+from fedcore.population.ingest.partitions import Partitioned
+from fedcore.population.ingest.readings import EITHER, FALSE, TRUE, Said, readings_of, seconds_in
 from fedcore.population.ingest.request import TABLES, IngestRequest, TableColumns, Where
-from fedcore.population.ingest.table_files import CsvFile, JsonFile, Partitioned, TableFile
+from fedcore.population.ingest.table_files import CsvFile, JsonFile, TableFile
 from fedcore.storage.parsing import parse_toml
 
 HEAD = 1000  # records whose kinds are looked at
@@ -40,8 +41,14 @@ class ColumnSection(_Strict):
     bounds: list[float | str] | None = Field(default=None, min_length=2, max_length=2)
     date: DateUnit | None = None
     format: str | None = None
+    formats: list[str] | None = Field(default=None, min_length=1)
     values: list[str] | None = None
+    spelling: Spelling | None = None
+    spellings: dict[str, str] | None = None
     boolean: bool = False
+    decimal: str | None = Field(default=None, min_length=1, max_length=1)
+    thousands: str | None = Field(default=None, min_length=1, max_length=1)
+    outside: Outside | None = None
 
 
 class Schema(_Strict):
@@ -51,14 +58,20 @@ class Schema(_Strict):
     columns: dict[str, ColumnSection] = Field(min_length=1)
 
 
-TABLE = ("client", "unit", "nominal_clients", "delimiter", "decimal", "na")  # options that stand in [table]
+TABLE = ("client", "unit", "nominal_clients", "encoding", "delimiter", "decimal", "na")  # options that stand in [table]
 FORMS = {  # what a key is, in a section [columns.NAME]
     "unit": 'a text: unit = "mg/dL"',
     "bounds": "two numbers or ISO dates, the lower one first: bounds = [0, 120]",
     "date": f'one of {", ".join(get_args(DateUnit))}: date = "days"',
     "format": 'a text as strptime takes it: format = "%d.%m.%Y"',
+    "formats": 'a list of such texts, and "iso": formats = ["iso", "%d.%m.%Y"]',
     "values": 'a list of texts: values = ["Bern", "Basel", "<other>"]',
+    "spelling": f'one of {", ".join(get_args(Spelling))}: spelling = "alike"',
+    "spellings": 'other spellings of values: spellings = { "Berne" = "Bern" }',
     "boolean": "boolean = true, or nothing",
+    "decimal": 'the mark before decimal places: decimal = ","',
+    "thousands": 'the mark between groups of three digits: thousands = "."',
+    "outside": f'one of {", ".join(get_args(Outside))}: outside = "missing"',
 }
 
 
@@ -90,7 +103,7 @@ def read_schema(file: Path) -> dict[str, Any]:
     columns = {name: one for name, one in made.columns.items() if name != client}
     for name, column in columns.items():
         _check_column(file, name, column)
-    arguments = {"columns": list(columns), **_said_of(columns), **table}
+    arguments = {"columns": list(columns), **_said_of(columns, table.get("decimal", ".")), **table}
     return {name: value for name, value in arguments.items() if value}
 
 
@@ -112,25 +125,36 @@ def with_schema(request: IngestRequest, append: bool) -> IngestRequest:
     return IngestRequest.of({**dict(request), "schema_file": None}, schema)
 
 
-def _said_of(columns: Mapping[str, ColumnSection]) -> dict[str, Any]:
+def _said_of(columns: Mapping[str, ColumnSection], decimal: str = ".") -> dict[str, Any]:
+    """decimal: the mark of the table, for columns that have none of their own"""
     return {
         "bounds": {name: tuple(one.bounds) for name, one in columns.items() if one.bounds is not None},
         "units": {name: one.unit for name, one in columns.items() if one.unit},
         "dates": {
-            name: f"{one.date},{one.format}" if one.format else one.date
+            name: ",".join(filter(None, (one.date, one.format or EITHER.join(one.formats or ()))))
             for name, one in columns.items()
             if one.date is not None
         },
         "categories": {name: one.values for name, one in columns.items() if one.values is not None},
         "booleans": [name for name, one in columns.items() if one.boolean],
+        "outside": {name: one.outside for name, one in columns.items() if one.outside},
+        "marks": {
+            name: f"{one.decimal or decimal}{one.thousands or ''}"
+            for name, one in columns.items()
+            if one.decimal or one.thousands
+        },
+        "spelling": {name: one.spelling for name, one in columns.items() if one.spelling},
+        "spellings": {name: one.spellings for name, one in columns.items() if one.spellings},
     }
 
 
 def _check_column(file: Path, name: str, column: ColumnSection) -> None:
     """Raises IngestError if what is said of a column does not fit together."""
     where = f"The schema {file}, [columns.{_key(name)}]:"
-    if column.format is not None and column.date is None:
+    if (column.format or column.formats) is not None and column.date is None:
         raise IngestError(f"{where} a format, and no date.", 'Add date = "days", or leave the format out.')
+    if column.format is not None and column.formats is not None:
+        raise IngestError(f"{where} format and formats.", "Give all in formats.")
     try:
         readings_of([name], Said(**_said_of({name: column})))
     except IngestError as error:
