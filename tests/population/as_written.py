@@ -131,7 +131,7 @@ def _amount(one: Any, from_json: bool) -> float | None:
         first, *groups = whole.lstrip("+-").split(".")
         if len(whole) - len(whole.lstrip("+-")) > 1 or not (1 <= len(first) <= 3 and all(len(g) == 3 for g in groups)):
             raise ValueError
-        if not all(g.isascii() and g.isdigit() for g in (first, *groups)):
+        if first.startswith("0") or not all(g.isascii() and g.isdigit() for g in (first, *groups)):
             raise ValueError
     return _number(whole.replace(".", "") + ("." if comma else "") + places)
 

@@ -147,6 +147,13 @@ def test_a_schema_says_how_a_table_is_written(tmp_path, encoding):
     assert compare(once_more, [file] * 3, {}).ok
 
 
+def test_thousands_go_with_the_decimal_mark_of_the_table(tmp_path):
+    (tmp_path / "a.toml").write_text(
+        '[table]\ndecimal = ","\n[columns.a]\nthousands = "."\n[columns.b]\ndecimal = "."\n'
+    )
+    assert read_schema(tmp_path / "a.toml")["marks"] == {"a": ",.", "b": "."}
+
+
 def test_what_is_appended_has_the_same_rule_for_values_out_of_bounds(tmp_path):
     file = written(tmp_path / "a.csv")
     population = ingest(file, tmp_path / "p", **options(file))
@@ -264,6 +271,7 @@ def test_errors_of_a_schema_name_the_key(tmp_path, section, what):
         ("1.2345", ",", ".", None),
         ("1.234.5", ",", ".", None),
         ("1,5", ".", ",", None),
+        ("0.125", ",", ".", None),
         (".234", ",", ".", None),
         ("1,234,", ".", ",", None),
     ],

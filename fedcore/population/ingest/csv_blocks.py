@@ -297,7 +297,7 @@ def header(file: Path, delimiter: str, longest: int = LONGEST_RECORD, encoding: 
 def number(text: str, missing: Collection[str] = MISSING, decimal: str = ".", thousands: str = "") -> float:
     """A number, NaN where it is missing. Raises ValueError (also for digits grouped by underscores). decimal: the sign
     before decimal places, in whose place a point is no number; thousands: the sign between groups of three digits, of
-    which a number has all or none
+    which a number has all or none, and the first of which does not begin with 0
     """
     text = text.strip()
     if text in missing:
@@ -305,7 +305,7 @@ def number(text: str, missing: Collection[str] = MISSING, decimal: str = ".", th
     if thousands and (marks := GROUPS.get(thousands, thousands)):
         whole, point, places = text.partition(decimal)
         if any(mark in whole for mark in marks):
-            if not re.fullmatch(rf"[+-]?\d{{1,3}}(?:[{re.escape(marks)}]\d{{3}})+", whole, re.ASCII):
+            if not re.fullmatch(rf"[+-]?[1-9]\d{{0,2}}(?:[{re.escape(marks)}]\d{{3}})+", whole, re.ASCII):
                 raise ValueError(text)
             text = re.sub(rf"[{re.escape(marks)}]", "", whole) + point + places
     if "_" in text or (decimal != "." and "." in text):
