@@ -44,13 +44,11 @@ def messy(path):
 
 def filled_in(drafted: str) -> str:
     """What a person writes into the draft."""
-    drafted = drafted.replace('client = ""', 'client = "person"').replace(
-        "# nominal_clients = 10000", "nominal_clients = 100000"
-    )
+    assert 'client = "person"' in drafted and 'formats = ["%d.%m.%Y"]' in drafted
+    drafted = drafted.replace("# nominal_clients = 10000", "nominal_clients = 100000")
     cities = json.dumps([*CITIES, "<other>"])
     drafted = drafted.replace('# [columns."city"]', f'[columns."city"]\nvalues = {cities}\n#')
-    drafted = drafted.replace('# [columns."born"]', '[columns."born"]\ndate = "days"\nformat = "%d.%m.%Y"\n#')
-    age = '[columns."age"]\n# unit = ""\n# bounds = [0, 1]'
+    age = '[columns."age"]\n# unit = "years"\n# bounds = [0, 120]'
     return drafted.replace(age, '[columns."age"]\nunit = "years"\nbounds = [0, 110]')
 
 
