@@ -89,6 +89,7 @@ def test_a_kind_has_ninety_in_a_hundred_votes(values, kind, expected):
         ("income", [str(70_000 + 7 * n) for n in range(50)], "number", 0),
         ("phone", [f"+41 31 {n:03d} 00 00" for n in range(50)], "text", 0),
         ("customer type", ["gold", "silver"] * 50, "category", 0),
+        ("remark", [f"Was here {n} times" for n in range(50)], "text", 0),
         ("remark", [f"what {n} said" * (n % 7) for n in range(50)], "text", 0),
     ],
 )
@@ -211,6 +212,7 @@ def test_counts_go_to_the_terminal_and_to_no_file(tmp_path, monkeypatch):
     assert works("population", "sketch", "a.csv").out.splitlines()[0] in drafted
     told = works("population", "sketch", "a.csv", "--json").json
     assert told["table"]["client"] == "id" and told["columns"]["born"] == {"date": "days", "formats": ["%d/%m/%Y"]}
+    assert told["kinds"]["age"] == "number" and "words" not in str(told)
     assert {"column": "age", "key": "bounds", "usual": [0, 120]} in told["asks"] and "city" not in told["columns"]
 
 

@@ -98,11 +98,12 @@ class Draft:
         return open_ones
 
     def to_json(self) -> dict[str, Any]:
-        """The draft for programs: `table` and `columns` as a schema has them, and what is still to be filled in."""
+        """The draft for programs: `table` and `columns` as a schema has them, and what is still to be filled in. It
+        has no counts."""
         usable = {name: said for name, said in self.columns.items() if not self._is_open(name)}
-        seen = {one.name: one.in_words for one in self.verdicts}
-        drafted = {"rows": self.rows, "table": self.table, "columns": usable}
-        return {**drafted, "asks": self.asks(), "left_out": self.left_out, "seen": seen}
+        kinds = {one.name: one.kind for one in self.verdicts}
+        drafted = {"table": self.table, "columns": usable, "kinds": kinds}
+        return {**drafted, "asks": self.asks(), "left_out": self.left_out}
 
     def _is_open(self, name: str) -> bool:
         return any(one["column"] == name and one["key"] == "values" for one in self.asks())

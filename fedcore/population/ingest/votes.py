@@ -324,7 +324,8 @@ def _likely(name: str, votes: Counter[str], total: int) -> int:
         shapes[_shape(one)] += times
     stable = sum(times for _, times in shapes.most_common(FORMS)) >= ENOUGH * total
     unique, digits = len(votes) / total, all(any(sign.isdigit() for sign in shape) for shape in shapes)
-    code = digits and any(sign.isalpha() for shape in shapes for sign in shape)
+    letters = any(sign.isalpha() for shape in shapes for sign in shape)
+    code = digits and letters and not any(len(shape.split()) > 1 for shape in shapes)
     if named and (words <= NAMES_OF_IDS or digits or unique >= NEARLY):
         return 2 + int(stable) + int(unique >= NEARLY)
     return 1 if stable and code and unique >= NEARLY and total > FORMS else 0
