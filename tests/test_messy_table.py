@@ -25,7 +25,7 @@ def messy(path):
     days = generator.integers(7305, 19700, (PEOPLE, 2))
     dates = np.datetime64("1970-01-01") + days
     city, flags = generator.integers(0, 6, PEOPLE), generator.random((PEOPLE, 3)) < 0.3
-    missing = generator.random(PEOPLE) < 0.02
+    missing = generator.random(PEOPLE) < 0.05
     spelled = [[str(value).replace(".", ",") for value in row] for row in np.round(measures, 3).tolist()]
     other = ["Zürich", "Genève"]
     with open(path, "w", newline="", encoding="utf-8") as file:
@@ -44,13 +44,11 @@ def messy(path):
 
 def filled_in(drafted: str) -> str:
     """What a person writes into the draft."""
-    drafted = drafted.replace('client = ""', 'client = "person"').replace(
-        "# nominal_clients = 10000", "nominal_clients = 100000"
-    )
+    assert 'client = "person"' in drafted and 'formats = ["%d.%m.%Y"]' in drafted
+    drafted = drafted.replace("# nominal_clients = 10000", "nominal_clients = 100000")
     cities = json.dumps([*CITIES, "<other>"])
     drafted = drafted.replace('# [columns."city"]', f'[columns."city"]\nvalues = {cities}\n#')
-    drafted = drafted.replace('# [columns."born"]', '[columns."born"]\ndate = "days"\nformat = "%d.%m.%Y"\n#')
-    age = '[columns."age"]\n# unit = ""\n# bounds = [0, 1]'
+    age = '[columns."age"]\n# unit = "years"\n# bounds = [0, 120]'
     return drafted.replace(age, '[columns."age"]\nunit = "years"\nbounds = [0, 110]')
 
 
@@ -76,6 +74,10 @@ def test_a_messy_table_to_a_private_result_in_five_commands(tmp_path, monkeypatc
     assert {*answers["category"]} == {"smokes", "drives", "reads", "city"} and len(answers["value"]) == 2 * 3 + 5
     bern = answers["value"].index("Bern")
     assert all(abs(answers[f"component {k}"][bern] - 1 / 6) < 0.05 for k in (0, 1))
+    first_page = (tmp_path / "runs" / run / "report.html").read_text().partition("<h2>Result")[0]
+    share = float(first_page.partition("This run has used about ")[2].partition(" %")[0])
+    assert abs(share - 95) < 1
+    assert works("verify-statement", f"runs/{run}/report.html").code == 0
     with open("groups.csv", newline="", encoding="utf-8") as file:
         rows = {row["column"]: row for row in csv.DictReader(file)}
     assert len(rows) == 4 + len(MEASURES) and rows["age"]["unit"] == "years"

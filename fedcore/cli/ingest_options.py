@@ -21,6 +21,7 @@ FLAGS = {  # other names than the field's
 BY_KEY = (
     *("heldout", "dtype", "array", "prefix", "heldout_prefix", "halves", "tokeniser", "delimiter", "image"),
     *("features", "clients_per_leaf", "clients_per_block", "frames_per_client", "frame_stride", "longest_record"),
+    *("encoding", "outside", "marks", "spelling", "spellings"),
 )
 
 

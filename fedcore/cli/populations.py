@@ -80,22 +80,35 @@ def population_sketch(
         Path | None, typer.Argument(metavar="SCHEMA.toml", help="File to write; on the terminal without one.")
     ] = None,
     format: Annotated[str | None, typer.Option(help="csv, parquet, arrow, jsonl or sql; guessed by default.")] = None,
+    interactive: Annotated[
+        bool, typer.Option("--interactive", help="Ask on the terminal for what is open: client, bounds, values.")
+    ] = False,
+    as_json: Json = False,
 ) -> None:
-    """Draft the schema of a table, to fill in and give to `population ingest --schema`. It is made of the names of the
-    columns, and of what kind the values of the first 1,000 rows are; none of these values is in it.
+    """Draft the schema of a table for `population ingest --schema`, from its first rows, up to 2,000. Bounds and lists
+    of values are public facts: the draft asks for them. Counts of what each column holds go to the terminal only.
     """
+    from fedcore.cli import sketching
     from fedcore.errors import ConfigError
-    from fedcore.population.ingest.schema import sketch
+    from fedcore.population.ingest.sketch import draft_of
     from fedcore.storage.files import write_whole
 
-    drafted = sketch(source, format, None if out is None else str(out))
-    if out is None:
-        print(drafted, end="")
-        return
-    if out.exists():
+    if out is not None and out.exists():
         raise ConfigError(f"{str(out)!r} exists already.", "Choose another name, or remove it.")
-    write_whole(out, drafted.encode())
-    print(f"Fill in {out}, then: fedcore population ingest {source} POPULATION --schema {out}")
+    draft = draft_of(source, format)
+    if interactive or not as_json:
+        sketching.show(draft)
+    if interactive:
+        sketching.ask(draft)
+    if out is not None:
+        write_whole(out, draft.toml(str(out)).encode())
+    if as_json:
+        return say(draft.to_json(), True)
+    sketching.show_open(draft)
+    if out is None:
+        print(draft.toml(), end="")
+    else:
+        print(f"Fill in {out}, then: fedcore population ingest {source} POPULATION --schema {out}")
 
 
 @population_app.command("generate")

@@ -84,6 +84,7 @@ def _values(run: Run, names: Sequence[str] | None) -> dict[str, Any]:
     return {
         "privacy": privacy,
         "headline": _headline(privacy),
+        "rows_used": _rows_used(run),
         "who": _who(run, privacy),
         "releases": list(published(privacy)),
         "columns": _columns(run, names),
@@ -114,6 +115,18 @@ def _embedded(privacy: JsonObject) -> str:
 
 def _headline(privacy: JsonObject) -> str:
     return str(privacy["text"]).split("\n", 1)[0]
+
+
+def _rows_used(run: Run) -> str:
+    """That the run has used few of the rows, by released and declared numbers; empty if not, or if it is unknown."""
+    noted = run.head.get("rows_used")
+    if not noted:
+        return ""
+    share, error = (100.0 * float(one) for one in noted)
+    return (
+        f"This run has used about {share:.1f} % of the rows (± {error:.1f} %, one standard error of the privacy "
+        "noise). The others miss a number or were invalid, or there are fewer than the declared number."
+    )
 
 
 def _who(run: Run, privacy: JsonObject) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedcore.population.choices import DateUnit
+from fedcore.population.choices import DateUnit, Outside
 
 ColumnKind = Literal["number", "boolean", "date", "category"]
 SECONDS_OF: Final[dict[DateUnit, float]] = {
@@ -36,7 +36,10 @@ class ColumnEntry(BaseModel):
     unit:   of its values, for people; empty if nobody said
     low, high: public bounds, both or neither; no stored value lies outside
     value:  of a category, else None
-    format: of a date that was read from text in another form than ISO's, as strptime takes it; else empty
+    format: of a date that was read from text in another form than ISO's, as strptime takes it, or several with `|`
+            between them; else empty
+    outside: what becomes of a value out of bounds, or of one that is not in the list of the category; empty: it is
+            clipped, or its row invalid
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -49,6 +52,7 @@ class ColumnEntry(BaseModel):
     high: float | None = None
     value: str | None = None
     format: str = ""
+    outside: Outside | Literal[""] = ""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

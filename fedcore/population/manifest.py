@@ -130,7 +130,7 @@ class Provenance(_Frozen):
     """Where the data came from. sources are base names only: a manifest tells nothing about the machine.
 
     dropped_tokens: out-of-vocabulary tokens that were left out; bad_rows: rows that a tolerance let pass
-    clipped: values that lay outside of the bounds of their columns
+    clipped: values that lay outside of the bounds of their columns, and were clipped or read as missing
     alike_ids: groups of different ids that are equal once folded (`fedcore.population.identifiers.folded`)
     records: of the sources, by the second count (`fedcore.population.ingest.second_count`); None: not counted
     stored, skipped: of the records that were read, those that are stored, and those of which nothing is kept

@@ -326,6 +326,11 @@ class Method(ABC, Generic[ConfigT, StateT]):
         """What a finished run has found, or why nothing, in one line; empty if there is nothing to tell."""
         return ""
 
+    def rows_used(self, state: StateT) -> tuple[float, float] | None:
+        """(share of the rows that a finished run has used, its standard error by the noise); None if that is unknown.
+        Made of released and declared numbers alone, never of an exact count of a private run."""
+        return None
+
     def result(self, state: StateT, features: Features) -> Result:
         """What the run has learnt, as tables and figures for people; empty before there is anything."""
         return Result()

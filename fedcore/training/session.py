@@ -59,6 +59,8 @@ if TYPE_CHECKING:
 TRAINED = "trained"
 ENDED = ("finished", "budget exhausted", "abandoned")  # nothing is left to do
 
+ENOUGH_ROWS = 0.98  # a finished run that has used a smaller share says so on its first page
+
 
 @dataclass(frozen=True)
 class Account:
@@ -103,6 +105,10 @@ class Session:
             remember_head(self.population, self.account.ledger)
         if status == "finished" and (outcome := self.method.outcome(self.training.state)):
             self.run.note(outcome=outcome)
+        if status == "finished" and (used := self.method.rows_used(self.training.state)) is not None:
+            share, error = used
+            if share < ENOUGH_ROWS and 1 - share >= 2 * error:  # else noise alone may say so
+                self.run.note(rows_used=[share, error])
         _write_statement(self.run, self.statement())
 
     def statement(self) -> PrivacyStatement:

@@ -158,8 +158,9 @@ COMMANDS: dict[str, Command] = {
         "reads private files and writes them as a population; names and modes of its files are compared",
     ),
     "population sketch": Command(
-        lines("population sketch @source.csv @schema.toml", "population sketch @source.csv"),
-        because="reads names and kinds of the head of a table; whether a column is of numbers may follow from one row",
+        lines("population sketch @source.csv @schema.toml", "population sketch @source.csv --json"),
+        (Declared("stderr", r"\b[\d,]+ (rows|missing|of [\d,]+|%)", COUNTS),),
+        "reads the head of a table; the kind of a column is a vote of its values, which one row may decide",
     ),
     "population generate": Command(because="invents its clients"),
     "population describe": Command(lines("population describe @counts --json", "population describe @rows"), DESCRIBED),

@@ -169,6 +169,15 @@ def test_a_run_without_privacy_says_so_in_its_first_line(tmp_path):
     assert json.loads(statement_in((run.path / "report.html").read_text()))["private"] is False
 
 
+def test_a_run_on_few_rows_says_so(tmp_path):
+    run = make(tmp_path, private=True, statement=of())
+    whole = privacy_page(run)
+    assert "of the rows" not in Page(whole).text
+    run.note(rows_used=[0.9412, 0.0021])
+    page = Page(privacy_page(run)).text
+    assert "This run has used about 94.1 % of the rows (± 0.2 %, one standard error of the privacy noise)." in page
+
+
 def test_a_run_whose_statement_is_not_made_yet_has_a_page(tmp_path):
     page = privacy_page(make(tmp_path, private=True, status="running"))
     assert "No statement yet" in page and statement_in(page) is None

@@ -103,9 +103,11 @@ def value_of(name):
     if "enum" in made:
         return made["enum"][-1], made["enum"][-1]
     if made["type"] == "object":
-        values = {"bounds": ([1.0, 2.0], "1:2"), "categories": (["x", "y"], "x,y")}
+        values: dict = {"bounds": ([1.0, 2.0], "1:2"), "categories": (["x", "y"], "x,y")}
+        values |= {"outside": ("missing", 'a="missing"'), "spelling": ("alike", 'a="alike"'), "marks": (",.", 'a=",."')}
+        values["spellings"] = ({"x": "y"}, 'a={x="y"}')
         value, text = values.get(name, ("days", "days"))
-        return {"a": value}, f"a={text}"
+        return {"a": value}, f"{{{text}}}" if name in BY_KEY else f"a={text}"
     number = max(made.get("minimum", 0), 3)
     by_type = {"integer": (number, str(number)), "boolean": (True, None), "array": (["a", "b"], "a,b")}
     return by_type.get(made["type"], (".", "."))

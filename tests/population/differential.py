@@ -39,6 +39,8 @@ from fedcore.population.ingest.request import IngestRequest
 from fedcore.population.ingest.second_count import SecondCount
 from fedcore.population.ingest.sources import source_of
 
+from . import as_written
+
 Read = tuple[int, dict[str, list]]  # (invalid rows, the rows of each client, sorted)
 SPARE = 16 << 20  # bytes: every file is one piece
 VOCABULARY = ("a", "b", "c,d", 'e"f', "g\nh", "é")
@@ -65,7 +67,7 @@ class Case:
 
 
 def csv_case(draw: random.Random, path: Path) -> Case:
-    kind = draw.choice(("rows", "rows", "rows", "whole", "tokens", "words"))
+    kind = draw.choice(("rows", "rows", "rows", "whole", "tokens", "words", "written", "written"))
     odd = draw.random() < 0.5
     what = [kind] + (["odd"] if odd else [])
     delimiter = draw.choice(",,,;\t|")
@@ -93,6 +95,8 @@ def csv_case(draw: random.Random, path: Path) -> Case:
         data, what = b"\xef\xbb\xbf" + data, [*what, "mark"]
     if draw.random() < 0.02:
         data, ordinary = draw.choice((text.encode("utf-16"), text.encode("latin-1", "replace"), data + b"\xff")), False
+    elif kind == "written" and draw.random() < 0.7:
+        (options["encoding"], data), ordinary = as_written.encoded(draw, text), False
     path = path.with_suffix(".csv")
     path.write_bytes(data)
     if delimiter != ",":
@@ -101,6 +105,8 @@ def csv_case(draw: random.Random, path: Path) -> Case:
 
 
 def _columns(kind: str) -> tuple[list[str], dict[str, Any]]:
+    if kind == "written":
+        return ["client", *as_written.VALUES], {**as_written.OPTIONS}
     if kind == "rows":
         return ["client", "x", "y"], {"kind": "rows", "columns": ["x", "y"]}
     if kind == "whole":
@@ -116,6 +122,8 @@ def _value(draw: random.Random, kind: str, name: str, odd: bool) -> str:
         return draw.choice(ODD_IDS if strange else IDS)
     if name == "note":
         return draw.choice(("", "plain", 'with "quotes"', "a,b;c\td|e", "lines\nin\r\nit\r", '"'))
+    if kind == "written":
+        return draw.choice(as_written.VALUES[name][strange])
     if name in ("x", "y"):
         return draw.choice(ODD_NUMBERS if strange else NUMBERS)
     if name == "count":
@@ -144,13 +152,17 @@ def _quoted(one: str) -> str:
 
 def csv_records(case: Case) -> Iterator[list[str] | None]:
     """Fields of the columns that are read, of each record; None where there is another number of them."""
-    with open(case.path, encoding="utf-8-sig", newline="") as file:
-        rows = filter(None, csv.reader(file, delimiter=case.options.get("delimiter", ","), strict=True))
-        names = next(rows)
-        if len(set(names)) < len(names):
-            raise ValueError("names")
-        for row in rows:
-            yield [row[names.index(name)] for name in _wanted(case)] if len(row) == len(names) else None
+    file = io.StringIO(_text_of(case), newline="")
+    rows = filter(None, csv.reader(file, delimiter=case.options.get("delimiter", ","), strict=True))
+    names = next(rows)
+    if len(set(names)) < len(names):
+        raise ValueError("names")
+    for row in rows:
+        yield [row[names.index(name)] for name in _wanted(case)] if len(row) == len(names) else None
+
+
+def _text_of(case: Case) -> str:
+    return as_written.decoded(case.path.read_bytes(), case.options.get("encoding", "utf-8"))
 
 
 def csv_by_duckdb(case: Case, names: list[str]) -> list[list[str] | None]:
@@ -167,7 +179,7 @@ def csv_by_duckdb(case: Case, names: list[str]) -> list[list[str] | None]:
 
 
 def json_case(draw: random.Random, path: Path) -> Case:
-    kind = draw.choice(("rows", "rows", "whole", "tokens", "words"))
+    kind = draw.choice(("rows", "rows", "whole", "tokens", "words", "written", "written"))
     odd = draw.random() < 0.5
     names, options = _columns(kind)
     lines: list[bytes] = []
@@ -203,8 +215,12 @@ def json_case(draw: random.Random, path: Path) -> Case:
     mark = draw.random() < 0.15
     if odd and draw.random() < 0.03:
         data = data.replace(b'"a"', b'"\xff"', 1)
+    data = b"\xef\xbb\xbf" * mark + data
+    if kind == "written" and draw.random() < 0.4:
+        options["encoding"], data = as_written.encoded(draw, data.decode("utf-8-sig", "replace"))
+        mark = True
     path = path.with_suffix(".jsonl")
-    path.write_bytes(b"\xef\xbb\xbf" * mark + data)
+    path.write_bytes(data)
     return Case(path, options, not odd and not mark, [kind])
 
 
@@ -216,6 +232,9 @@ def _json_value(draw: random.Random, kind: str, name: str, odd: bool) -> Any:
         )
     if name == "client":
         return draw.choice((*(ODD_IDS if strange else IDS), 7, 123456789))
+    if kind == "written":
+        whole = draw.choice((1, 34, 120, None)) if name in ("amount", "age", "years") and draw.random() < 0.4 else ""
+        return draw.choice(as_written.VALUES[name][strange]) if whole == "" else whole
     if name in ("x", "y"):
         return draw.choice(ODD_NUMBERS) if strange else draw.choice((1, 2.5, -3, 1e300, 0.1, 123456789.125, 2**53 + 1))
     if name == "count":
@@ -226,14 +245,13 @@ def _json_value(draw: random.Random, kind: str, name: str, odd: bool) -> Any:
 
 
 def json_records(case: Case) -> Iterator[list[Any] | None]:
-    with open(case.path, "rb") as file:
-        for line in file.read().removeprefix(b"\xef\xbb\xbf").splitlines():
-            if line.strip():
-                try:
-                    value = json.loads(line.decode())
-                except json.JSONDecodeError:
-                    value = None
-                yield [value.get(name) for name in _wanted(case)] if isinstance(value, dict) else None
+    for line in _text_of(case).encode().splitlines():
+        if line.strip():
+            try:
+                value = json.loads(line.decode())
+            except json.JSONDecodeError:
+                value = None
+            yield [value.get(name) for name in _wanted(case)] if isinstance(value, dict) else None
 
 
 def json_by_duckdb(case: Case) -> list[list[Any] | None]:
@@ -246,7 +264,7 @@ def json_by_duckdb(case: Case) -> list[list[Any] | None]:
 
 
 def parquet_case(draw: random.Random, path: Path) -> Case:
-    kind = draw.choice(("rows", "rows", "whole", "tokens", "words"))
+    kind = draw.choice(("rows", "rows", "whole", "tokens", "words", "written", "written"))
     names, options = _columns(kind)
     rows = draw.choice((1, 2, 7, 30, 200))
     arrays = [_array(draw, kind, name, rows) for name in names]
@@ -267,6 +285,8 @@ def parquet_case(draw: random.Random, path: Path) -> Case:
 
 
 def _array(draw: random.Random, kind: str, name: str, rows: int) -> Any:
+    if kind == "written" and name != "client":
+        return as_written.array(draw, name, rows)
     gaps = draw.random() < 0.3
 
     def some(values: Any) -> list:
@@ -309,7 +329,8 @@ def parquet_by_duckdb(case: Case) -> list[list[Any] | None]:
 
 
 def _wanted(case: Case) -> list[str]:
-    return ["client", "x", "y"] if case.options["kind"] == "rows" else ["client", "token", "count"]
+    rows = case.options["kind"] == "rows"
+    return ["client", *case.options["columns"]] if rows else ["client", "token", "count"]
 
 
 def meaning(case: Case, records: Any) -> Read:
@@ -337,9 +358,11 @@ def _meant(case: Case, record: list[Any]) -> tuple[str, Any, int]:
         raise ValueError
     client = client if isinstance(client, str) else json.dumps(client)
     [client], faults = identifiers.spelled_or_why([client], identifiers.STRIPPED)
-    if any(faults):
+    if any(faults) or client in case.options.get("na", ()):
         raise ValueError
     client.encode()
+    if "marks" in case.options:
+        return client, as_written.meant(rest, case.path.suffix == ".jsonl"), 1
     if case.options["kind"] == "rows":
         return client, tuple(_number(one) for one in rest), 1
     token, count = rest
@@ -479,8 +502,8 @@ def check(case: Case, form: str, draw: random.Random) -> list[str]:
 
 
 def _header(case: Case) -> list[str]:
-    with open(case.path, encoding="utf-8-sig", newline="") as file:
-        return next(filter(None, csv.reader(file, delimiter=case.options.get("delimiter", ","))))
+    file = io.StringIO(_text_of(case), newline="")
+    return next(filter(None, csv.reader(file, delimiter=case.options.get("delimiter", ","))))
 
 
 def _count_again(case: Case) -> None:

@@ -24,11 +24,12 @@ from fedcore.population.erasing import compact, forget
 from fedcore.population.ingest.batches import Account
 from fedcore.population.ingest.dealing import Dealing, deal
 from fedcore.population.ingest.ingest import describe, ingest
-from fedcore.population.ingest.readings import Kept, period_of_each
+from fedcore.population.ingest.readings import Kept
 from fedcore.population.ingest.request import IngestRequest
 from fedcore.population.ingest.sources_table import TableSource
 from fedcore.population.ingest.spill import LargeClient, Layout
 from fedcore.population.ingest.table_files import CsvFile
+from fedcore.population.ingest.time_stamps import period_of_each
 from fedcore.population.manifest import Provenance
 from fedcore.population.periods import (
     EPOCH,

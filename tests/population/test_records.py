@@ -13,7 +13,7 @@ from fedcore.population.ingest import csv_blocks
 from fedcore.population.ingest.batches import Account, read_vocabulary
 from fedcore.population.ingest.ingest import ingest
 from fedcore.population.ingest.parts import joined
-from fedcore.population.ingest.schema import sketch
+from fedcore.population.ingest.sketch import draft_of
 from fedcore.population.ingest.table_files import CsvFile, JsonFile
 from tests.population.contents import rows_of
 
@@ -167,7 +167,7 @@ def test_a_vocabulary_has_the_lines_of_any_other_text(tmp_path):
 
 def test_a_sketch_finds_the_header_as_the_ingest_does(tmp_path):
     (tmp_path / "a.csv").write_bytes(b'\r"who, and where; or when";x\r1;2\r3;4\r')
-    drafted = sketch(tmp_path / "a.csv")
+    drafted = draft_of(tmp_path / "a.csv").toml()
     assert 'delimiter = ";"' in drafted and '[columns."x"]\n# unit' in drafted
     assert 'who, and where; or when"' in drafted
 

@@ -14,7 +14,7 @@ from fedcore.population.conversion import begin_cohorts
 from fedcore.population.ingest import csv_blocks
 from fedcore.population.ingest.against import compare
 from fedcore.population.ingest.ingest import describe, ingest
-from fedcore.population.ingest.schema import read_schema, sketch
+from fedcore.population.ingest.schema import read_schema
 from fedcore.training.budget import check_records
 
 from .contents import ids_of, rows_of, write_csv
@@ -327,37 +327,6 @@ def test_quoted_blocks_are_read_at_once_as_line_by_line(tmp_path, monkeypatch):
 
 
 # --- schemas ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_sketch_has_names_and_kinds_and_no_value(tmp_path):
-    drafted = sketch(text(tmp_path / "a.csv", MESSY))
-    assert 'delimiter = ";"' in drafted and 'decimal = ","' in drafted and 'na = ["-", "n/a"]' in drafted
-    assert '[columns."age"]' in drafted and '# [columns."name"]' in drafted and '# [columns."city"]' in drafted
-    assert 'date = "days"' in drafted and "boolean = true" in drafted
-    nameless = drafted.replace(str(tmp_path), "")  # the folder's own number may hold one of the values
-    for value in ("Ann", "Bern", "2020", "34", "1,5", "Cy"):
-        assert value not in nameless
-    filled = drafted.replace('client = ""', 'client = "person"').replace('# unit = ""\n# bounds = [0, 1]', 'unit = "y"')
-    said = read_schema(text(tmp_path / "s.toml", filled))
-    assert said["columns"] == ["age", "joined", "smokes", "income"] and said["client"] == "person"
-    population = ingest(tmp_path / "a.csv", tmp_path / "p", **said)
-    assert population.manifest.columns[0].unit == "y"
-    assert rows_of(population)["9"] == [(12.0, 2.5, 0.0, 7.0)]
-
-
-def test_a_sketch_takes_no_first_row_for_names(tmp_path):
-    with pytest.raises(IngestError, match="not the names of columns"):
-        sketch(text(tmp_path / "a.csv", "7,34,Ann,2020-01-31\n8,1,Bob,2020-01-31\n"))
-
-
-def test_a_sketch_of_a_file_that_knows_its_types(tmp_path):
-    parquet.write_table(pa.table(TABLE), tmp_path / "a.parquet")
-    drafted = sketch(tmp_path / "a.parquet")
-    assert '\n[columns."x"]' in drafted and '# [columns."city"]' in drafted and "boolean = true" in drafted
-    json_lines(tmp_path / "a.jsonl")
-    assert '\n[columns."when"]\ndate = "days"' in sketch(tmp_path / "a.jsonl")
-    with pytest.raises(IngestError, match="no table"):
-        sketch(text(tmp_path / "a.txt", "words").parent / "a.txt", "text")
 
 
 def test_a_schema_says_everything(tmp_path):

@@ -84,6 +84,7 @@ def test_the_share_of_rows_that_miss_a_number_is_reported(unit):
         assert share.errors[0] < 0.02 and abs(share.values[0] - lost) < 4 * share.errors[0]
         said = f"{100 * share.values[0]:.1f} ± {100 * share.errors[0]:.1f} % of the rows are left out"
         assert said in method.outcome(state)
+        assert method.rows_used(state) == (1 - share.values[0], share.errors[0])
         start = method.warm_start_of(state)
     assert state.warm
 
@@ -100,6 +101,7 @@ def test_a_share_of_more_rows_than_are_declared_is_unknown():
     state = replace(state, declared=2500)
     (share,) = next(t for t in method.result(state, Features(3)).tables if t.name == "rows_left_out").columns[2:]
     assert share.values == [None] and share.errors == [None]
+    assert method.rows_used(state) is None
     assert "how many rows are left out is unknown" in method.outcome(state) and "%" not in method.outcome(state)
 
 

@@ -16,7 +16,14 @@ from fedcore.methods.private_mixture.fitted import fitted_model_of
 from fedcore.methods.private_mixture.layout import declared_categories, layout_of, numbered
 from fedcore.methods.private_mixture.personal import personalise
 from fedcore.methods.private_mixture.plan import plan
-from fedcore.methods.private_mixture.result import incomplete_rows, model_of, outcome_of, result_of
+from fedcore.methods.private_mixture.result import (
+    SHOWN,
+    incomplete_rows,
+    model_of,
+    outcome_of,
+    result_of,
+    rows_left_out,
+)
 from fedcore.methods.private_mixture.round_metrics import METRICS
 from fedcore.methods.private_mixture.scores import score_block, score_table
 from fedcore.methods.private_mixture.state import MixedState, PrivateMixtureState
@@ -118,6 +125,11 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
         """How many components and groups there are, what was left out (columns, rows), and whether the expected utility
         is less than before the run."""
         return outcome_of(self.config, state)
+
+    def rows_used(self, state: PrivateMixtureState) -> tuple[float, float] | None:
+        """By the released count of complete rows and the declared number of clients or records."""
+        share, error = rows_left_out(self.config, state)
+        return None if share <= -SHOWN * error else (1.0 - max(share, 0.0), error)
 
     def result(self, state: PrivateMixtureState, features: Features) -> Result:
         """Weights, groups, means, standard deviations and correlations of the components, and the tested valleys."""

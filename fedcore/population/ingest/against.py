@@ -35,6 +35,7 @@ FILES = 64  # to which clients are dealt
 MEMORY = 64 << 20  # bytes of a batch, and of what is read of a block
 SHOWN = 10  # ids of clients that differ
 STATED = {*IN_THE_MANIFEST, "kind", "features", "dtype"} - {"heldout"}  # options that the manifest decides
+WRITTEN = ("marks", "spelling", "spellings")  # of columns; no manifest has them among its columns
 ENTRY = np.dtype([("k1", "<u8"), ("k2", "<u8"), ("rows", "<i8"), ("sum", "<u8")])
 
 
@@ -119,7 +120,7 @@ def checked(population: Population, said: dict[str, Any]) -> dict[str, Any]:
     manifest decides, ConfigError for a value of another type.
     """
     stated = _stated(population.manifest)
-    known = [name for name in (*Reading.model_fields, "columns") if name not in stated]
+    known = [name for name in (*Reading.model_fields, "columns", *WRITTEN) if name not in stated]
     for name in said:
         if name in stated:
             raise IngestError(f"The manifest of {population.path} decides the option {name!r}.", "Leave it out.")

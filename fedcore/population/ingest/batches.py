@@ -297,7 +297,8 @@ def left_out(columns: Sequence[str], without: Container[str]) -> str:
         return NUMBERS
     if len(rest) > SHOWN_COLUMNS or any("," in name for name in rest):
         return "Leave them out: name the others (--columns)."
-    return f"Leave them out: --columns {','.join(rest)}. Or say how they are read (--date, --boolean, --category)."
+    how = "Or say how they are read (--date, --boolean, --category; na for words, marks for numbers in text)."
+    return f"Leave them out: --columns {','.join(rest)}. {how}"
 
 
 def count_fault(value: float) -> str:

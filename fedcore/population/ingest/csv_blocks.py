@@ -17,27 +17,38 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from fedcore.errors import IngestError
+from fedcore.population.choices import Encoding
+from fedcore.population.ingest.encodings import LONGEST_MARK, MARK, as_utf8, not_text, stored_as, stored_bytes
 from fedcore.population.ingest.parts import Span
 
 MISSING = ("", "NA", "NaN", "nan", "null")  # of a number
 LINE_FEED, RETURN, QUOTE = b'\n\r"'
-MARK = b"\xef\xbb\xbf"  # byte order mark of UTF-8
 HEAD = 1 << 16  # bytes that nearly every header fits in
+GROUPS = {" ": " \u00a0\u202f", "'": "'\u2019"}  # marks between thousands that look the same
 LONGEST_RECORD = 1 << 20  # bytes, its line end included; a longer one is taken for a lost quotation mark
 csv.field_size_limit(2**31 - 1)  # as Arrow, which has none
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Raw bytes of whole records. line: number of the first line in the file, from 1; start: place of its first byte"""
+    """Whole records, in UTF-8. line: number of the first line in the file, from 1; start: place of its first byte in
+    the file, whose text is stored as the codec does
+    """
 
     line: int
     data: bytes
     start: int = 0
+    codec: str = "utf-8"
+
+    @property
+    def stop(self) -> int:
+        """Place in the file after its last byte."""
+        return self.start + stored_bytes(self.data, self.codec)
 
     @property
     def lines(self) -> int:
@@ -128,36 +139,49 @@ def ends_of(data: bytes, delimiter: str | None) -> np.ndarray:
 
 
 def blocks(
-    file: Path, size: int, delimiter: str | None, span: Span | None = None, longest: int = LONGEST_RECORD
+    file: Path,
+    size: int,
+    delimiter: str | None,
+    span: Span | None = None,
+    longest: int = LONGEST_RECORD,
+    encoding: Encoding = "utf-8",
 ) -> Iterator[Block]:
     """The file, or a span of it, in blocks of about `size` bytes that end with a record. delimiter: between fields;
-    None: quotation marks mean nothing. Raises IngestError, also for a record of more than `longest` bytes.
+    None: quotation marks mean nothing. Raises IngestError, also for a record of more than `longest` bytes, and for
+    text that is not of the encoding.
     """
-    line = 1
+    line, held, codec = 1, [b""], "utf-8"
     try:
         with open(file, "rb") as handle:
+            codec, mark = stored_as(handle.read(LONGEST_MARK), encoding)
             if span is not None:
                 line = span.line
-                handle.seek(span.start)
-            elif handle.read(len(MARK)) != MARK:
-                handle.seek(0)
+            handle.seek(mark if span is None else span.start)
             start = handle.tell()
-            scan, held, length = _Scan(delimiter), [b""], 0
-            while piece := handle.read(size if span is None else min(size, span.stop - handle.tell())):
+            scan, length = _Scan(delimiter), 0
+            for piece in as_utf8(_read(handle, size, span), codec):
                 cut = scan.last_end(piece)
                 if cut is not None:
-                    block = Block(line, b"".join([*held, piece[:cut]]), start)
+                    block = Block(line, b"".join([*held, piece[:cut]]), start, codec)
                     _refuse_long(file, block, delimiter, longest)
                     yield block
-                    line, start, held, length = line + breaks(block.data), start + len(block.data), [], -cut
+                    line, start, held, length = line + breaks(block.data), block.stop, [], -cut
                 held.append(piece[cut:])
                 length += len(piece)
                 if length > longest:
                     raise _too_long(file, line, longest)
             if length:
-                yield Block(line, b"".join(held), start)
+                yield Block(line, b"".join(held), start, codec)
     except OSError as error:
         raise IngestError(f"{file} cannot be read: {error.strerror}.", "Check the path and its permissions.") from error
+    except UnicodeDecodeError as error:
+        before = b"".join([*held, error.object[: error.start].decode(codec).encode()])
+        raise not_text(file, line + breaks(before), codec) from error
+
+
+def _read(handle: BinaryIO, size: int, span: Span | None) -> Iterator[bytes]:
+    while piece := handle.read(size if span is None else min(size, span.stop - handle.tell())):
+        yield piece
 
 
 def _refuse_long(file: Path, block: Block, delimiter: str | None, longest: int) -> None:
@@ -212,7 +236,8 @@ def without_header(blocks: Iterator[Block], delimiter: str) -> Iterator[Block]:
         for end in ends_of(block.data, delimiter).tolist():
             if not _is_blank(block.data[start:end]):
                 if end < len(block.data):
-                    yield Block(block.line + breaks(block.data[:end]), block.data[end:], block.start + end)
+                    here = block.start + stored_bytes(block.data[:end], block.codec)
+                    yield Block(block.line + breaks(block.data[:end]), block.data[end:], here, block.codec)
                 yield from blocks
                 return
             start = end
@@ -222,7 +247,7 @@ def spans(blocks: Iterator[Block], records: Callable[[Block], int] | None) -> It
     """Where the blocks are. records: how many a block has; None: nobody asks for the numbers of records"""
     first = 0
     for block in blocks:
-        yield Span(block.start, block.start + len(block.data), len(block.data), block.line, first)
+        yield Span(block.start, block.stop, block.stop - block.start, block.line, first)
         first += 0 if records is None else records(block)
 
 
@@ -239,8 +264,7 @@ def records(file: Path, block: Block, delimiter: str) -> Iterator[tuple[int, lis
     try:
         text = block.data.decode("utf-8")
     except UnicodeDecodeError as error:
-        line = block.line + breaks(block.data[: error.start])
-        raise IngestError(f"{file}, line {line}: not UTF-8 text.", "Save the file as UTF-8.") from error
+        raise not_text(file, block.line + breaks(block.data[: error.start]), block.codec) from error
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     before = 0
     try:
@@ -252,17 +276,17 @@ def records(file: Path, block: Block, delimiter: str) -> Iterator[tuple[int, lis
         raise IngestError(f"{file}, line {block.line + before}: {error}.", "Look for a stray quote.") from error
 
 
-def first_record(file: Path, delimiter: str, longest: int = LONGEST_RECORD) -> list[str]:
+def first_record(file: Path, delimiter: str, longest: int = LONGEST_RECORD, encoding: Encoding = "utf-8") -> list[str]:
     """Its fields; none if the file is empty. Raises IngestError."""
-    for block in blocks(file, HEAD, delimiter, longest=longest):
+    for block in blocks(file, HEAD, delimiter, longest=longest, encoding=encoding):
         for _, fields in records(file, block, delimiter):
             return fields
     return []
 
 
-def header(file: Path, delimiter: str, longest: int = LONGEST_RECORD) -> list[str]:
+def header(file: Path, delimiter: str, longest: int = LONGEST_RECORD, encoding: Encoding = "utf-8") -> list[str]:
     """The names in the first record. Raises IngestError if the file is empty or a name comes twice."""
-    fields = first_record(file, delimiter, longest)
+    fields = first_record(file, delimiter, longest, encoding)
     if not fields:
         raise IngestError(f"{file} is empty.", "Give a file with a header line and rows.")
     if len(set(fields)) != len(fields):
@@ -270,13 +294,20 @@ def header(file: Path, delimiter: str, longest: int = LONGEST_RECORD) -> list[st
     return fields
 
 
-def number(text: str, missing: Collection[str] = MISSING, decimal: str = ".") -> float:
+def number(text: str, missing: Collection[str] = MISSING, decimal: str = ".", thousands: str = "") -> float:
     """A number, NaN where it is missing. Raises ValueError (also for digits grouped by underscores). decimal: the sign
-    before decimal places, in whose place a point is no number
+    before decimal places, in whose place a point is no number; thousands: the sign between groups of three digits, of
+    which a number has all or none, and the first of which does not begin with 0
     """
     text = text.strip()
     if text in missing:
         return np.nan
+    if thousands and (marks := GROUPS.get(thousands, thousands)):
+        whole, point, places = text.partition(decimal)
+        if any(mark in whole for mark in marks):
+            if not re.fullmatch(rf"[+-]?[1-9]\d{{0,2}}(?:[{re.escape(marks)}]\d{{3}})+", whole, re.ASCII):
+                raise ValueError(text)
+            text = re.sub(rf"[{re.escape(marks)}]", "", whole) + point + places
     if "_" in text or (decimal != "." and "." in text):
         raise ValueError(text)
     if re.fullmatch(r"[+-]?nan\(\w*\)", text, re.ASCII | re.IGNORECASE):  # as C prints it, and as Arrow reads it

@@ -43,7 +43,7 @@ from fedcore.storage import files
 # Options that are facts of the manifest, or paths.
 IN_THE_MANIFEST = (
     *("vocabulary", "heldout", "halves", "bounds", "units", "dates", "categories", "booleans", "unit", "image"),
-    *("fold_ids", "time", "schema_file"),
+    *("fold_ids", "time", "schema_file", "outside"),
 )
 # Shares of `memory`: what a batch, the spill's buffer and an array that is being written may hold. Sorting a full
 # buffer takes several times its size, which is why the shares are small.
@@ -210,7 +210,7 @@ def _stated(request: IngestRequest) -> dict[str, JsonValue]:
         if isinstance(value, str):
             stated[name] = Path(value).name if name == "client" else value
         else:
-            stated[name] = value if isinstance(value, int) else [str(one) for one in value]
+            stated[name] = value if isinstance(value, (int, dict)) else [str(one) for one in value]
     return stated
 
 

@@ -11,7 +11,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from itertools import islice
 from typing import BinaryIO, cast
@@ -22,21 +22,13 @@ import scipy.sparse as sp
 from fedcore.errors import IngestError
 from fedcore.population.checks import Rows
 from fedcore.population.ingest.batches import Account, Batch
+from fedcore.population.ingest.encodings import LONGEST_MARK, stored_as
+from fedcore.population.ingest.partitions import Partitioned
 from fedcore.population.ingest.parts import Span
-from fedcore.population.ingest.table_files import (
-    As,
-    CsvFile,
-    JsonFile,
-    Partitioned,
-    Piece,
-    TableFile,
-    _Kept,
-    arrow_type,
-)
+from fedcore.population.ingest.table_files import As, CsvFile, JsonFile, Piece, TableFile, _Kept, arrow_type
 from fedcore.population.ingest.typed_files import PAGES, ArrowFile, ParquetFile
 from fedcore.population.words import LONGEST
 
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 RECORDS = 4096  # of CSV and JSON lines in a piece; rows of other files, where they can be chosen
 HELDOUT = np.uint64(0x9E3779B97F4A7C15)  # what distinguishes the sums of held-out records
 
@@ -118,14 +110,14 @@ class _Texts(_Other):
         try:
             with open(self.file.path, "rb") as opened:
                 handle: BinaryIO = opened
+                codec, mark = stored_as(opened.read(LONGEST_MARK), self.file.encoding)
+                opened.seek(mark if span is None else span.start)
                 if span is not None:
-                    opened.seek(span.start)
                     handle = io.BytesIO(opened.read(span.stop - span.start))
                 if isinstance(self.file, JsonFile):
-                    yield from self._objects(handle, wanted)
+                    yield from self._objects(handle if codec == "utf-8" else _utf8_lines(handle, codec), wanted)
                     return
-                encoding = "utf-8-sig" if span is None else "utf-8"
-                text = io.TextIOWrapper(handle, encoding, newline="")
+                text = io.TextIOWrapper(handle, codec, newline="")
                 rows = filter(None, csv.reader(text, delimiter=self.file.delimiter, strict=True))
                 if span is None:
                     next(rows, None)
@@ -138,9 +130,9 @@ class _Texts(_Other):
             ) from error
 
     @staticmethod
-    def _objects(lines: BinaryIO, wanted: list[str]) -> Iterator[Sequence | None]:
-        for number, data in enumerate(lines):
-            for line in (data.removeprefix(BYTE_ORDER_MARK) if number == 0 else data).splitlines():
+    def _objects(lines: Iterable[bytes], wanted: list[str]) -> Iterator[Sequence | None]:
+        for data in lines:
+            for line in data.splitlines():
                 if line.strip():
                     try:
                         value = json.loads(line.decode("utf-8"))
@@ -149,6 +141,11 @@ class _Texts(_Other):
                     except (ValueError, RecursionError):
                         value = None
                     yield [value.get(name) for name in wanted] if isinstance(value, dict) else None
+
+
+def _utf8_lines(handle: BinaryIO, codec: str) -> Iterator[bytes]:
+    """The lines of a text, each in UTF-8."""
+    yield from (line.encode() for line in io.TextIOWrapper(handle, codec, newline=""))
 
 
 class _Typed(_Other):

@@ -1,28 +1,34 @@
-"""How the columns of a table become columns of a population: numbers, dates, booleans and categories, with bounds; and
-how time stamps (ISO text, or dates and timestamps of Arrow) become numbers of calendar periods.
+"""How the columns of a table become columns of a population: numbers, dates, booleans and categories, with bounds.
+
+This is the only place where the texts of CSV, JSON lines, Parquet and Arrow become values, but for plain numbers, which
+Arrow parses. What becomes of a value follows from this value and from what is declared, and from no other row.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import cast, get_args
+from typing import Literal, cast, get_args
 
 import numpy as np
 
 from fedcore.errors import IngestError
+from fedcore.population.choices import Outside, Spelling
 from fedcore.population.columns import SECONDS_OF, SINCE, ColumnEntry, ColumnKind, DateUnit
 from fedcore.population.identifiers import Rule
-from fedcore.population.ingest.csv_blocks import MISSING
+from fedcore.population.ingest.csv_blocks import MISSING, number
 from fedcore.population.ingest.request import Bound
-from fedcore.population.periods import Calendar, Stamp, stamp_in
+from fedcore.population.ingest.spellings import found_in
+from fedcore.population.ingest.time_stamps import DAY, PER_SECOND
+from fedcore.population.periods import Calendar
 from fedcore.population.words import OTHER
 
-DAY = 86400
-PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-TRUE, FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
+TRUE = ("true", "t", "yes", "y", "1", "ja", "j", "wahr", "oui", "vrai", "si", "s\u00ec")
+FALSE = ("false", "f", "no", "n", "0", "nein", "falsch", "non", "faux")
+ISO, EITHER = "iso", "|"  # a form of dates, and what separates several
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Values = tuple[np.ndarray, np.ndarray, Callable[[int], str]]  # (n, width) float64; (n,) bool, bad; why a row is bad
 
@@ -33,8 +39,12 @@ class Reading:
 
     kind:   number; boolean, 0 or 1; date, a number of `unit` since 1970; category, a column for each of `values`
     values: of a category. A value that is not among them makes a bad row, unless `<other>` is the last of them
-    low, high: values outside of them are clipped; both None, or neither
-    format: of dates in text, as strptime takes it; empty: ISO
+    low, high: bounds; both None, or neither
+    format: of dates in text, as strptime takes it; empty: ISO; several with `|` between them, of which the first that
+            fits counts
+    outside: what becomes of a value out of bounds, empty is "clip"; of a category, of one that is not in its list
+    marks: of numbers in text, before decimal places and between thousands; empty: those of the file
+    spelling, spellings: how values of a category may differ from its list, and pairs (spelling, value)
     A missing value is NaN, in all columns of a category.
     """
 
@@ -45,6 +55,10 @@ class Reading:
     high: float | None = None
     values: tuple[str, ...] = ()
     format: str = ""
+    outside: Outside | Literal[""] = ""
+    marks: str = ""
+    spelling: Spelling = "exact"
+    spellings: tuple[tuple[str, str], ...] = ()
 
     @property
     def width(self) -> int:
@@ -56,17 +70,35 @@ class Reading:
         """These columns."""
         if self.kind == "category":
             return tuple(
-                ColumnEntry(name=f"{self.of}={value}", kind="category", of=self.of, value=value, low=0.0, high=1.0)
+                ColumnEntry(
+                    name=f"{self.of}={value}",
+                    kind="category",
+                    of=self.of,
+                    value=value,
+                    low=0.0,
+                    high=1.0,
+                    outside=self.outside,
+                )
                 for value in self.values
             )
         unit = f"{self.unit} {SINCE}" if self.kind == "date" else self.unit
         low, high = (0.0, 1.0) if self.kind == "boolean" else (self.low, self.high)
-        entry = ColumnEntry(name=self.of, kind=self.kind, of=self.of, unit=unit, low=low, high=high, format=self.format)
+        entry = ColumnEntry(
+            name=self.of,
+            kind=self.kind,
+            of=self.of,
+            unit=unit,
+            low=low,
+            high=high,
+            format=self.format,
+            outside=self.outside,
+        )
         return (entry,)
 
     def read(self, column, missing: frozenset[str]) -> Values:
-        """column: an Arrow array, of numbers where the kind is number; missing: texts that stand for nothing"""
-        if self.kind == "number":
+        """column: an Arrow array, of numbers where the kind is number and it has no marks; missing: texts that stand
+        for nothing"""
+        if self.kind == "number" and not _is_text(column.type):
             there = column.fill_null(np.nan) if column.null_count else column
             return there.to_numpy(zero_copy_only=False)[:, None], np.zeros(len(column), bool), str
         if self.kind == "date" and _is_time(column.type):
@@ -87,13 +119,17 @@ class Reading:
         return table[places], bad, lambda row: faults[int(places[row])]
 
     def _values_of(self, one: str) -> np.ndarray | float:
+        if self.kind == "number":
+            return number(one, (), self.marks[:1], self.marks[1:])
         if self.kind == "boolean":
             return float((*TRUE, *FALSE).index(one.lower()) < len(TRUE))
         if self.kind == "date":
             return float(self._seconds_in_unit(seconds_in(one, self.format)))
-        held = one if one in self.values else OTHER
+        held = found_in(one, self.values, self.spelling, self.spellings)
+        if held is None and OTHER not in self.values and self.outside == "missing":
+            return np.nan
         values = np.zeros(len(self.values))
-        values[self.values.index(held)] = 1.0
+        values[self.values.index(OTHER if held is None else held)] = 1.0
         return values
 
     def _seconds_in_unit(self, seconds):
@@ -101,11 +137,15 @@ class Reading:
 
     def _fault(self, one: str) -> str:
         shown = f"{self.of} is {one[:40]!r}"
+        if self.kind == "number":
+            signs = " and ".join(repr(mark) for mark in self.marks)
+            return f"{shown}, and no number with the mark{'s' if len(self.marks) > 1 else ''} {signs} (see marks, na)"
         if self.kind == "boolean":
-            return f"{shown}, and neither true nor false"
+            return f"{shown}, and neither true nor false (see categories, na)"
         if self.kind == "date":
-            return f"{shown}, and no date {f'of the form {self.format}' if self.format else 'in ISO form'}"
-        return f"{shown}, which is not in its list"
+            form = f"of the form {self.format.replace(EITHER, ' or ')}" if self.format else "in ISO form"
+            return f"{shown}, and no date {form} (see formats, na)"
+        return f"{shown}, which is not in its list (see outside, spelling, spellings, na, or add {OTHER})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +167,22 @@ def text(one: object) -> str:
 
 
 def seconds_in(one: str, format: str = "") -> float:
-    """Seconds since 1970 of a date, or date and time; without a zone taken as UTC. Raises ValueError."""
-    read = datetime.strptime(one, format) if format else datetime.fromisoformat(one)
+    """Seconds since 1970 of a date, or date and time; without a zone taken as UTC. format: as a `Reading` has it.
+    Raises ValueError."""
+    if EITHER in format:
+        for each in format.split(EITHER):
+            with suppress(ValueError):
+                return seconds_in(one, each)
+        raise ValueError(one)
+    read = datetime.fromisoformat(one) if format in ("", ISO) else datetime.strptime(one, format)
     since = (read if read.tzinfo is not None else read.replace(tzinfo=UTC)) - EPOCH
     return since.total_seconds()
+
+
+def _is_text(kind) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _is_time(kind) -> bool:
@@ -159,7 +211,9 @@ class Said:
     """What the user says of columns, by their names in the source.
 
     bounds: low and high, numbers or dates; units: of numbers, for people; dates: the unit of each, and after a comma
-    its format; categories: the public list of its values; booleans: names
+    its format; categories: the public list of its values; booleans: names; outside: of columns with bounds, and of
+    categories
+    marks, spelling, spellings: how the values are written in the files, which no population keeps
     """
 
     bounds: Mapping[str, tuple[Bound, Bound]] | None = None
@@ -167,12 +221,21 @@ class Said:
     dates: Mapping[str, str] | None = None
     categories: Mapping[str, Sequence[str]] | None = None
     booleans: Sequence[str] | None = None
+    outside: Mapping[str, Outside] | None = None
+    marks: Mapping[str, str] | None = None
+    spelling: Mapping[str, Spelling] | None = None
+    spellings: Mapping[str, Mapping[str, str]] | None = None
 
     @property
     def names(self) -> list[str]:
-        """Every column of which anything is said."""
-        said = [*(self.bounds or ()), *(self.units or ()), *self.read_otherwise]
+        """Every column with a declaration that a population keeps."""
+        said = [*(self.bounds or ()), *(self.units or ()), *self.read_otherwise, *(self.outside or ())]
         return [*dict.fromkeys(said)]
+
+    @property
+    def written(self) -> list[str]:
+        """Every column with a declaration of how its values are written."""
+        return [*dict.fromkeys([*(self.marks or ()), *(self.spelling or ()), *(self.spellings or ())])]
 
     @property
     def read_otherwise(self) -> list[str]:
@@ -189,14 +252,44 @@ class Said:
 
 def readings_of(columns: Sequence[str], said: Said) -> tuple[Reading, ...]:
     """How these columns of a source are read. Raises IngestError for what does not fit together."""
-    for name in said.names:
+    for name in (*said.names, *said.written):
         if name not in columns:
             raise IngestError(
                 f"The column {name!r} has a declaration, but is not among the columns that are read.",
                 f"The columns are {', '.join(columns[:20])}; add it (--columns), or remove its declaration.",
                 remedy_without_values="Look at the first line of the files; or remove the declaration of that column.",
             )
-    return tuple(_reading(name, said) for name in columns)
+    return as_written([_reading(name, said) for name in columns], said)
+
+
+def as_written(readings: Sequence[Reading], said: Said) -> tuple[Reading, ...]:
+    """The same readings, of values that are written as declared. Raises IngestError for what does not go together."""
+    made, named = [], {reading.of for reading in readings}
+    for name in said.written:
+        if name not in named:
+            raise IngestError(f"There is no column {name!r} to be read in another way.", "Remove its declaration.")
+    for reading in readings:
+        name = reading.of
+        marks = (said.marks or {}).get(name, "")
+        spelling, other = (said.spelling or {}).get(name, "exact"), (said.spellings or {}).get(name, {})
+        if marks and (reading.kind != "number" or not _are_marks(marks)):
+            raise IngestError(
+                f"The column {name!r} cannot be read with the marks {marks!r}.",
+                "Marks are of a column of numbers: the one before decimal places, then another one between thousands.",
+            )
+        if (spelling != "exact" or other) and reading.kind != "category":
+            raise IngestError(f"The column {name!r} has spellings, and no list of values.", "Give its values.")
+        if wrong := [one for one in other.values() if one not in reading.values]:
+            raise IngestError(
+                f"A spelling of the category {name!r} stands for {wrong[0]!r}, which is not in its list.", "Add it."
+            )
+        pairs = tuple((text(one), value) for one, value in other.items())
+        made.append(replace(reading, marks=marks, spelling=spelling, spellings=pairs))
+    return tuple(made)
+
+
+def _are_marks(marks: str) -> bool:
+    return len({*marks}) == len(marks) <= 2 and not any(one.isalnum() or one in "+-_" for one in marks)
 
 
 def _reading(name: str, said: Said) -> Reading:
@@ -214,6 +307,16 @@ def _reading(name: str, said: Said) -> Reading:
         made = replace(made, kind="date", unit=unit, format=form)
     if made.kind != "number" and name in (said.units or {}):
         raise IngestError(f"The column {name!r} is a {made.kind}, which has no unit.", "Leave the unit out.")
+    if (outside := (said.outside or {}).get(name)) is not None:
+        if made.kind == "category" and (outside == "clip" or OTHER in made.values):
+            raise IngestError(
+                f"The category {name!r} cannot have outside = {outside!r}.",
+                f'A value that is not in its list may be "missing" or "invalid", if {OTHER} is not in the list.',
+            )
+        if made.kind != "category" and name not in (said.bounds or {}):
+            raise IngestError(f"The column {name!r} has no bounds to be outside of.", "Give its bounds.")
+        usual = "invalid" if made.kind == "category" else "clip"
+        made = replace(made, outside="" if outside == usual else outside)
     if name not in (said.bounds or {}):
         return made
     if made.kind not in ("number", "date"):
@@ -258,82 +361,14 @@ def readings_again(columns: Sequence[ColumnEntry]) -> tuple[Reading, ...]:
     for column in columns:
         if column.kind == "category":
             before = made.get(column.of, Reading(column.of, "category"))
-            made[column.of] = replace(before, values=(*before.values, column.value or ""))
+            made[column.of] = replace(before, values=(*before.values, column.value or ""), outside=column.outside)
             continue
         unit = column.unit.removesuffix(f" {SINCE}") if column.kind == "date" else column.unit
         low, high = (None, None) if column.kind == "boolean" else (column.low, column.high)
-        made[column.of] = Reading(column.of, column.kind, unit, low, high, format=column.format)
+        made[column.of] = Reading(column.of, column.kind, unit, low, high, format=column.format, outside=column.outside)
     return tuple(made.values())
 
 
 def missing_texts(na: Sequence[str]) -> frozenset[str]:
     """What stands for nothing. na: beside the usual ones"""
     return frozenset((*MISSING, *(one.strip() for one in na)))
-
-
-# --- time stamps, by which rows are dealt to calendar periods ---------------------------------------------------------
-
-
-def is_stamp(kind) -> bool:
-    """Whether a column of this Arrow type can hold time stamps."""
-    import pyarrow as pa
-
-    types = pa.types
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_date(kind) or types.is_timestamp(kind))
-
-
-def period_of_each(column, calendar: Calendar) -> tuple[np.ndarray, Callable[[int], str]]:
-    """((n,) int64, the period of each time stamp, 0 where it has none; why a row has none).
-
-    column: an Arrow array; timestamps without a zone are taken as the clock of the calendar's zone shows them
-    """
-    import pyarrow as pa
-
-    missing = column.is_null().to_numpy(zero_copy_only=False)
-    unreadable = np.zeros(len(column), bool)
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        coded = column.dictionary_encode()
-        found = np.append(_of_texts(coded.dictionary.to_pylist(), calendar), 0)
-        each = found[coded.indices.fill_null(len(found) - 1).to_numpy(zero_copy_only=False)]
-        numbers, unreadable = np.maximum(each, 0), each < 0
-    else:
-        numbers = np.where(missing, 0, _of_numbers(column, calendar))
-
-    def why(row: int) -> str:
-        shown = column.slice(row, 1).cast(pa.string())[0].as_py()
-        if missing[row] or not shown.strip():
-            return "the time is missing"
-        if unreadable[row]:
-            return f"the time {shown!r} is no ISO date, or date and time"
-        return f"the time {shown} lies outside of the calendar, {calendar}"
-
-    return numbers, why
-
-
-def _of_texts(texts: list[str], calendar: Calendar) -> np.ndarray:
-    """(n,) int64, 0 outside of the calendar, -1 for what cannot be read."""
-    read = [*map(_stamp, texts)]
-    found = np.full(len(texts), -1, np.int64)
-    found[np.array([stamp is not None for stamp in read], bool)] = calendar.of_stamps(
-        [stamp for stamp in read if stamp is not None]
-    )
-    return found
-
-
-def _stamp(text: str) -> Stamp | None:
-    try:
-        return stamp_in(text)
-    except (ValueError, OverflowError):
-        return None
-
-
-def _of_numbers(column, calendar: Calendar) -> np.ndarray:
-    import pyarrow as pa
-
-    kind = column.type
-    whole = pa.int32() if pa.types.is_date32(kind) else pa.int64()
-    since = column.cast(whole).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    if pa.types.is_date(kind):
-        return calendar.of_days(since if pa.types.is_date32(kind) else since // (DAY * 10**3))
-    seconds = since // PER_SECOND[kind.unit]
-    return calendar.of_days(seconds // DAY) if kind.tz is None else calendar.of_instants(seconds)

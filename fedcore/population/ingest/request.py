@@ -14,7 +14,17 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from fedcore.errors import ConfigError, IngestError
-from fedcore.population.choices import Format, Halves, Kind, PeriodUnit, Tokeniser, WhoseRows
+from fedcore.population.choices import (
+    Encoding,
+    Format,
+    Halves,
+    Kind,
+    Outside,
+    PeriodUnit,
+    Spelling,
+    Tokeniser,
+    WhoseRows,
+)
 
 MEMORY = 512 << 20
 LEAST_MEMORY = 16 << 20
@@ -104,6 +114,7 @@ class Reading(_Group):
     decimal: str | None = option(
         "Sign before decimal places in CSV; a point by default.", "csv", min_length=1, max_length=1
     )
+    encoding: Encoding | None = option("Encoding of the text of CSV or JSON lines; utf-8 by default.", "csv", "jsonl")
     longest_record: int | None = option(
         "Bytes of a record of CSV or JSON lines; 1 MiB by default.", "csv", "jsonl", ge=1, le=LARGEST_RECORD
     )
@@ -127,7 +138,7 @@ class TableColumns(_Group):
     units: dict[str, str] | None = option("Units of columns for results, such as mg/dL.", *TABLES)
     dates: dict[str, str] | None = option(
         "Columns of dates, counted since 1970 in seconds, minutes, hours, days or years; after a comma the format, "
-        "such as %d.%m.%Y, ISO by default.",
+        "such as %d.%m.%Y, or several with | between them, of which iso is one; ISO by default.",
         *TABLES,
     )
     categories: ValuesOf | None = option(
@@ -135,6 +146,25 @@ class TableColumns(_Group):
         *TABLES,
     )
     booleans: Names | None = option("Columns of yes and no, true and false, or 1 and 0.", *TABLES)
+    outside: dict[str, Outside] | None = option(
+        "What becomes of a value out of the bounds of a column: clip moves it to the bound, missing reads it as "
+        "missing, invalid leaves out its row; clip by default. For a category, of a value that is not in its list: "
+        "missing or invalid.",
+        *TABLES,
+    )
+    marks: dict[str, str] | None = option(
+        "Columns of numbers with marks of their own: the one before decimal places, then the one between thousands, "
+        "such as ,. for 1.234,56.",
+        *TABLES,
+    )
+    spelling: dict[str, Spelling] | None = option(
+        "How the values of a category may be spelled: exact; alike, in any case, with any blanks and accents; typos, "
+        "also with one wrong letter.",
+        *TABLES,
+    )
+    spellings: dict[str, dict[str, str]] | None = option(
+        "Other spellings of the values of a category, and the value that each stands for.", *TABLES
+    )
 
 
 class CalendarPeriods(_Group):
@@ -237,4 +267,5 @@ def form_of(name: str) -> str:
         return f"a whole number from {made['minimum']}{most}"
     if made["type"] == "string":
         return "one character" if made.get("maxLength") == 1 else "text"
-    return FORMS[made["type"]]
+    choices = made.get("additionalProperties", {}).get("enum") if made["type"] == "object" else None
+    return f"a table with one of {', '.join(choices)} for each column" if choices else FORMS[made["type"]]

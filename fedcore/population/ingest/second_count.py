@@ -19,18 +19,21 @@ import numpy as np
 
 from fedcore.errors import IngestError, SourceChanged
 from fedcore.population.ingest.batches import Account, Source, keyed_batches
-from fedcore.population.ingest.other_readers import BYTE_ORDER_MARK, Limited, other_reader, sums_of
+from fedcore.population.ingest.encodings import LONGEST_MARK, stored_as
+from fedcore.population.ingest.other_readers import Limited, other_reader, sums_of
+from fedcore.population.ingest.partitions import Partitioned
 from fedcore.population.ingest.parts import Portion, Span
 from fedcore.population.ingest.reading_ahead import nothing_ahead
 from fedcore.population.ingest.sources_array import DenseSource, MatrixSource
 from fedcore.population.ingest.sources_frames import ARRAYS, VIDEOS, FrameSource, frames_array
 from fedcore.population.ingest.sources_table import TableSource
 from fedcore.population.ingest.sources_text import TextSource
-from fedcore.population.ingest.table_files import CsvFile, JsonFile, Partitioned, TableFile
+from fedcore.population.ingest.table_files import CsvFile, JsonFile, TableFile
 from fedcore.population.ingest.typed_files import ArrowFile, ParquetFile
 from fedcore.storage.digests import Hasher
 
 LF, CR, QUOTE, SPACE = b'\n\r" '
+OTHER, DELIMITER = 0xFF, 0xFE  # bytes in place of two of UTF-16, for a character that is not of ASCII
 PIECE = 1 << 18  # bytes that are scanned at once
 LEAST_SAMPLE, MOST_SAMPLE, OF_THE_FILE = 1 << 14, 1 << 16, 1200  # bytes of a part of the sample; 1/1200 of the file
 MOST_ROWS = 1 << 9  # of a part of the sample in other files
@@ -42,12 +45,12 @@ CountedFile = CsvFile | JsonFile | ParquetFile | ArrowFile
 
 class CsvScanner:
     """Records of CSV: runs of bytes between line ends (LF, CR LF or a lone CR) that no quotes enclose. Empty lines are
-    none. A quotation mark opens a quoted field only at the start of a field. delimiter: between fields
+    none. A quotation mark opens a quoted field only at the start of a field. delimiter: between fields, as stored
     """
 
-    def __init__(self, delimiter: str):
+    def __init__(self, delimiter: bytes):
         self.records = 0
-        self._delimiter = delimiter.encode()
+        self._delimiter = delimiter
         self._quoted = self._inside = False  # inside of quotes; inside of a record
         self._closed = False  # quotes, by the last byte of the piece before
         self._before = b"\n"  # the last bytes of the piece before
@@ -148,24 +151,28 @@ class Seen:
 
 def look(path: Path, file: CountedFile | None = None) -> Seen:
     """Reads a file once. file: of CSV or JSON lines, whose records are counted. Raises IngestError."""
-    scanner = _scanner_of(file)
-    header = int(isinstance(file, CsvFile))
+    encoding = file.encoding if isinstance(file, (CsvFile, JsonFile)) else "utf-8"
+    width, header = 1 + (encoding == "utf-16"), int(isinstance(file, CsvFile))
     hasher, sample = Hasher(), list[Span]()
     try:
         with open(path, "rb", buffering=0) as handle:
             before = os.fstat(handle.fileno())
             pieces, start = -(-before.st_size // PIECE), 0
-            if handle.read(len(BYTE_ORDER_MARK)) == BYTE_ORDER_MARK:
-                hasher.update(BYTE_ORDER_MARK)
-                start = len(BYTE_ORDER_MARK)
+            codec, start = stored_as(head := handle.read(LONGEST_MARK), encoding)
+            hasher.update(head[:start])
             handle.seek(start)
+            scanner = _scanner_of(file, codec)
             for number, piece in enumerate(iter(lambda: handle.read(PIECE), b"")):
                 hasher.update(piece)
                 if scanner is None:
                     continue
-                ends = scanner.scan(piece)
+                if not (short := piece if width == 1 else _one_byte_each(piece, codec, file)):
+                    continue
+                ends = scanner.scan(short)
                 if number in (0, pieces // 2, pieces - 1):
-                    sample += _sampled(piece, ends, start, before.st_size, -1 if number else header)
+                    last = start + len(piece) == before.st_size
+                    spans = _sampled(short, ends, last, before.st_size, -1 if number else header)
+                    sample += [Span(start + width * low, start + width * stop, stop - low) for low, stop in spans]
                 start += len(piece)
     except OSError as error:
         raise IngestError(f"{path} cannot be read: {error.strerror}.", "Check the path and its permissions.") from error
@@ -173,15 +180,26 @@ def look(path: Path, file: CountedFile | None = None) -> Seen:
     return Seen(before.st_size, before.st_mtime_ns, hasher.digest(), records, tuple(sample))
 
 
-def _scanner_of(file: CountedFile | None) -> CsvScanner | LineScanner | None:
+def _scanner_of(file: CountedFile | None, codec: str) -> CsvScanner | LineScanner | None:
     if isinstance(file, CsvFile):
-        return CsvScanner(file.delimiter)
+        wide = codec.startswith("utf-16")
+        sign = file.delimiter.encode("ascii" if wide and file.delimiter.isascii() else codec)
+        return CsvScanner(sign if len(sign) == 1 or not wide else bytes([DELIMITER]))
     return LineScanner() if isinstance(file, JsonFile) else None
 
 
-def _sampled(piece: bytes, ends: np.ndarray, start: int, size: int, before: int) -> list[Span]:
-    """Some whole records at the beginning of a piece, if there are any. ends: of lines; start: of the piece in the file
-    of this size; before: records of the header, if it is the first piece; else -1
+def _one_byte_each(piece: bytes, codec: str, file: CountedFile | None) -> bytes:
+    """A piece of UTF-16 with a byte for each two: that of ASCII, or `OTHER`, or `DELIMITER` for a delimiter."""
+    units = np.frombuffer(piece[: len(piece) // 2 * 2], "<u2" if codec.endswith("le") else ">u2")
+    made = np.where(units < 128, units, OTHER).astype(np.uint8)
+    if isinstance(file, CsvFile) and not file.delimiter.isascii():
+        made[units == ord(file.delimiter)] = DELIMITER
+    return made.tobytes()
+
+
+def _sampled(piece: bytes, ends: np.ndarray, last: bool, size: int, before: int) -> list[tuple[int, int]]:
+    """(start, stop) of some whole records at the beginning of a piece, if there are any. ends: of lines; last: whether
+    the file, of this size, ends with the piece; before: records of the header, if it is the first piece; else -1
     """
     most = min(max(size // OF_THE_FILE, LEAST_SAMPLE), MOST_SAMPLE)
     places, low = np.flatnonzero(ends[:most]), 0
@@ -191,8 +209,8 @@ def _sampled(piece: bytes, ends: np.ndarray, start: int, size: int, before: int)
             return []
         low = _after(piece, int(places[0]))
     stop = _after(piece, int(places[-1])) if len(places) else 0
-    stop = len(piece) if len(piece) <= most and start + len(piece) == size else stop
-    return [Span(start + low, start + stop, stop - low)] if stop > low else []
+    stop = len(piece) if len(piece) <= most and last else stop
+    return [(low, stop)] if stop > low else []
 
 
 def _after(piece: bytes, end: int) -> int:

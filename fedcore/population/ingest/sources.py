@@ -14,13 +14,14 @@ from fedcore.population.columns import image_fault
 from fedcore.population.identifiers import FOLDED, STRIPPED, Rule
 from fedcore.population.ingest.batches import Source, read_vocabulary, refuse_odd
 from fedcore.population.ingest.csv_blocks import LONGEST_RECORD
+from fedcore.population.ingest.partitions import Partitioned, partition_of
 from fedcore.population.ingest.readings import Kept, missing_texts
 from fedcore.population.ingest.request import OF_SOURCE, TABLES, IngestRequest, Where, client_of, schema_of
 from fedcore.population.ingest.sources_array import DenseSource, MatrixSource, array_names
 from fedcore.population.ingest.sources_frames import FRAMES_PER_CLIENT, IMAGES, VIDEOS, FrameSource
 from fedcore.population.ingest.sources_table import TableSource
 from fedcore.population.ingest.sources_text import TextSource, text_files
-from fedcore.population.ingest.table_files import CsvFile, JsonFile, Partitioned, TableFile, partition_of
+from fedcore.population.ingest.table_files import CsvFile, JsonFile, TableFile
 from fedcore.population.ingest.typed_files import ArrowFile, ParquetFile, SqlQuery
 
 SUFFIXES: dict[str, Format] = {
@@ -208,9 +209,9 @@ def _table_file(path: Path, form: Format, request: IngestRequest, missing: froze
         return ArrowFile(path)
     longest = request.longest_record or LONGEST_RECORD
     if form == "jsonl":
-        return JsonFile(path, missing, longest)
+        return JsonFile(path, missing, longest, request.encoding or "utf-8")
     delimiter = request.delimiter or ("\t" if path.suffix == ".tsv" else ",")
-    return CsvFile(path, delimiter, missing, request.decimal or ".", longest)
+    return CsvFile(path, delimiter, missing, request.decimal or ".", longest, request.encoding or "utf-8")
 
 
 def _query(where: Where) -> Path | str:

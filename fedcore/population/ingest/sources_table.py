@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import partial
 from itertools import zip_longest
 
 import numpy as np
@@ -25,11 +26,14 @@ from fedcore.population.ingest.batches import (
 from fedcore.population.ingest.client_ids import chosen, plain_names
 from fedcore.population.ingest.documents import no_document, second_half
 from fedcore.population.ingest.parts import Part, Portion
-from fedcore.population.ingest.readings import Kept, Reading, Said, missing_texts, period_of_each, readings_of
+from fedcore.population.ingest.readings import Kept, Reading, Said, as_written, missing_texts, readings_of
 from fedcore.population.ingest.request import IngestRequest, client_of
 from fedcore.population.ingest.table_files import As, Piece, TableFile, check_columns
+from fedcore.population.ingest.time_stamps import period_of_each
 from fedcore.population.periods import BETWEEN
 from fedcore.population.words import OTHER, as_words, records_of
+
+SAID = [one.name for one in fields(Said)]  # of a request
 
 
 @dataclass
@@ -70,9 +74,10 @@ class TableSource:
 
     def __post_init__(self) -> None:
         request, there = self.request, self.files[0].names
-        self.said = Said(request.bounds, request.units, request.dates, request.categories, request.booleans)
+        self.said = Said(**{name: getattr(request, name) for name in SAID})
         self.readings, self.rule = self.kept.readings, self.kept.rule or STRIPPED
-        tokens = "token" in there and request.columns is None and not self.readings and not self.said.names
+        said = [*self.said.names, *self.said.written]
+        tokens = "token" in there and request.columns is None and not self.readings and not said
         self.kind = request.kind or ("counts" if request.token is not None or tokens else "rows")
         self.client, self.token = client_of(request), request.token or "token"
         self.count = request.count or ("count" if self.kind != "rows" and "count" in there else None)
@@ -120,6 +125,8 @@ class TableSource:
             )
         if not self.readings or self.request.columns is not None or self.said.names:
             self.readings = readings_of(self.columns, self.said)
+        else:
+            self.readings = as_written(self.readings, self.said)
         self.entries = tuple(entry for reading in self.readings for entry in reading.entries)
         if self.request.features not in (None, len(self.entries)):
             raise IngestError(
@@ -130,7 +137,7 @@ class TableSource:
         self._bounds = bounds_of(self.entries)
 
     def _refuse_what_is_of_rows(self) -> None:
-        if self.request.columns is not None or self.said.names:
+        if self.request.columns is not None or self.said.names or self.said.written:
             raise IngestError(
                 "Columns are chosen of dense rows, and bounds, dates, categories and booleans are of such columns; "
                 "counts are in the columns of the token and its count.",
@@ -195,7 +202,8 @@ class TableSource:
             return "stamp" if name == self.request.time else "id"
         if self.kind == "rows":
             kinds: dict[str, As] = {"number": "number", "date": "stamp"}
-            return kinds.get(self.readings[self.columns.index(name)].kind, "any")
+            reading = self.readings[self.columns.index(name)]
+            return "amount" if reading.marks else kinds.get(reading.kind, "any")
         if name != self.token:
             return "number"
         return "text" if self._text_tokens else "whole"
@@ -312,7 +320,8 @@ class TableSource:
         return names, codes
 
     def _rows(self, account: Account, columns, piece: Piece, good: np.ndarray) -> np.ndarray:
-        """(n, features) values; clears `good` for bad rows. What lies outside of the bounds is clipped and counted."""
+        """(n, features) values; clears `good` for bad rows. What lies outside of the bounds is clipped, or read as
+        missing, and counted; or its row is bad."""
         x, at, missing = np.empty((len(good), self.features), self.dtype), 0, missing_texts(self.request.na)
         for reading, column in zip(self.readings, columns, strict=True):
             values, bad, why = reading.read(column, missing)
@@ -329,7 +338,15 @@ class TableSource:
             low, high = (bound.astype(x.dtype) for bound in self._bounds)
             low = np.where(low < self._bounds.low, np.nextafter(low, low.dtype.type(np.inf)), low)
             high = np.where(high > self._bounds.high, np.nextafter(high, high.dtype.type(-np.inf)), high)
-            account.clipped += int((((x < low) | (x > high)) & good[:, None]).sum())
+            outside = (x < low) | (x > high)
+            for at, entry in enumerate(self.entries):
+                if entry.outside == "missing" and entry.kind != "category":
+                    x[outside[:, at], at] = np.nan
+                elif entry.outside == "invalid":
+                    rows = np.flatnonzero(outside[:, at] & good)
+                    _reject(account, piece, rows, partial(_out_of_bounds, entry))
+                    good[rows] = False
+            account.clipped += int((outside & good[:, None]).sum())
             np.clip(x, low, high, out=x)
         return x
 
@@ -361,6 +378,10 @@ class TableSource:
         _reject(account, piece, rows, lambda row: count_fault(float(values[row])))
         good[rows] = False
         return tokens, np.where(good, values, 0).astype(np.int64)
+
+
+def _out_of_bounds(entry: ColumnEntry, row: int) -> str:
+    return f"{entry.name} is outside of {entry.low:g} to {entry.high:g} (see bounds, outside)"
 
 
 def _reject(account: Account, piece: Piece, rows: np.ndarray, what: Callable[[int], str]) -> None:

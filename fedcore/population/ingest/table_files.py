@@ -12,20 +12,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
-from urllib.parse import unquote
 
 import numpy as np
 
 from fedcore.errors import IngestError
+from fedcore.population.choices import Encoding
 from fedcore.population.ingest import csv_blocks
-from fedcore.population.ingest.batches import NUMBERS, Account, left_out, listed
+from fedcore.population.ingest.batches import Account
+from fedcore.population.ingest.encodings import not_text
 from fedcore.population.ingest.parts import Span, joined
 from fedcore.population.ingest.reading_ahead import made_ahead, pieces_held
 
 Where = Callable[[int], str]
-# What a column is read as: text; number, float64; whole, int64; stamp, text or a time; any, whatever it is but a list.
-As = Literal["text", "id", "number", "whole", "stamp", "any"]
-NOWHERE = "__HIVE_DEFAULT_PARTITION__"
+# What a column is read as: text; number, float64; amount, a number or text of one that has marks of its own; whole,
+# int64; stamp, text or a time; any, whatever it is but a list.
+As = Literal["text", "id", "number", "amount", "whole", "stamp", "any"]
 HEAD = 1000  # lines of JSON whose keys are the columns
 HEAD_BYTES = 1 << 20
 BLANKS = 4  # at the end or beginning of a line of JSON; where there are more, reading is slower
@@ -97,12 +98,13 @@ class CsvFile:
     missing: frozenset[str] = frozenset(csv_blocks.MISSING)
     decimal: str = "."
     longest: int = csv_blocks.LONGEST_RECORD
+    encoding: Encoding = "utf-8"
     name: str = ""
     names: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.name = self.name or self.path.name
-        self.names = csv_blocks.header(self.path, self.delimiter, self.longest)
+        self.names = csv_blocks.header(self.path, self.delimiter, self.longest, self.encoding)
         if len(self.names) == 1:
             for other in (";", "\t", "|", ","):
                 if other in self.names[0] and other != self.delimiter:
@@ -113,10 +115,19 @@ class CsvFile:
                     )
 
     def spans(self, size: int, numbered: bool) -> list[Span]:
-        blocks = csv_blocks.blocks(self.path, min(size, SCANNED), self.delimiter, longest=self.longest)
+        blocks = self._blocks(min(size, SCANNED))
         blocks = csv_blocks.without_header(blocks, self.delimiter)
         count = partial(csv_blocks.count_records, delimiter=self.delimiter) if numbered else None
         return joined(csv_blocks.spans(blocks, count), size)
+
+    def _blocks(self, size: int, span: Span | None = None) -> Iterator[csv_blocks.Block]:
+        return csv_blocks.blocks(self.path, size, self.delimiter, span, self.longest, self.encoding)
+
+    def head(self) -> Iterator[list[str]]:
+        """The fields of the first records, of about 1 MiB; malformed ones are left out."""
+        block = next(csv_blocks.without_header(self._blocks(HEAD_BYTES), self.delimiter), None)
+        records = iter(()) if block is None else csv_blocks.records(self.path, block, self.delimiter)
+        yield from (fields for _, fields in records if len(fields) == len(self.names))
 
     def pieces(
         self, wanted: Mapping[str, As], size: int, account: Account, span: Span | None = None
@@ -132,7 +143,7 @@ class CsvFile:
                 block, self.names, types, self.delimiter, sorted(self.missing), self.decimal
             )
 
-        blocks = csv_blocks.blocks(self.path, max(size // pieces_held(), 1), self.delimiter, span, self.longest)
+        blocks = self._blocks(max(size // pieces_held(), 1), span)
         if span is None:
             blocks = csv_blocks.without_header(blocks, self.delimiter)
         for block, table in made_ahead(blocks, parsed, helping=True):
@@ -204,8 +215,8 @@ class _Kept:
     def _read(self, kind: As, one: Any) -> Any:
         if one is None:
             return None
-        if isinstance(one, (list, dict)):
-            raise ValueError(one)
+        if isinstance(one, (list, dict)) or (kind == "amount" and isinstance(one, (float, bool))):
+            raise ValueError(one)  # an amount: JSON's point is not the mark of the column
         if kind == "number":
             return csv_blocks.number(one, self.missing, self.decimal) if isinstance(one, str) else float(one)
         if kind != "whole":
@@ -229,6 +240,7 @@ class _Kept:
 
 _whats: dict[As, str] = {
     "number": "a number",
+    "amount": "text with the marks of the column (decimal, thousands)",
     "text": "text",
     "id": "text or a whole number",
     "stamp": "a time",
@@ -255,6 +267,7 @@ class JsonFile:
     path: Path
     missing: frozenset[str] = frozenset(csv_blocks.MISSING)
     longest: int = csv_blocks.LONGEST_RECORD
+    encoding: Encoding = "utf-8"
     name: str = ""
     names: list[str] = field(default_factory=list)
 
@@ -271,7 +284,7 @@ class JsonFile:
 
     def head(self) -> Iterator[dict[str, Any]]:
         """The objects of the first 1,000 lines."""
-        block = next(csv_blocks.blocks(self.path, HEAD_BYTES, None, longest=self.longest), None)
+        block = next(self._blocks(HEAD_BYTES), None)
         for line in [] if block is None else block.data.splitlines()[:HEAD]:
             try:
                 value = json.loads(line) if line.strip() else None
@@ -281,8 +294,10 @@ class JsonFile:
                 yield value
 
     def spans(self, size: int, numbered: bool) -> list[Span]:
-        blocks = csv_blocks.blocks(self.path, min(size, SCANNED), None, longest=self.longest)
-        return joined(csv_blocks.spans(blocks, _objects if numbered else None), size)
+        return joined(csv_blocks.spans(self._blocks(min(size, SCANNED)), _objects if numbered else None), size)
+
+    def _blocks(self, size: int, span: Span | None = None) -> Iterator[csv_blocks.Block]:
+        return csv_blocks.blocks(self.path, size, None, span, self.longest, self.encoding)
 
     def pieces(
         self, wanted: Mapping[str, As], size: int, account: Account, span: Span | None = None
@@ -295,7 +310,7 @@ class JsonFile:
         schema = pa.schema({**types, **dict.fromkeys(whole, pa.int64())})
         parse = arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
         first = 0 if span is None else span.first
-        for block in csv_blocks.blocks(self.path, size, None, span, self.longest):
+        for block in self._blocks(size, span):
             table = None
             if _an_object_a_line(block.data) and csv_blocks.is_text(block.data):
                 read = arrow_json.ReadOptions(use_threads=False, block_size=max(len(block.data), 1))
@@ -326,7 +341,7 @@ class JsonFile:
             try:
                 value = json.loads(raw.decode("utf-8"))  # of bytes, it takes halves of surrogate pairs
             except UnicodeDecodeError as error:
-                raise IngestError(f"{self.path}, line {line}: not UTF-8 text.", "Save the file as UTF-8.") from error
+                raise not_text(self.path, line, block.codec) from error
             except (ValueError, RecursionError):
                 value = None
             if not isinstance(value, dict):
@@ -358,59 +373,3 @@ def _an_object_a_line(data: bytes) -> bool:
 def _objects(block: csv_blocks.Block) -> int:
     """How many lines are not blank."""
     return sum(1 for line in block.data.splitlines() if line.strip())
-
-
-# --- partitions -------------------------------------------------------------------------------------------------------
-
-
-def partition_of(file: Path, folder: Path) -> dict[str, str | None]:
-    """Columns and values in the names of the folders between the two, as Hive writes them: `year=2024/month=3`."""
-    found: dict[str, str | None] = {}
-    for part in file.relative_to(folder).parts[:-1]:
-        name, equals, value = part.partition("=")
-        if equals and name:
-            found[unquote(name)] = None if value == NOWHERE else unquote(value)
-    return found
-
-
-class Partitioned:
-    """A file with columns that its folders' names have, the same value in every record."""
-
-    def __init__(self, file: TableFile, path: Path, partition: Mapping[str, str | None], missing: frozenset[str]):
-        own = {name: value for name, value in partition.items() if name not in file.names}
-        self.file, self.path, self.partition, self.missing = file, path, own, missing
-        self.names = [*file.names, *own]
-        self.name = "/".join([*(f"{name}={value}" for name, value in partition.items()), file.name])
-
-    def spans(self, size: int, numbered: bool) -> list[Span]:
-        return self.file.spans(size, numbered)
-
-    def pieces(
-        self, wanted: Mapping[str, As], size: int, account: Account, span: Span | None = None
-    ) -> Iterator[Piece]:
-        import pyarrow as pa
-
-        mine = {name: kind for name, kind in wanted.items() if name in self.partition}
-        kept = _Kept(mine, self.name, self.missing, ".")
-        try:
-            held = {name: kept._read(kind, self.partition[name]) for name, kind in kept.wanted.items()}
-        except ValueError as error:
-            names = [name for name, kind in kept.wanted.items() if kind == "number"]
-            raise IngestError(
-                f"{self.path}: {listed(names)} of the folders' names hold no numbers.",
-                left_out(account.columns, names),
-                remedy_without_values=NUMBERS,
-            ) from error
-        others = {name: kind for name, kind in wanted.items() if name not in self.partition}
-        for piece in self.file.pieces(others, size, account, span):
-            own = iter(piece.columns)
-            yield Piece(
-                [
-                    pa.repeat(pa.scalar(held[name], arrow_type(kind)), len(piece.records))
-                    if name in self.partition
-                    else next(own)
-                    for name, kind in wanted.items()
-                ],
-                piece.where,
-                piece.records,
-            )

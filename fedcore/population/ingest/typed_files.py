@@ -18,8 +18,8 @@ from fedcore.errors import IngestError
 from fedcore.population.ingest.batches import NUMBERS, Account, left_out, listed
 from fedcore.population.ingest.parts import Span, joined
 from fedcore.population.ingest.reading_ahead import read_ahead, read_at_once
-from fedcore.population.ingest.readings import is_stamp
 from fedcore.population.ingest.table_files import As, Piece, Where, arrow_type
+from fedcore.population.ingest.time_stamps import is_stamp
 
 PAGES = 1 << 18  # bytes of a column of Parquet that are read ahead, in place of all of it in a row group
 QUERY_BYTES = 256 << 20  # memory that DuckDB may hold; with one thread it needs little
@@ -104,14 +104,16 @@ class _Typed(ABC):
                 f"{self.path}: the column {name!r} is of type {held}.",
                 "It should hold text, whole numbers or booleans.",
             )
-        wanted = arrow_type(kind)
         fine = whole
         if kind in ("text", "id"):
             fine = text or (whole and kind == "id")
-        elif kind == "number":
-            fine = _numeric(held)
+        elif kind == "amount" and text:
+            return column
+        elif kind in ("number", "amount"):
+            kind, fine = "number", _numeric(held)
             if pa.types.is_boolean(held):
                 column = column.cast(pa.int8())
+        wanted = arrow_type(kind)
         if not fine:
             raise IngestError(
                 f"{self.path}: the column {name!r} is of type {held}.", f"It should be {wanted}; convert it."
