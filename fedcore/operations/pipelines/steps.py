@@ -179,6 +179,11 @@ class Pipeline(Scheduled):
         """What each step is called, in their order."""
         return [label(step) for step in self.step]
 
+    @property
+    def ingests(self) -> bool:
+        """Whether it makes, or adds to, its population."""
+        return any(isinstance(step, Ingest) for step in self.step)
+
     def labelled(self, called: str) -> Step:
         """The step of this label. Raises KeyError."""
         return dict(zip(self.labels, self.step, strict=True))[called]
