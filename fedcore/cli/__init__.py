@@ -23,6 +23,7 @@ from fedcore.cli.runs import evaluate, export, personalise, report, runs_app
 from fedcore.cli.selecting import select
 from fedcore.cli.serving import backfill, deploy, serve, watch
 from fedcore.cli.training import resume, train
+from fedcore.cli.up import down, up
 from fedcore.cli.verifying import verify, verify_statement
 from fedcore.errors import ConfigError, FedcoreError
 
@@ -69,6 +70,8 @@ for command in (
     personalise,
     evaluate,
     verify,
+    up,
+    down,
     serve,
     deploy,
     watch,

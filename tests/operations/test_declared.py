@@ -1,5 +1,6 @@
 """What a file declares: one schema, unknown keys named with the nearest known one, all problems in one list."""
 
+import json
 from pathlib import Path
 
 import jsonschema
@@ -8,6 +9,7 @@ import pytest
 from fedcore.errors import ConfigError
 from fedcore.operations.deployment import json_schema, read_file
 from fedcore.storage.parsing import read_toml
+from tests.command import fedcore
 
 EXAMPLES = Path(__file__).parents[2] / "deployments"
 POPULATION = """
@@ -95,10 +97,14 @@ def test_what_is_refused(tmp_path, text, words):
 
 
 def test_the_json_schema_takes_what_is_read_and_refuses_other_keys(tmp_path):
-    schema = json_schema()
+    printed = fedcore("up", "--schema")
+    schema = json.loads(printed.out)
+    assert printed.code == 0 and schema == json_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     validator = jsonschema.Draft202012Validator(schema)
-    files = sorted(EXAMPLES.glob("*.toml"))
+    page = EXAMPLES.with_name("docs") / "up.md"
+    (tmp_path / "page.toml").write_text(page.read_text().split("```toml\n")[1].split("```")[0])
+    files = [tmp_path / "page.toml", *sorted(EXAMPLES.glob("*.toml"))]
     for file in [write(tmp_path, WHOLE), *files]:
         read_file(file)
         assert not list(validator.iter_errors(read_toml(file))), file.name
