@@ -22,6 +22,7 @@ from fedcore.cli.populations import population_app
 from fedcore.cli.runs import evaluate, export, personalise, report, runs_app
 from fedcore.cli.selecting import select
 from fedcore.cli.serving import backfill, deploy, serve, watch
+from fedcore.cli.status import status
 from fedcore.cli.training import resume, train
 from fedcore.cli.up import down, up
 from fedcore.cli.verifying import verify, verify_statement
@@ -72,6 +73,7 @@ for command in (
     verify,
     up,
     down,
+    status,
     serve,
     deploy,
     watch,

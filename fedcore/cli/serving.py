@@ -83,7 +83,9 @@ def serve_file(
     with server.environment(server.SAFE_PATH), server.server(first=ready) as base:  # for the processes of runs, too
         served(base)
         tell([f"Prefect UI: {base}", *([login_in_words()] if own else [])])
-        with keeping(keep_blocks) if keep_blocks else nullcontext():
+        names = [item.name for item in (*content.deployment, *content.pipeline)]
+        marking = import_module("fedcore.flows.dead").marking(f"{base}/api", names)
+        with keeping(keep_blocks) if keep_blocks else nullcontext(), marking:
             import_module("fedcore.flows.serve").serve(content)
 
 
