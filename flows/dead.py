@@ -8,7 +8,7 @@ flow run of another host, or without such a note, is left as it is.
 import logging
 import threading
 import urllib.error
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -34,7 +34,7 @@ def note(run_count: int) -> dict[str, Any]:
 def noted(flow_run: Mapping[str, Any]) -> Holder | None:
     """The process that a flow run was noted for in its present attempt; None if there is no such note."""
     labels = flow_run.get("labels") or {}
-    facts = {name: labels.get(f"{NOTE}{name}") for name in ("host", "pid", "started", "attempt")}
+    facts: dict[str, Any] = {name: labels.get(f"{NOTE}{name}") for name in ("host", "pid", "started", "attempt")}
     try:
         if int(facts.pop("attempt")) != flow_run["run_count"]:  # it was started again, and has not noted that yet
             return None
@@ -154,18 +154,27 @@ def marking(address: str, deployments: Sequence[str]) -> Iterator[None]:
     """Inside, flow runs whose process has died are marked: at once, every minute, and at the end. Starts of these
     deployments that were missed before are left out.
     """
+    try_to_mark(address, deployments)
+    with repeating(lambda: try_to_mark(address), EVERY, at_once=False):
+        yield
+    try_to_mark(address)
+
+
+@contextmanager
+def repeating(work: Callable[[], object], every: float, *, at_once: bool = True) -> Iterator[None]:
+    """Inside, another thread works every so many seconds. work: raises nothing"""
     done = threading.Event()
 
-    def work() -> None:
-        while not done.wait(EVERY):
-            try_to_mark(address)
+    def repeat() -> None:
+        if at_once:
+            work()
+        while not done.wait(every):
+            work()
 
-    try_to_mark(address, deployments)
-    thread = threading.Thread(target=work, daemon=True)
+    thread = threading.Thread(target=repeat, daemon=True)
     thread.start()
     try:
         yield
     finally:
         done.set()
-        thread.join(EVERY)
-        try_to_mark(address)
+        thread.join(every)

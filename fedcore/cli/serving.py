@@ -7,7 +7,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -83,10 +83,18 @@ def serve_file(
     with server.environment(server.SAFE_PATH), server.server(first=ready) as base:  # for the processes of runs, too
         served(base)
         tell([f"Prefect UI: {base}", *([login_in_words()] if own else [])])
-        names = [item.name for item in (*content.deployment, *content.pipeline)]
+        names = [item.name for item in content.deployment] + [item.name for item in content.pipeline]
         marking = import_module("fedcore.flows.dead").marking(f"{base}/api", names)
-        with keeping(keep_blocks) if keep_blocks else nullcontext(), marking:
+        with keeping(keep_blocks) if keep_blocks else nullcontext(), marking, _pruning(content, base, own):
             import_module("fedcore.flows.serve").serve(content)
+
+
+def _pruning(content: DeploymentFile, base: str, own: bool) -> AbstractContextManager[None]:
+    """Inside, old artifacts are removed, as the file says, or by default on a server of this process."""
+    flows = import_module("fedcore.flows.pruning")
+    days = content.storage.ui_days or (flows.DAYS if own else None)
+    found: AbstractContextManager[None] = nullcontext() if days is None else flows.pruning(f"{base}/api", days)
+    return found
 
 
 def login_in_words() -> str:

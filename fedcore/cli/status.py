@@ -67,12 +67,12 @@ def _file(where: str | None) -> Path | None:
 
 
 def _folders(content: DeploymentFile) -> list[str]:
-    return list(dict.fromkeys(item.runs for item in (*content.deployment, *content.pipeline)))
+    return list(dict.fromkeys([*(item.runs for item in content.deployment), *(item.runs for item in content.pipeline)]))
 
 
 def _populations(content: DeploymentFile) -> list[str]:
-    named = [item.path for item in content.population]
-    return list(dict.fromkeys([*named, *(item.population for item in (*content.deployment, *content.pipeline))]))
+    named = [item.path for item in content.population] + [item.population for item in content.deployment]
+    return list(dict.fromkeys([*named, *(item.population for item in content.pipeline)]))
 
 
 def _prefect(file: Path | None) -> dict[str, Any] | None:

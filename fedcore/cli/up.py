@@ -70,8 +70,8 @@ def down(file: File = Path("fedcore.toml"), as_json: Json = False) -> None:
     from fedcore.operations.up_record import standing
 
     running = standing(file)
-    if running is not None:
-        pid = running.holder.pid
+    pid = None if running is None else running.holder.pid
+    if running is not None and pid is not None:
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):  # Prefect's runner may want a second one
             if not running.holder.alive(expired=True):
                 break
@@ -84,7 +84,6 @@ def down(file: File = Path("fedcore.toml"), as_json: Json = False) -> None:
                 raise ConfigError(f"process {pid} belongs to another user.", "Only that user can end it.") from None
             except psutil.TimeoutExpired:
                 continue
-    pid = None if running is None else running.holder.pid
     if as_json:
         return say({"file": str(file), "ended": pid}, True)
     print(f"{file.name} is not being served." if pid is None else f"{file.name}: process {pid} ended.")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from fedcore.errors import BudgetExists, BudgetMissing, ConfigError, FedcoreError, IngestError, PopulationNotFound
@@ -74,14 +75,14 @@ def declared_problems(content: DeploymentFile, notes: Path) -> list[Problem]:
     declared = {item.path: item for item in content.population}
     for item in content.population:
         where = f"population {item.path!r}"
-        found += [(where, error) for error in _caught(lambda item=item: _check(content, item, notes))]
+        found += [(where, error) for error in _caught(partial(_check, content, item, notes))]
     made = {item.path for item in content.population} | {one.population for one in content.pipeline if one.ingests}
     for deployment in content.deployment:
         budget = declared[deployment.population].budget if deployment.population in declared else None
         if deployment.population not in made or not is_private(deployment) or budget is not None:
             continue
-        if not list(_caught(lambda path=deployment.population: existing(path))) and existing(deployment.population):
-            continue  # where there is one, its ledger is asked
+        if list(_caught(partial(existing, deployment.population))) or existing(deployment.population) is not None:
+            continue  # where there is one, or it cannot be opened, others say so
         error = BudgetMissing(
             f"the population {deployment.population} is still to be made, and the file declares no budget for it.",
             "Write [population.budget] below its [[population]]: private runs need one.",

@@ -119,6 +119,13 @@ class Storage(BaseModel):
         description="URL of the ledger that new populations name, unless FEDCORE_LEDGER is set; the user's own by "
         "default. A path after sqlite:/// is taken from the file's folder",
     )
+    ui_days: float | None = Field(
+        None,
+        ge=1 / 24,
+        le=36_600,
+        description="days after which artifacts of flow runs that ended are removed, but for the newest of each; by "
+        "default 30 on a Prefect server that fedcore starts, and never on another one",
+    )
     keep_blocks_bytes: int = Field(
         0, ge=0, le=2**62, description="decoded client data to keep on this machine's disk for later runs, bytes"
     )

@@ -93,8 +93,8 @@ def test_the_operator_declares_more_clients_by_hand(tmp_path):
     place = place_of(tmp_path / "a", PRIVATE + HEAD + INGEST + TRAIN, cohorts=False)
     assert trained(place, [2, 3]) == ["done", "skipped"]
     (tmp_path / "more.csv").write_text("client,token,count\nz,1,1\n")
-    works("population", "ingest", tmp_path / "more.csv", place.population, *"--append --client client".split(),
-          "--nominal-clients", "24")  # fmt: skip
+    more = ["--append", "--client", "client", "--nominal-clients", 24]
+    works("population", "ingest", tmp_path / "more.csv", place.population, *more)
     assert trained(place, [4, 5]) == ["done", "skipped"]
 
 
