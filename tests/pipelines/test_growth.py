@@ -80,6 +80,7 @@ def test_declared_clients_decide_and_neither_files_nor_clients(tmp_path, monkeyp
 def test_a_schedule_whose_new_clients_replace_the_initial_ones_is_never_slowed_down(tmp_path):
     place = place_of(tmp_path / "a", HORIZON + HEAD + INGEST + "newcomers = 3\n" + TRAIN)
     assert trained(place, range(2, 8)) == ["done"] * 6
+    assert "make run" in expected(place.ready, day(8))[1]["would"], "its cohort is opened before"
 
 
 def test_a_run_that_was_begun_is_not_left_out(tmp_path):

@@ -22,8 +22,9 @@ from fedcore.runs.store import Run, list_runs
 from fedcore.training.budget import ledger_of
 
 
-def too_little(item: Deployment, at: datetime) -> str:
-    """Why the private training of this time is left out; "" if it is made.
+def too_little(item: Deployment, at: datetime, coming: int = 0) -> str:
+    """Why the private training of this time is left out; "" if it is made. coming: clients that will be declared before
+    it, with the next cohort.
 
     With g clients declared since the last run of the deployment, p declared clients in that run, and a budget that
     funds h runs, it is made if 2 h g >= p. So a schedule whose new clients replace the initial ones within h runs is
@@ -43,6 +44,7 @@ def too_little(item: Deployment, at: datetime) -> str:
     if budget is None or not isinstance(took_part, int):
         return ""
     grown, funded = _grown(population, last), _runs_funded(item, budget)
+    grown += coming if population.manifest.cohorts and population.manifest.period is None else 0
     if 2 * funded * grown >= took_part:
         return ""
     needed = -(-took_part // (2 * funded))

@@ -58,7 +58,8 @@ def _would(ready: Ready, step: Step, at: datetime) -> str:
     if isinstance(step, Train):
         if existing(item.population) is None and ready.ingest is not None:
             return f"make run {run_name(item.name, at)} of the population that the pipeline makes"
-        if ready.when(step) == "if_grown" and (why := too_little(item, at)):
+        coming = 0 if ready.ingest is None else ready.ingest.newcomers or 0
+        if ready.when(step) == "if_grown" and (why := too_little(item, at, coming)):
             return f"do nothing: {why}"
         request = request_of(ready, item, at)
         spec = resolve(request, open_inputs(request))
