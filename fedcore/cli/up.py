@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -51,6 +52,7 @@ def up(
         return _check(file, content, as_json)
     if (running := standing(file)) is not None:
         return _tell_of(file, running)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # until Prefect's runner has its own
     try:
         with serving_alone(file):
             _create(file, content)

@@ -89,6 +89,7 @@ def test_up_killed_up_again_and_down(folder):
         ended = subprocess.run(command(folder, "down", "--json"), capture_output=True, text=True, timeout=120)
         assert json.loads(ended.stdout)["ended"] == process.pid
         process.wait(60)
+        assert not (folder / ".fedcore" / "fedcore.json").exists(), "it ended by itself"
     finally:
         process.kill()
     assert "is not being served" in subprocess.run(command(folder, "down"), capture_output=True, text=True).stdout
