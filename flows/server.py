@@ -1,17 +1,20 @@
 """A Prefect server on this host, for when PREFECT_API_URL names none.
 
 Every user of the host reaches its port, and whoever may tell a Prefect server what to do runs commands as those whose
-flows it starts. So it wants a password, which is made anew for each server and which only the server, this process and
-its children know; and its port is taken here, before somebody who sees the number could answer in its place.
+flows it starts. So it wants a password. That of a server with a UI is kept in a file of Prefect's folder which only its
+owner can read; that of any other server is made anew, and only the server, this process and its children know it. The
+port is taken here, before another process could answer in its place.
 
 This module does not import Prefect, which reads its settings when it is imported.
 """
 
 import base64
 import os
+import re
 import secrets
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -43,6 +46,8 @@ main()
 ADDRESS = "PREFECT_API_URL"
 ASKED_FOR = "PREFECT_SERVER_API_AUTH_STRING"  # the password that a server wants
 GIVEN = "PREFECT_API_AUTH_STRING"  # the one that is sent to it
+LOGIN = re.compile(r"fedcore:[\w-]{40,}")  # as it is kept: name and password of the UI
+LOOKS = 50  # for a login that another process is about to write
 WITHOUT_UI = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1"}  # nor a scheduler: as Prefect starts its own
 # The working folder holds no modules: a folder there that is called fedcore or prefect is not to be imported.
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
@@ -67,7 +72,7 @@ def server(ui: bool = True, first: Callable[[], object] | None = None) -> Iterat
             first()
         yield address.removesuffix("/api")
         return
-    password = os.environ.get(ASKED_FOR) or f"fedcore:{secrets.token_urlsafe(32)}"
+    password = os.environ.get(ASKED_FOR) or (kept_login() if ui else _new_login())
     with port_taken() as taken:
         base = f"http://127.0.0.1:{taken.getsockname()[1]}"
         own = {"PREFECT_SERVER_UI_API_URL": f"{base}/api", "PREFECT__SERVER_FINAL": "1", ASKED_FOR: password}
@@ -95,13 +100,62 @@ def server(ui: bool = True, first: Callable[[], object] | None = None) -> Iterat
                 _stop(process)
 
 
+def prefect_home() -> Path:
+    """Prefect's folder: its database, and the login of the UI."""
+    return Path(os.environ.get("PREFECT_HOME") or Path.home() / ".prefect").expanduser()
+
+
+def login_file() -> Path:
+    return prefect_home() / "fedcore-login"
+
+
+def kept_login() -> str:
+    """Name and password of the UI, as "name:password": those that are kept, or new ones that are kept from now on. A
+    file that other users can read, or of another user, is replaced. Raises ConfigError if none can be kept.
+    """
+    file = login_file()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        for _ in range(LOOKS):
+            if (login := _login_in(file)) is not None:
+                return login
+            try:
+                written = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            except FileExistsError:
+                time.sleep(0.02)
+                continue
+            with open(written, "w") as opened:
+                opened.write(login := _new_login())
+            return login
+        file.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"the login of the Prefect UI cannot be kept in {file}: {error.strerror}.",
+            f"Set PREFECT_HOME to a folder of your own, or {ASKED_FOR} to name:password.",
+        ) from None
+    return kept_login()
+
+
+def _new_login() -> str:
+    return f"fedcore:{secrets.token_urlsafe(32)}"
+
+
+def _login_in(file: Path) -> str | None:
+    """What the file keeps; None if there is none, or it is not for its owner's eyes only."""
+    try:
+        facts, text = file.lstat(), file.read_text()
+    except (OSError, UnicodeDecodeError):
+        return None
+    private = stat.S_ISREG(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o077
+    return text if private and LOGIN.fullmatch(text) else None
+
+
 def close_databases() -> None:
     """Take the databases of Prefect's folder (PREFECT_HOME) from other users: one that a server made by itself is open
     to them, and holds the parameters and logs of runs.
     """
-    home = Path(os.environ.get("PREFECT_HOME") or Path.home() / ".prefect")
     with suppress(OSError):
-        for file in home.expanduser().glob("prefect.db*"):
+        for file in prefect_home().glob("prefect.db*"):
             with suppress(OSError):  # another user's
                 file.chmod(0o600)
 

@@ -14,6 +14,11 @@ DEFAULTS = {
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
     "PREFECT_RESULTS_PERSIST_BY_DEFAULT": "false",
     "DASK_LOGGING__DISTRIBUTED": "error",
+    # Each new version of an artifact is also an event that holds all of it.
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_EVENT_RETENTION_OVERRIDES": (
+        '{"prefect.artifact-collection.updated": 3600, "prefect.artifact-collection.created": 3600, '
+        '"prefect.flow-run.heartbeat": 604800}'
+    ),
 }
 JSON_LINES = {
     "PREFECT_LOGGING_FORMATTERS_JSON_CLASS": "fedcore.operations.log_lines.JsonLines",

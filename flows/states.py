@@ -12,9 +12,12 @@ of a schedule and of the type COMPLETED; the flow then returns the error.
 import logging
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
-from prefect import get_run_logger
+from fedcore.flows.dead import note
+from prefect import get_client, get_run_logger
 from prefect.client.schemas import State
+from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
 from fedcore.errors import FedcoreError, Waiting, WorkerFailed
@@ -55,6 +58,17 @@ def failed(error: FedcoreError, refused: bool) -> State:
     return Failed(name=REFUSED if refused else "Failed", message=str(error), data=error)
 
 
+def note_process() -> None:
+    """Note on this flow run which process makes it, by which one that died is known."""
+    if flow_run.id is None:
+        return
+    try:
+        with get_client(sync_client=True) as client:
+            client.update_flow_run_labels(UUID(str(flow_run.id)), note(flow_run.run_count or 0))
+    except Exception as error:  # it decides nothing
+        get_run_logger().warning("the process of this flow run is not noted: %s: %s", type(error).__name__, error)
+
+
 def run_to_state(
     work: Callable[[list], Any],
     describe: Callable[[list], str],
@@ -69,6 +83,7 @@ def run_to_state(
     """
     kept: list = []
     without_tracebacks()
+    note_process()
     try:
         return work(kept)
     except Waiting as error:

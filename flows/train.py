@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fedcore.flows.dead import try_to_mark
 from fedcore.flows.limits import using
 from fedcore.flows.names import kept
 from fedcore.flows.own_server import flow
@@ -20,6 +21,7 @@ from fedcore.tasks.training import next_rounds
 from prefect import Flow, get_client, get_run_logger
 from prefect.client.schemas import State
 from prefect.runtime import deployment, flow_run
+from prefect.settings import get_current_settings
 from pydantic import BaseModel
 
 from fedcore.errors import ConfigError, PopulationError
@@ -188,6 +190,7 @@ def resume_run(run: str, compute: Compute = Compute(), take_over: bool = False, 
         take_over: take the run from a holder that seems alive
         population: where the population is now, if it was moved
     """
+    try_to_mark(str(get_current_settings().api.url))
     opened = run_to_state(lambda _: _open_to_resume(run), lambda _: f"run {_last(run)} cannot be resumed")
     if not isinstance(opened, Run):
         return opened  # the state that says why not

@@ -22,7 +22,9 @@ from fedcore.cli.populations import population_app
 from fedcore.cli.runs import evaluate, export, personalise, report, runs_app
 from fedcore.cli.selecting import select
 from fedcore.cli.serving import backfill, deploy, serve, watch
+from fedcore.cli.status import status
 from fedcore.cli.training import resume, train
+from fedcore.cli.up import down, up
 from fedcore.cli.verifying import verify, verify_statement
 from fedcore.errors import ConfigError, FedcoreError
 
@@ -69,6 +71,9 @@ for command in (
     personalise,
     evaluate,
     verify,
+    up,
+    down,
+    status,
     serve,
     deploy,
     watch,

@@ -11,6 +11,7 @@ import typer
 
 from fedcore.cli.help_text import Commands
 from fedcore.cli.options import Json, Local
+from fedcore.cli.serving import use_ledger_of
 from fedcore.cli.terminal import importing, say, table, warn
 from fedcore.errors import ConfigError, StepsFailed
 
@@ -95,6 +96,7 @@ def _ready(file: Path, name: str) -> Ready:
     from fedcore.operations.pipelines.law import ready
 
     content = read_file(file)
+    use_ledger_of(content)
     for pipeline in content.pipeline:
         if pipeline.name == name:
             return ready(pipeline, content.deployment)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+import stat
+import sys
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
 
-from fedcore.cli.options import Json
+from fedcore.cli.options import Json, use_ledger
 from fedcore.cli.terminal import parse_bytes, parse_seconds, say, table
-from fedcore.errors import ConfigError
+from fedcore.errors import ConfigError, FedcoreError
 
 if TYPE_CHECKING:
     from fedcore.operations.deployment import DeploymentFile
@@ -40,39 +42,91 @@ def serve(
         typer.Option(
             "--keep-blocks",
             help="Most bytes of decoded client data to keep on this machine's disk for later runs, e.g. 4GiB "
-            "[default: none].",
+            "[default: as the file says, or none].",
         ),
     ] = None,
 ) -> None:
     """Serve scheduled trainings and pipelines until stopped; starts a Prefect server here if PREFECT_API_URL names
     none.
     """
-    from fedcore.operations.deployment import expectations, read_file
-    from fedcore.population.kept_blocks import keeping
+    from fedcore.operations.deployment import read_file
 
-    kept = None if keep_blocks is None else parse_bytes(keep_blocks)
     content = read_file(file)
+    use_ledger_of(content)
+    kept = content.storage.keep_blocks_bytes if keep_blocks is None else parse_bytes(keep_blocks)
+    serve_file(file, content, kept, unchecked=unchecked)
+
+
+def serve_file(
+    file: Path,
+    content: DeploymentFile,
+    keep_blocks: int = 0,
+    *,
+    unchecked: bool = False,
+    served: Callable[[str], object] = lambda address: None,
+) -> None:
+    """Serve what is in a file until this process is stopped.
+
+    keep_blocks: bytes of decoded client data to keep for later runs; 0 for none. served: is given the address of the
+    Prefect UI when it answers. Raises NotReady, and ConfigError if the server does not start.
+    """
+    from fedcore.operations.deployment import expectations
+    from fedcore.population.kept_blocks import keeping
 
     def ready() -> None:
         if not unchecked:
             _check(file, content)
-        _tell(expectations(content.deployment))
+        tell(expectations(content.deployment))
 
     server = import_module("fedcore.flows.server")
-    own, chosen = not os.environ.get("PREFECT_API_URL"), os.environ.get("PREFECT_SERVER_API_AUTH_STRING")
+    own = not os.environ.get("PREFECT_API_URL")
     with server.environment(server.SAFE_PATH), server.server(first=ready) as base:  # for the processes of runs, too
-        _tell([f"Prefect UI: {base}"])
-        if own and chosen:
-            _tell(["It asks for the value of PREFECT_SERVER_API_AUTH_STRING."])
-        elif own:
-            _tell(
-                [
-                    "It is closed by a password that nobody is told. To look at it, choose one before you start: "
-                    "PREFECT_SERVER_API_AUTH_STRING=name:password."
-                ]
-            )
-        with nullcontext() if kept is None else keeping(kept):
+        served(base)
+        tell([f"Prefect UI: {base}", *([login_in_words()] if own else [])])
+        names = [item.name for item in content.deployment] + [item.name for item in content.pipeline]
+        marking = import_module("fedcore.flows.dead").marking(f"{base}/api", names)
+        with keeping(keep_blocks) if keep_blocks else nullcontext(), marking, _pruning(content, base, own):
             import_module("fedcore.flows.serve").serve(content)
+
+
+def _pruning(content: DeploymentFile, base: str, own: bool) -> AbstractContextManager[None]:
+    """Inside, old artifacts are removed, as the file says, or by default on a server of this process."""
+    flows = import_module("fedcore.flows.pruning")
+    days = content.storage.ui_days or (flows.DAYS if own else None)
+    found: AbstractContextManager[None] = nullcontext() if days is None else flows.pruning(f"{base}/api", days)
+    return found
+
+
+def login_in_words() -> str:
+    """How to log in to the UI of a server that was started here. The password itself is in it only if what is printed
+    cannot be read by other users.
+    """
+    server = import_module("fedcore.flows.server")
+    if os.environ.get(server.ASKED_FOR):
+        return f"It asks for the value of {server.ASKED_FOR}."
+    where = server.login_file()
+    if _read_by_others(sys.stderr):
+        return f"Login: the text in {where}, which only you can read; this output is not as private."
+    return f"Login: {server.kept_login()} (name:password, kept in {where})"
+
+
+def _read_by_others(output: TextIO | None) -> bool:
+    """Whether what is printed ends in a file that other users can read, or in a log that is collected."""
+    from fedcore.operations import log_lines
+
+    if log_lines.wanted() or output is None:
+        return True
+    try:
+        mode = os.fstat(output.fileno()).st_mode
+    except (OSError, ValueError):
+        return True
+    return stat.S_ISSOCK(mode) or (stat.S_ISREG(mode) and bool(mode & 0o044))
+
+
+def use_ledger_of(content: DeploymentFile) -> None:
+    """Name the file's ledger for this process and its children, unless FEDCORE_LEDGER names one."""
+    if content.storage.ledger is not None and not os.environ.get("FEDCORE_LEDGER"):
+        use_ledger(content.storage.ledger)
 
 
 def deploy(
@@ -99,6 +153,7 @@ def deploy(
     from fedcore.operations.deployment import expectations, read_file
 
     content = read_file(file)
+    use_ledger_of(content)
     _server("to register deployments with", "; or use `fedcore serve`, which needs none")
     if not unchecked:
         _check(file, content)
@@ -109,7 +164,7 @@ def deploy(
     if content.notify is not None:
         flows.notify(content.notify, file.stem, rows)
     command = f"prefect worker start --pool {pool}"
-    _tell(expectations(content.deployment))
+    tell(expectations(content.deployment))
     if as_json:
         return say({"deployments": rows, "pool": pool, "worker": command, **({"sizes": sizes} if sizes else {})}, True)
     table(f"Deployments in work pool {pool}", rows)
@@ -136,7 +191,7 @@ def watch(
         except (OSError, ValueError) as error:
             if once:
                 raise ConfigError(f"the Prefect server at {address} does not answer ({error}).") from None
-            _tell([f"the Prefect server at {address} does not answer ({error}); it is asked again."])
+            tell([f"the Prefect server at {address} does not answer ({error}); it is asked again."])
             found = []
         if as_json and (once or found):
             say({"events": [{"event": event.name, **event.payload} for event in found]}, True)
@@ -205,7 +260,13 @@ def _check(file: Path, content: DeploymentFile) -> None:
     """Raises NotReady with all that is wrong, for exit code 2."""
     from fedcore.operations.deployment_checks import check_ready, problems
 
-    check_ready(file.name, [*problems(content), *import_module("fedcore.flows.serve").refused_schedules(content)])
+    check_ready(file.name, [*problems(content), *refused(content)])
+
+
+def refused(content: DeploymentFile) -> list[tuple[str, FedcoreError]]:
+    """The schedules of a file that Prefect refuses."""
+    found: list[tuple[str, FedcoreError]] = import_module("fedcore.flows.serve").refused_schedules(content)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,12 +304,12 @@ def _for_the_pool(
                 "Add the variables to the template: `prefect work-pool update --base-job-template FILE.json`.",
             )
     if kind != "process":
-        _tell(outside_of_containers(made))
+        tell(outside_of_containers(made))
     pipelines = [for_pool(item, kind) for item in getattr(content, "pipeline", ())]  # which need the image, too
     return content.model_copy(update={"deployment": made, **({"pipeline": pipelines} if pipelines else {})}), rows
 
 
-def _tell(lines: Sequence[str]) -> None:
+def tell(lines: Sequence[str]) -> None:
     from fedcore.operations.log_lines import say as say_line
 
     for line in lines:

@@ -8,14 +8,15 @@ A package registers a method under the group `fedcore.methods`, in its pyproject
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from fedcore.errors import ConfigError, MethodError
 from fedcore.population.columns import bounds_of
@@ -109,7 +110,7 @@ def _made(cls: type[AnyMethod], settings: Mapping[str, Any]) -> AnyMethod:
     except ValidationError as error:
         gone = {name: f"is not a setting: it is {value!r} in every run" for name, value in fixed.items()}
         raise ConfigError(
-            f"settings of {cls.name!r}: {explain(error, {**gone, **cls.moved_settings})}",
+            f"settings of {cls.name!r}: {explain(error, {**gone, **cls.moved_settings}, known_settings(cls.Config))}",
             f"See `fedcore methods {cls.name}`.",
         ) from None
 
@@ -142,8 +143,21 @@ def with_free_settings(method: AnyMethod, settings: Mapping[str, Any]) -> AnyMet
     return _made(cls, {**method.config.model_dump(mode="json"), **settings})
 
 
-def explain(error: ValidationError, moved: Mapping[str, str] = MappingProxyType({})) -> str:
-    """A pydantic error in one line: setting, what is wrong, what was given. moved: as `Method.moved_settings`."""
+def explain(error: ValidationError, moved: Mapping[str, str] = MappingProxyType({}), known: Iterable[str] = ()) -> str:
+    """A pydantic error in one line: setting, what is wrong, what was given. moved: as `Method.moved_settings`; known:
+    names of settings, of which the nearest one is suggested for one that does not exist.
+    """
+    return "; ".join(reasons(error, moved, lambda _: known)) + "."
+
+
+def reasons(
+    error: ValidationError,
+    moved: Mapping[str, str] = MappingProxyType({}),
+    known: Callable[[tuple[int | str, ...]], Iterable[str]] = lambda loc: (),
+) -> list[str]:
+    """The same as one text for each setting, without a full stop. known: names that may stand where one does not
+    exist, by the place of that one.
+    """
     parts = []
     for item in error.errors(include_url=False):
         where = ".".join(str(part) for part in item["loc"]) or "settings"
@@ -154,8 +168,33 @@ def explain(error: ValidationError, moved: Mapping[str, str] = MappingProxyType(
         elif told := moved.get(where) or moved.get(where.rpartition(".")[2]):
             parts.append(f"{where!r} {told}")
         elif item["type"] == "extra_forbidden":
-            parts.append(f"{where!r} is not a setting")
+            parts.append(f"{where!r} is not a setting{nearest(str(item['loc'][-1]), known(item['loc']))}")
         else:
             what = item["msg"].removeprefix("Value error, ")
             parts.append(f"{where!r}: {what} (given {given!r})" if item["loc"] else f"{what} (given {given!r})")
-    return "; ".join(dict.fromkeys(parts)) + "."
+    return list(dict.fromkeys(parts))
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A suggestion to add to an error about a name that does not exist; empty if no known name is similar."""
+    found = get_close_matches(name, list(known), n=1)
+    return f" (did you mean {found[0]!r}?)" if found else ""
+
+
+def known_at(model: type[BaseModel], place: tuple[int | str, ...]) -> set[str]:
+    """The settings that may stand next to the one at this place of a model, as pydantic names places in errors."""
+    models = {model}
+    for step in place[:-1]:
+        fields = [one.model_fields[str(step)] for one in models if str(step) in one.model_fields]
+        if fields:
+            models = set().union(*(models_in(field.annotation) for field in fields))
+        elif chosen := {one for one in models if "do" in one.model_fields and one.model_fields["do"].default == step}:
+            models = chosen  # one of several models, by the value that distinguishes them
+    return {name for one in models for name in one.model_fields}
+
+
+def models_in(annotation: Any) -> set[type[BaseModel]]:
+    """The models that a setting of this type may hold."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {annotation}
+    return set().union(*map(models_in, get_args(annotation)))

@@ -20,6 +20,8 @@
 
     [monitoring]               # optional, of the whole file; or [deployment.monitoring]: see `Monitoring`
     runs_left = 5
+
+A file may also declare what `fedcore up` creates: populations, budgets, a ledger (`fedcore.operations.declared`).
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedcore.errors import ConfigError, FedcoreError
-from fedcore.methods.registry import canonical, explain, make_method
+from fedcore.methods.registry import canonical, known_at, make_method, reasons
+from fedcore.operations.declared import DeclaredPopulation, Storage
 from fedcore.operations.events import APPENDED, EVENTS
 from fedcore.operations.monitoring import Monitoring
 from fedcore.operations.pipelines.steps import Ingest, Pipeline
@@ -44,6 +47,8 @@ from fedcore.storage.parsing import read_toml
 from fedcore.training.request import LARGEST_SEED, SHARE_NAME, Series, TrainRequest
 from fedcore.training.spec import open_inputs, resolve
 from fedcore.training.warm_start import PREVIOUS
+
+SQLITE = "sqlite:///"  # how the URL of a ledger in a file begins
 
 
 class Deployment(Scheduled, Series):
@@ -95,12 +100,16 @@ class Notify(BaseModel):
 
 
 class DeploymentFile(BaseModel):
+    """Everything that a file may hold."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    deployment: list[Deployment] = Field(default_factory=list)
-    pipeline: list[Pipeline] = Field(default_factory=list)
+    population: list[DeclaredPopulation] = Field(default_factory=list, description="populations to make")
+    deployment: list[Deployment] = Field(default_factory=list, description="scheduled trainings")
+    pipeline: list[Pipeline] = Field(default_factory=list, description="scheduled steps around trainings")
     notify: Notify | None = None
     monitoring: Monitoring = Monitoring()
+    storage: Storage = Storage()
 
     @model_validator(mode="after")
     def _something(self):
@@ -109,6 +118,30 @@ class DeploymentFile(BaseModel):
         if self.notify is not None and APPENDED in self.notify.events and not self.pipeline:
             raise ValueError(f"{APPENDED} is an event of pipelines, and the file has none: make a separate automation")
         return self
+
+    @property
+    def contradictions(self) -> list[str]:
+        """What the parts of the file say against one another, as sentences without a full stop."""
+        found = []
+        for what, names in (
+            ("deployments have the same name", [item.name for item in self.deployment]),
+            ("pipelines have the same name", [item.name for item in self.pipeline]),
+            ("populations have the same path", [item.path for item in self.population]),
+        ):
+            found += [f"two {what}: {name}" for name in dict.fromkeys(names) if names.count(name) > 1]
+        fed = {pipeline.population: pipeline.name for pipeline in self.pipeline if pipeline.ingests}
+        return found + [
+            f"population {item.path!r} has a source, and pipeline {fed[item.path]!r} ingests into it: leave source "
+            "out, or a file of both would count twice"
+            for item in self.population
+            if item.source is not None and item.path in fed
+        ]
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of a file, for editors that complete and check TOML by one."""
+    made = DeploymentFile.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made, "title": "fedcore.toml"}
 
 
 def read_deployments(path: str | Path) -> list[Deployment]:
@@ -119,35 +152,62 @@ def read_deployments(path: str | Path) -> list[Deployment]:
 def read_file(path: str | Path) -> DeploymentFile:
     """A deployment file; relative folders and files are taken from the file's own folder.
 
-    Raises ConfigError for a file that cannot be read, an unknown key, or settings that the method refuses.
+    Raises ConfigError with everything that is wrong in the file: keys that do not exist, values out of range, settings
+    that a method refuses.
     """
     path = Path(path)
     try:
-        content = DeploymentFile.model_validate(read_toml(path))
+        given = read_toml(path)
     except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}.") from None
-    except ValidationError as error:
-        said = explain(error).replace(".schedule.one.", ".schedule.").replace(".schedule.several.", ".schedule.")
-        raise ConfigError(f"{path.name}: {said}", "See docs/deployments.md.") from None
     except ValueError as error:
         raise ConfigError(f"{str(path)!r} is not valid TOML: {error}.") from None
-    for what, items in (("deployments", content.deployment), ("pipelines", content.pipeline)):
-        names = [item.name for item in items]
-        if len(set(names)) != len(names):
-            raise ConfigError(f"{path.name}: two {what} have the same name.")
-    for item in content.deployment:
-        make_method(item.method, item.config)
+    content, found = None, []
+    try:
+        content = DeploymentFile.model_validate(given)
+        found = content.contradictions
+    except ValidationError as error:
+        found = [
+            said.replace(".schedule.one.", ".schedule.").replace(".schedule.several.", ".schedule.")
+            for said in reasons(error, known=lambda where: known_at(DeploymentFile, where))
+        ]
+    found += _refused_settings(given)
+    if content is None or found:
+        remedy = "See docs/deployments.md."
+        if len(found) == 1:
+            raise ConfigError(f"{path.name}: {found[0].removesuffix('.')}.", remedy)
+        listed = "".join(f"\n  - {said}" for said in found)
+        raise ConfigError(f"{len(found)} problems in {path.name}:{listed}", remedy)
     here = path.resolve().parent
     watched = [
         item if item.monitoring else item.model_copy(update={"monitoring": content.monitoring})
         for item in content.deployment
     ]
+    ledger = content.storage.ledger
+    if ledger is not None and ledger.startswith(SQLITE):
+        ledger = f"{SQLITE}{here / ledger.removeprefix(SQLITE)}"
     return content.model_copy(
         update={
+            "population": [_placed_population(item, here) for item in content.population],
             "deployment": [_placed(item, here) for item in watched],
             "pipeline": [_placed_pipeline(item, here) for item in content.pipeline],
+            "storage": content.storage.model_copy(update={"ledger": ledger}),
         }
     )
+
+
+def _refused_settings(given: dict[str, Any]) -> list[str]:
+    """What methods refuse of the settings of a file's deployments, also where something else in the file is wrong."""
+    found = []
+    deployments = given.get("deployment")
+    for item in deployments if isinstance(deployments, list) else ():
+        method, settings = (item.get("method"), item.get("config", {})) if isinstance(item, dict) else (None, None)
+        if isinstance(method, str) and isinstance(settings, dict):
+            try:
+                make_method(method, settings)
+            except ConfigError as error:
+                found.append(f"deployment {str(item.get('name'))!r}: {error.message} {error.remedy}".rstrip())
+    return found
 
 
 def shares_on(
@@ -203,6 +263,19 @@ def _placed(item: Deployment, here: Path) -> Deployment:
             for name, where in given.items()
         }
     )
+
+
+def _placed_population(item: DeclaredPopulation, here: Path) -> DeclaredPopulation:
+    """The same of a population: its folder, and the files of its first ingest."""
+    placed: dict[str, Any] = {"path": _from(here, item.path)}
+    names = ["schema_file", "vocabulary", "heldout", *(() if item.format == "sql" else ("source",))]
+    for name in names:
+        where = getattr(item, name)
+        if isinstance(where, str):
+            placed[name] = _from(here, where)
+        elif where is not None and name != "vocabulary":  # a list of files; of words it is no place
+            placed[name] = tuple(_from(here, str(one)) for one in where)
+    return item.model_copy(update=placed)
 
 
 def _placed_pipeline(item: Pipeline, here: Path) -> Pipeline:

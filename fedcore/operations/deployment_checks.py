@@ -6,7 +6,7 @@ Everything is looked up as the first run would, and nothing is written or spent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -31,18 +31,19 @@ from fedcore.training.spec import open_inputs, resolve
 Problem = tuple[str, FedcoreError]  # (of what, in words; the error that its first run would meet)
 
 
-def problems(content: DeploymentFile) -> list[Problem]:
+def problems(content: DeploymentFile, unmade: Collection[str] = ()) -> list[Problem]:
     """What is wrong: populations that are not there, or not of the kind, columns and vocabulary that are needed;
     budgets that are missing, or cannot pay the first run; evaluation sets that are not public; steps that cannot be
     made.
 
     A population that a pipeline of the file makes need not be there. A run that would wait for newcomers is no problem.
+    unmade: populations that are to be made before anything is served, or whose budgets are.
     """
-    made = {item.population for item in content.pipeline if any(isinstance(step, Ingest) for step in item.step)}
+    made = {item.population for item in content.pipeline if item.ingests}
     found = [
         (f"deployment {item.name!r}", error)
         for item in content.deployment
-        for error in _of_deployment(item, item.population in made)
+        for error in _of_deployment(item, item.population in made, item.population in unmade)
     ]
     for pipeline in content.pipeline:
         try:
@@ -78,8 +79,8 @@ def _caught(*looks: Callable[[], object]) -> Iterator[FedcoreError]:
             yield error
 
 
-def _of_deployment(item: Deployment, made_here: bool) -> Iterator[FedcoreError]:
-    if made_here and existing(item.population) is None:
+def _of_deployment(item: Deployment, made_here: bool, unmade: bool) -> Iterator[FedcoreError]:
+    if unmade or (made_here and existing(item.population) is None):
         if item.evaluate_on is not None:
             yield from _caught(lambda: check_public(Population.open(str(item.evaluate_on))))
         return

@@ -43,7 +43,7 @@ def hanging_runs(
     moment = time.time() if now is None else now
     mine = [run for run in list_runs(folder) if run.info.get("deployment") == deployment]
     for run in mine:
-        if run.status != "running" or (committed := _committed(run)) is None:
+        if run.status != "running" or (committed := committed_at(run)) is None:
             continue
         seconds, usual = moment - committed, usual_seconds(run, mine)
         if seconds > max(monitoring.patience, monitoring.hanging * (monitoring.patience if usual is None else usual)):
@@ -67,7 +67,7 @@ def usual_seconds(run: Run, beside: list[Run]) -> float | None:
     return None
 
 
-def _committed(run: Run) -> float | None:
+def committed_at(run: Run) -> float | None:
     """When its head was written, in seconds since 1970, by the clock of what keeps it; None if that does not say."""
     try:
         return float((run.path / "head.json").stat().st_mtime) or None

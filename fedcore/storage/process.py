@@ -9,6 +9,7 @@ import platform
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import psutil
 
@@ -41,6 +42,15 @@ def this_host() -> str:
         return f"{platform.node()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:  # not Linux
         return platform.node()
+
+
+@cache
+def boot_id() -> str:
+    """Changes whenever this machine starts: process ids of before mean nothing then. Empty if the system has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # not Linux
+        return ""
 
 
 def this_process() -> Holder:

@@ -108,7 +108,7 @@ def told(lines):
         raise SystemExit
 
 server._wait = lambda *_: None
-serving._tell = told
+serving.tell = told
 serving.serve(Path(sys.argv[1]))
 """
 

@@ -246,7 +246,7 @@ def test_months_of_clients_pay_for_what_a_pipeline_trains_and_old_ones_are_forgo
     options = 'client = "client", period = "month", time = "when", first = "2025-11", through = "2025-12", features = 5'
     private = PRIVATE.replace("epsilon = 0.5", "horizon = 2")
     ingest = INGEST.split("options")[0] + f"newcomers = 12\noptions = {{ {options}, nominal_clients = 12 }}\n"
-    steps = ingest + step("forget", after_days=61) + step("train", deployment="closed")
+    steps = ingest + step("forget", after_days=61) + step("train", deployment="closed", when="always")
     place = Place(tmp_path, private + HEAD + steps)
 
     def month(name, when, people=12):
@@ -427,7 +427,7 @@ def test_the_next_run_first_goes_on_with_the_one_that_was_interrupted(tmp_path):
 @pytest.mark.slow
 def test_a_training_that_was_refused_is_not_made_up_for_later(tmp_path):
     """Its time has passed. By hand, for the same time, it is."""
-    place = cohorts_place(tmp_path, PRIVATE + HEAD + COHORTS + step("train", deployment="closed"))
+    place = cohorts_place(tmp_path, PRIVATE + HEAD + COHORTS + step("train", deployment="closed", when="always"))
     poor = place.ready.deployments[0].model_copy(update={"config": {"epsilon": 90.0}})
     run_pipeline(place.ready.model_copy(update={"deployments": [poor]}), day(2))
     written = journal.read_journal(tmp_path / "runs", "nightly")

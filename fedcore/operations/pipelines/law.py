@@ -2,8 +2,9 @@
 
 Whether something private is released must not follow from what a client holds or sends. So a private training is made
 at the time that its schedule says, whatever became of the steps before it: files that came or did not, that could not
-be read, appends that failed. Three things are refused unless somebody says why they tell nothing, and the statement
-then shows that reason; a fourth follows from what is published, or is refused:
+be read, appends that failed. By default it is left out while too few clients were declared since the last one, which
+is public (`fedcore.operations.pipelines.growth`). Three things are refused unless somebody says why they tell nothing,
+and the statement then shows that reason; a fourth follows from what is published, or is refused:
 
     if_new_files       follows from the files that arrived
     bad_rows = refuse  one client's bad row sets its file aside, and everybody else in it comes with another append
@@ -21,7 +22,7 @@ from pydantic import BaseModel, ConfigDict
 from fedcore.errors import ConfigError, PrivacyError
 from fedcore.methods.registry import make_method
 from fedcore.operations.deployment import Deployment
-from fedcore.operations.pipelines.steps import Ingest, OfDeployment, Pipeline, Train, label
+from fedcore.operations.pipelines.steps import Ingest, OfDeployment, Pipeline, Train, When, label
 
 
 class Ready(BaseModel):
@@ -34,6 +35,12 @@ class Ready(BaseModel):
 
     def deployment(self, name: str) -> Deployment:
         return next(item for item in self.deployments if item.name == name)
+
+    def when(self, step: OfDeployment) -> When:
+        """Whether the step is made, by its `when` or by default."""
+        if step.when is not None:
+            return step.when
+        return "if_grown" if isinstance(step, Train) and is_private(self.deployment(step.deployment)) else "always"
 
     @property
     def ingest(self) -> Ingest | None:
@@ -102,6 +109,8 @@ def checked(given: Ready) -> Ready:
                 f"{where} follows from the promotion of {step.decider!r}, which no step before it trains.",
                 "Put the training before it, or name another one: of = NAME.",
             )
+        if step.when == "if_grown" and not (isinstance(step, Train) and is_private(item)):
+            raise ConfigError(f'{where} is no private training, for which when = "if_grown" is.', "Leave it out.")
         if step.when == "if_new_files" and not ingested:
             raise ConfigError(f"{where} follows from new files, and no step before it ingests any.", "Leave it out.")
         if is_private(item):

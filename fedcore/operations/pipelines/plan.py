@@ -9,6 +9,7 @@ from fedcore.errors import FedcoreError, Waiting
 from fedcore.operations.latest_runs import latest
 from fedcore.operations.pipelines.append import aged, existing, look
 from fedcore.operations.pipelines.doing import as_text, request_of, run_name
+from fedcore.operations.pipelines.growth import too_little
 from fedcore.operations.pipelines.journal import read_journal
 from fedcore.operations.pipelines.law import Ready
 from fedcore.operations.pipelines.steps import Evaluate, Export, Forget, Ingest, OfDeployment, Personalise, Step, Train
@@ -32,14 +33,15 @@ def expected(ready: Ready, at: datetime) -> list[dict[str, str]]:
             words = _would(ready, step, at)
         except FedcoreError as error:
             words = f"{'wait' if isinstance(error, Waiting) else 'be refused'}: {type(error).__name__}: {error}"
-        rows.append({"step": called, "when": _when(step), "would": words})
+        rows.append({"step": called, "when": _when(ready, step), "would": words})
     return rows
 
 
-def _when(step: Step) -> str:
+def _when(ready: Ready, step: Step) -> str:
     if not isinstance(step, OfDeployment):
         return "always"
-    return f"{step.when} of {step.decider}" if step.when == "if_promoted" else step.when
+    when = ready.when(step)
+    return f"{when} of {step.decider}" if when == "if_promoted" else when
 
 
 def _would(ready: Ready, step: Step, at: datetime) -> str:
@@ -56,6 +58,9 @@ def _would(ready: Ready, step: Step, at: datetime) -> str:
     if isinstance(step, Train):
         if existing(item.population) is None and ready.ingest is not None:
             return f"make run {run_name(item.name, at)} of the population that the pipeline makes"
+        coming = 0 if ready.ingest is None else ready.ingest.newcomers or 0
+        if ready.when(step) == "if_grown" and (why := too_little(item, at, coming)):
+            return f"do nothing: {why}"
         request = request_of(ready, item, at)
         spec = resolve(request, open_inputs(request))
         spec.check_worth()

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 
 from fedcore.operations.pipelines import journal as journals
 from fedcore.operations.pipelines.doing import Hands, OwnHands, as_text, tried
+from fedcore.operations.pipelines.growth import too_little
 from fedcore.operations.pipelines.journal import FILE, OUTPUTS, TIME, Journal, RunRecord, StepRecord
 from fedcore.operations.pipelines.law import Ready, checked
 from fedcore.operations.pipelines.steps import OfDeployment, Step, Train, label
@@ -101,9 +102,12 @@ def _put(run: RunRecord, known: Sequence[str], record: StepRecord, order: Sequen
 
 def skipped_because(ready: Ready, step: Step, run: RunRecord) -> str:
     """Why the step is not made, by what those before it have done; "" if it is."""
-    if not isinstance(step, OfDeployment) or step.when == "always":
+    when = ready.when(step) if isinstance(step, OfDeployment) else "always"
+    if not isinstance(step, OfDeployment) or when == "always":
         return ""
-    if step.when == "if_new_files":
+    if when == "if_grown":
+        return too_little(ready.deployment(step.deployment), datetime.strptime(run.at, TIME).replace(tzinfo=UTC))
+    if when == "if_new_files":
         came = next((one for one in run.steps if one.does == "ingest"), None)
         return "" if came is not None and came.facts.get("new_files") else "no new files came"
     trains = (one for one in ready.pipeline.step if isinstance(one, Train) and one.deployment == step.decider)

@@ -33,7 +33,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedcore.operations.schedule import MOST_SECONDS, NAME, Scheduled
 
-When = Literal["always", "if_new_files", "if_promoted"]
+When = Literal["always", "if_new_files", "if_promoted", "if_grown"]
 
 
 class _Step(BaseModel):
@@ -94,7 +94,11 @@ class Forget(_Step):
 
 class _OfDeployment(_Step):
     deployment: str = Field(pattern=NAME, description="name of a [[deployment]] of the file")
-    when: When = Field("always", description="whether it follows from what the steps before have done")
+    when: When | None = Field(
+        None,
+        description="whether it follows from what was done or declared before; by default if_grown for private "
+        "trainings, and always for everything else",
+    )
     of: str | None = Field(
         None, pattern=NAME, description="with if_promoted: the deployment whose run must have become the latest one"
     )
@@ -178,6 +182,11 @@ class Pipeline(Scheduled):
     def labels(self) -> list[str]:
         """What each step is called, in their order."""
         return [label(step) for step in self.step]
+
+    @property
+    def ingests(self) -> bool:
+        """Whether it makes, or adds to, its population."""
+        return any(isinstance(step, Ingest) for step in self.step)
 
     def labelled(self, called: str) -> Step:
         """The step of this label. Raises KeyError."""

@@ -164,6 +164,16 @@ class Ledger(Reservations):
             f"the holder of run {run.run_id!r} in ledger {self.id} is garbled.", f"{RESTORE} Or take the run over."
         )
 
+    def holder(self, run_id: str) -> tuple[Holder, bool] | None:
+        """(process, whether its lease has expired) that holds a run; None for a run that none holds, or that never
+        reserved. Raises LedgerTampered.
+        """
+        with self._transaction(write=False) as connection:
+            rows = find(connection, tables.runs, tables.runs.c.run_id == run_id)
+        if not rows or rows[0].holder is None:
+            return None
+        return self._holder(rows[0]), self.clock() > (rows[0].expires or 0.0)
+
     def renew(self, lease: Lease, ttl: float = LEASE_SECONDS) -> None:
         """Extend the lease by `ttl` seconds from now. Raises LeaseLost."""
         with self._writing_run(lease.run_id) as writer:
