@@ -31,6 +31,7 @@ NAMES = {
     "noise": "secure noise: CPU-microseconds for a cell, beside NumPy's",
     "cohorts": "verifying a ledger of 520 runs, by cohort and as one account: CPU-seconds",
     "serve": "memory of `fedcore serve` over --runs quick runs, and by how much it grows with each",
+    "fit": "`FederatedMixture(8).fit` of arrays of 300 to --clients rows, beside scikit-learn's GaussianMixture(8)",
     "large": "a Gaussian mixture of a table of --clients thousand rows: from files, and by scikit-learn in memory",
     "store": "store: reading and writing against raw file speed",
 }

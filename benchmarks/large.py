@@ -62,7 +62,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     held = folder / "held.npy"
     if not held.exists():
         _write(folder / "table", rows)
-        np.save(held, _rows(np.random.default_rng(SEED + 1), SCORED))
+        np.save(held, normal_rows(np.random.default_rng(SEED + 1), SCORED))
     files = str(folder / "table")
     processes = {
         "FederatedMixture, from files": [_FEDERATED, files, str(held)],
@@ -89,19 +89,19 @@ def _write(folder: Path, rows: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(SEED)
     for number, low in enumerate(range(0, rows, ROWS_OF_A_FILE)):
-        x = _rows(generator, min(ROWS_OF_A_FILE, rows - low))
+        x = normal_rows(generator, min(ROWS_OF_A_FILE, rows - low))
         columns = {f"x{column}": np.ascontiguousarray(x[:, column]) for column in range(COLUMNS)}
         pq.write_table(pa.table(columns), folder / f"part-{number:05}.parquet")
 
 
-def _rows(generator: np.random.Generator, rows: int) -> np.ndarray:
+def normal_rows(generator: np.random.Generator, rows: int, components: int = COMPONENTS) -> np.ndarray:
     """(rows, COLUMNS) float64 of a mixture whose components touch, which is the same for every generator."""
     shape = np.random.default_rng(SEED)
-    means = 2.0 * shape.normal(size=(COMPONENTS, COLUMNS))
-    factors = shape.normal(size=(COMPONENTS, COLUMNS, COLUMNS)) / np.sqrt(COLUMNS)
-    label = generator.choice(COMPONENTS, rows, p=np.arange(1, COMPONENTS + 1) / (COMPONENTS * (COMPONENTS + 1) / 2))
+    means = 2.0 * shape.normal(size=(components, COLUMNS))
+    factors = shape.normal(size=(components, COLUMNS, COLUMNS)) / np.sqrt(COLUMNS)
+    label = generator.choice(components, rows, p=np.arange(1, components + 1) / (components * (components + 1) / 2))
     x = generator.normal(size=(rows, COLUMNS))
-    for component in range(COMPONENTS):
+    for component in range(components):
         own = label == component
         x[own] = x[own] @ factors[component] + means[component] + 0.3 * generator.normal(size=(own.sum(), COLUMNS))
     return x

@@ -17,6 +17,7 @@ from benchmarks import (
     cohorts,
     dictionaries,
     em,
+    fit,
     floors,
     gradient_em,
     machine,
@@ -92,6 +93,14 @@ def test_the_command_line_knows_every_benchmark():
         assert chosen.clients == 5 and dict(chosen.peer) == {"pfl": "python"}
     with pytest.raises(SystemExit):
         parser().parse_args(["em", "--peer", "pfl"])
+
+
+@pytest.mark.slow
+def test_fits_take_turns_on_the_same_arrays(tmp_path):
+    found = rows_of(fit.measure(options(tmp_path, clients=400)))
+    assert list(found) == [f"{name}, {rows} rows" for rows in (300, 400) for name in fit._MIXTURES]
+    for row in found.values():
+        assert row["process_cpu_s"] > row["fit_cpu_s"] > 0 and row["peak_mib"] > 10 and row["held_out_loss"] > 0
 
 
 # --- floors do the same work ----------------------------------------------------------------------------------------

@@ -13,6 +13,9 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 PAGES = Path(__file__).parent.parent / "docs" / "tutorials"
 LIMIT = 600  # seconds of a page's commands
@@ -105,6 +108,25 @@ def in_python(page: str, folder: Path) -> dict[str, object]:
                 exec(compile(block.code, page, "exec"), space)
             compare(block, printed.getvalue())
     return space
+
+
+def executed(book: Any, folder: Path) -> Any:
+    """A notebook after a kernel has run its cells in an empty folder, as a new user: with outputs, pictures as PNG."""
+    nbclient = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    folders = {name: str(folder) for name in ("HOME", "IPYTHONDIR", "JUPYTER_DATA_DIR")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MPLBACKEND", raising=False)
+        for name, value in folders.items():
+            patch.setenv(name, value)
+        client = nbclient.NotebookClient(
+            book, timeout=LIMIT, coalesce_streams=True, resources={"metadata": {"path": str(folder)}}
+        )
+        return client.execute()
+
+
+def printed_by(cell: Any) -> str:
+    return "".join("".join(one["text"]) for one in cell.outputs if one.get("name") == "stdout")
 
 
 def compare(block: Block, printed: str) -> None:

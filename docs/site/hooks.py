@@ -2,8 +2,10 @@
 
 Pages are written to be read in the repository too: links in them are paths between its files. On the site a link to
 README, CONTRIBUTING or CHANGELOG leads to the page that is made of it, and one to code is shown without a link.
+A notebook in docs/notebooks becomes a page with its code, what the code printed and its pictures.
 """
 
+import base64
 import json
 import posixpath
 import re
@@ -29,19 +31,25 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, page, content=(ROOT / name).read_text()))
     made = json.dumps(notebook((ROOT / "docs" / NOTEBOOK).read_text()), indent=1)
     files.append(File.generated(config, NOTEBOOK.replace(".md", ".ipynb"), content=made))
+    for stored in sorted((ROOT / "docs/notebooks").glob("*.ipynb")):
+        markdown, pictures = page_of(stored)
+        files.append(File.generated(config, f"notebooks/{stored.stem}.md", content=markdown))
+        for name, content in pictures.items():
+            files.append(File.generated(config, f"notebooks/{name}", content=content))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     place = page.file.src_uri
     source = {made: name for name, made in MADE_PAGES.items()}.get(place, f"docs/{place}")
-    if place == NOTEBOOK:
-        name = posixpath.basename(NOTEBOOK).replace(".md", ".ipynb")
-        markdown = markdown.replace("\n\n", f"\n\n[This page as a notebook]({name}){{ download }}\n\n", 1)
     for marker, made in REFERENCES.items():
         if f"<!-- {marker} -->" in markdown:
             markdown = markdown.replace(f"<!-- {marker} -->", made())
-    return with_links(markdown, source, place)
+    markdown = with_links(markdown, source, place)
+    if place == NOTEBOOK or place.startswith("notebooks/"):
+        name = posixpath.basename(place).replace(".md", ".ipynb")
+        markdown = markdown.replace("\n\n", f"\n\n[This page as a notebook]({name}){{ download }}\n\n", 1)
+    return markdown
 
 
 def with_links(markdown: str, source: str, place: str) -> str:
@@ -57,6 +65,8 @@ def with_links(markdown: str, source: str, place: str) -> str:
         if path not in MADE_PAGES and not path.startswith("docs/"):
             return text
         there = MADE_PAGES.get(path, path.removeprefix("docs/"))
+        if there.startswith("notebooks/"):
+            there = there.replace(".ipynb", ".md")
         return f"{image}[{text}]({posixpath.relpath(there, posixpath.dirname(place) or '.')}{anchor})"
 
     parts = re.split(r"(^```.*?^```$)", markdown, flags=re.MULTILINE | re.DOTALL)
@@ -117,3 +127,20 @@ def notebook(markdown: str) -> dict:
             cells.append({**cell, "source": code.rstrip()})
     kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     return {"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 4}
+
+
+def page_of(stored: Path) -> tuple[str, dict[str, bytes]]:
+    """A Jupyter notebook as Markdown: text, code, and what the code printed; and its pictures (PNG) by name."""
+    parts: list[str] = []
+    pictures: dict[str, bytes] = {}
+    for cell in json.loads(stored.read_text())["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", []):
+            if "text" in output:
+                parts.append(f"```text\n{''.join(output['text']).rstrip()}\n```")
+            elif "image/png" in output.get("data", {}):
+                name = f"{stored.stem}-{len(pictures) + 1}.png"
+                pictures[name] = base64.b64decode("".join(output["data"]["image/png"]))
+                parts.append(f"![Picture that this code draws]({name})")
+    return "\n\n".join(parts) + "\n", pictures

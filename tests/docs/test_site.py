@@ -96,3 +96,14 @@ def test_the_notebook_has_the_code_of_its_page(site):
     code = [cell["source"] for cell in cells if cell["cell_type"] == "code"]
     assert code == [block.code.rstrip() for block in blocks("researcher.md")]
     assert 'href="../researcher.ipynb"' in (site / "tutorials/researcher/index.html").read_text()
+
+
+@pytest.mark.parametrize("stored", sorted((ROOT / "docs/notebooks").glob("*.ipynb")), ids=lambda stored: stored.stem)
+def test_a_notebook_is_a_page_with_its_outputs(site, stored):
+    page = site / "notebooks" / stored.stem / "index.html"
+    shown = " ".join(text_of(page).split())
+    for cell in json.loads(stored.read_text())["cells"]:
+        for output in cell.get("outputs", []):
+            assert " ".join("".join(output.get("text", "")).split()) in shown
+    assert f'href="../{stored.name}"' in page.read_text() and (page.parents[1] / stored.name).exists()
+    assert list(page.parents[1].glob(f"{stored.stem}-*.png"))

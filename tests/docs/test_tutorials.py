@@ -8,7 +8,7 @@ import matplotlib
 import pyarrow.parquet as pq
 import pytest
 
-from tests.tutorial import PAGES, alike, blocks, compare, in_a_shell, in_python
+from tests.tutorial import PAGES, alike, blocks, compare, executed, in_a_shell, in_python, printed_by
 
 
 def test_lines_are_compared_with_a_tolerance():
@@ -54,26 +54,17 @@ def test_the_researcher_compares_private_with_not_private(tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-def test_a_kernel_executes_the_notebook_that_the_site_offers(tmp_path, monkeypatch):
+def test_a_kernel_executes_the_notebook_that_the_site_offers(tmp_path):
     """Cell by cell, as whoever downloads it does; what cells print is what the page shows."""
-    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
-    pytest.importorskip("ipykernel")
+    nbformat = pytest.importorskip("nbformat")
     pytest.importorskip("mkdocs")
-    for name, value in {
-        "HOME": tmp_path,
-        "IPYTHONDIR": tmp_path,
-        "JUPYTER_DATA_DIR": tmp_path,
-        "MPLBACKEND": "agg",
-    }.items():
-        monkeypatch.setenv(name, str(value))
     hooks = runpy.run_path(str(PAGES.parent / "site" / "hooks.py"))
     page = (PAGES / "researcher.md").read_text()
     made = nbformat.from_dict(hooks["notebook"](page))
     nbformat.validate(made)
-    nbclient.NotebookClient(made, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    cells = [cell for cell in made.cells if cell.cell_type == "code"]
+    cells = [cell for cell in executed(made, tmp_path).cells if cell.cell_type == "code"]
     shown = [block for block in blocks("researcher.md") if block.language == "python"]
     assert len(cells) == len(shown) > 5
     for block, cell in zip(shown, cells, strict=True):
-        compare(block, "".join(one.text for one in cell.outputs if one.get("name") == "stdout"))
+        compare(block, printed_by(cell))
     assert (tmp_path / "privacy.png").stat().st_size > 5000
