@@ -14,7 +14,8 @@ from sklearn.utils.validation import _check_sample_weight
 from fedcore.errors import ConfigError
 from fedcore.interface.data import Groups, Stored
 from fedcore.interface.densities import Densities, in_standard_units
-from fedcore.interface.estimator import FederatedEstimator, checked_seed
+from fedcore.interface.estimator import checked_seed
+from fedcore.interface.imputing import ImputingEstimator
 from fedcore.interface.model import Model
 from fedcore.interface.starts import given_start
 from fedcore.methods.federated_em.criteria import free_parameters
@@ -30,7 +31,7 @@ FIRST_AND_LAST = 2  # passes over the rows: for sizes and a sample, and for the 
 COPIED = ("weights_", "means_", "covariances_", "precisions_", "precisions_cholesky_", "converged_")
 
 
-class FederatedMixture(DensityMixin, FederatedEstimator):
+class FederatedMixture(DensityMixin, ImputingEstimator):
     """A Gaussian mixture by expectation maximisation over clients, for rows that need not fit in memory.
 
     It is the method `federated_em` (Dieuleveut, Fort, Moulines, Robin 2021). With `algorithm="em"` clients send exact
@@ -252,30 +253,6 @@ class FederatedMixture(DensityMixin, FederatedEstimator):
         made.random_state = checked_seed(self.random_state)
         rows, components = made.sample(n_samples)
         return rows, components
-
-    def impute(self, X: Any, draws: int | None = None) -> np.ndarray:
-        """(n, d) float64: the rows, with the conditional mean of each missing entry given what its row has.
-
-        draws: (draws, n, d) float64 instead, that many completed tables. Each is drawn from the mixture given what was
-            seen, with random_state, so that analyses of them show how uncertain the missing entries are (multiple
-            imputation)
-        Raises ValueError for draws below 1.
-        """
-        imputation, x = self._imputation(X)
-        if draws is None:
-            return imputation.means(x)
-        if draws < 1:
-            raise ValueError(f"draws = {draws} is below 1.")
-        generator = np.random.default_rng(checked_seed(self.random_state))
-        return np.stack([imputation.draws(x, generator) for _ in range(draws)])
-
-    def impute_intervals(self, X: Any, coverage: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
-        """(low, high), each (n, d) float64: a missing entry is between them with this probability, if the mixture is
-        right. Entries that are there are both ends. Raises ValueError unless coverage is above 0 and below 1."""
-        if not 0 < coverage < 1:
-            raise ValueError(f"coverage = {coverage} is not between 0 and 1.")
-        imputation, x = self._imputation(X)
-        return imputation.intervals(x, coverage)
 
     def _imputation(self, X: Any) -> tuple[Imputation, np.ndarray]:
         x = self._rows(X)
