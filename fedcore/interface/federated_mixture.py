@@ -38,7 +38,9 @@ class FederatedMixture(DensityMixin, ImputingEstimator):
     sums, and the result is that of pooled EM; "fedem" and "vr-fedem" compress what they send. It is not private.
     Parameters that scikit-learn's GaussianMixture has too mean the same; docs/python.md lists the differences.
 
-    n_components: number of components G
+    n_components: number of components G; "auto": 1, 2, 4 ... 64, as long as held-out entries are predicted better, or
+        held-out rows fitted better where nothing is missing. The number is chosen on the sample of the first pass; it
+        is the length of weights_
     covariance_type: "full", "tied", "diag" or "spherical"
     tol: the fit ends when a pass gains less, in nats a row. None: by the method, 1e-4 for em
     max_iter: EM steps at most. At most max_iter + 2 passes over the rows are made. The two more are for sizes and for
@@ -73,7 +75,7 @@ class FederatedMixture(DensityMixin, ImputingEstimator):
 
     def __init__(
         self,
-        n_components: int = 1,
+        n_components: int | Literal["auto"] = 1,
         *,
         covariance_type: CovarianceType = "full",
         algorithm: Literal["em", "fedem", "vr-fedem"] = "em",
@@ -164,7 +166,10 @@ class FederatedMixture(DensityMixin, ImputingEstimator):
 
     def _is_given(self) -> bool:
         given = (self.weights_init, self.means_init, self.precisions_init)
-        return self._goes_on() or any(one is not None for one in given)
+        is_given = self._goes_on() or any(one is not None for one in given)
+        if is_given and self.n_components == "auto":
+            raise ConfigError('n_components = "auto" finds its own start.', "Give a number of components.")
+        return is_given
 
     def _before_training(self, population: Population, place: Path) -> dict[str, Any]:
         column = self._column_of(population)
@@ -178,7 +183,7 @@ class FederatedMixture(DensityMixin, ImputingEstimator):
         else:
             given = self.weights_init, self.means_init, self.precisions_init
             arrays = given_start(
-                self.covariance_type, self.n_components, population, self._column_of(population), *given
+                self.covariance_type, cast(int, self.n_components), population, self._column_of(population), *given
             )
         np.savez(place / "start.npz", **arrays)  # type: ignore[arg-type]
         return str(place / "start.npz")
