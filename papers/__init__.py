@@ -16,6 +16,8 @@ EXPERIMENTS = {
     "fedem-bytes": "fedcore.papers.fedem.bytes:BYTES",
     "fedem-tabular": "fedcore.papers.fedem.tabular:TABULAR",
     "em-defaults": "fedcore.papers.fedem.defaults:DEFAULTS",
+    "imputation": "fedcore.papers.fedem.imputation:IMPUTATION",
+    "imputation-species": "fedcore.papers.fedem.species:SPECIES",
     "fedgrem-gmm": "fedcore.papers.fedgrem.tables:GAUSSIAN_MIXTURES",
     "fedgrem-mor": "fedcore.papers.fedgrem.tables:REGRESSION_MIXTURES",
     "fedgrem-pendigits": "fedcore.papers.fedgrem.tables:PEN_DIGITS",

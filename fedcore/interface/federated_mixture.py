@@ -14,7 +14,8 @@ from sklearn.utils.validation import _check_sample_weight
 from fedcore.errors import ConfigError
 from fedcore.interface.data import Groups, Stored
 from fedcore.interface.densities import Densities, in_standard_units
-from fedcore.interface.estimator import FederatedEstimator, checked_seed
+from fedcore.interface.estimator import checked_seed
+from fedcore.interface.imputing import ImputingEstimator
 from fedcore.interface.model import Model
 from fedcore.interface.starts import given_start
 from fedcore.methods.federated_em.criteria import free_parameters
@@ -30,14 +31,16 @@ FIRST_AND_LAST = 2  # passes over the rows: for sizes and a sample, and for the 
 COPIED = ("weights_", "means_", "covariances_", "precisions_", "precisions_cholesky_", "converged_")
 
 
-class FederatedMixture(DensityMixin, FederatedEstimator):
+class FederatedMixture(DensityMixin, ImputingEstimator):
     """A Gaussian mixture by expectation maximisation over clients, for rows that need not fit in memory.
 
     It is the method `federated_em` (Dieuleveut, Fort, Moulines, Robin 2021). With `algorithm="em"` clients send exact
     sums, and the result is that of pooled EM; "fedem" and "vr-fedem" compress what they send. It is not private.
     Parameters that scikit-learn's GaussianMixture has too mean the same; docs/python.md lists the differences.
 
-    n_components: number of components G
+    n_components: number of components G; "auto": 1, 2, 4 ... 64, as long as held-out entries are predicted better, or
+        held-out rows fitted better where nothing is missing. The number is chosen on the sample of the first pass; it
+        is the length of weights_
     covariance_type: "full", "tied", "diag" or "spherical"
     tol: the fit ends when a pass gains less, in nats a row. None: by the method, 1e-4 for em
     max_iter: EM steps at most. At most max_iter + 2 passes over the rows are made. The two more are for sizes and for
@@ -72,7 +75,7 @@ class FederatedMixture(DensityMixin, FederatedEstimator):
 
     def __init__(
         self,
-        n_components: int = 1,
+        n_components: int | Literal["auto"] = 1,
         *,
         covariance_type: CovarianceType = "full",
         algorithm: Literal["em", "fedem", "vr-fedem"] = "em",
@@ -163,7 +166,10 @@ class FederatedMixture(DensityMixin, FederatedEstimator):
 
     def _is_given(self) -> bool:
         given = (self.weights_init, self.means_init, self.precisions_init)
-        return self._goes_on() or any(one is not None for one in given)
+        is_given = self._goes_on() or any(one is not None for one in given)
+        if is_given and self.n_components == "auto":
+            raise ConfigError('n_components = "auto" finds its own start.', "Give a number of components.")
+        return is_given
 
     def _before_training(self, population: Population, place: Path) -> dict[str, Any]:
         column = self._column_of(population)
@@ -177,7 +183,7 @@ class FederatedMixture(DensityMixin, FederatedEstimator):
         else:
             given = self.weights_init, self.means_init, self.precisions_init
             arrays = given_start(
-                self.covariance_type, self.n_components, population, self._column_of(population), *given
+                self.covariance_type, cast(int, self.n_components), population, self._column_of(population), *given
             )
         np.savez(place / "start.npz", **arrays)  # type: ignore[arg-type]
         return str(place / "start.npz")
@@ -252,30 +258,6 @@ class FederatedMixture(DensityMixin, FederatedEstimator):
         made.random_state = checked_seed(self.random_state)
         rows, components = made.sample(n_samples)
         return rows, components
-
-    def impute(self, X: Any, draws: int | None = None) -> np.ndarray:
-        """(n, d) float64: the rows, with the conditional mean of each missing entry given what its row has.
-
-        draws: (draws, n, d) float64 instead, that many completed tables. Each is drawn from the mixture given what was
-            seen, with random_state, so that analyses of them show how uncertain the missing entries are (multiple
-            imputation)
-        Raises ValueError for draws below 1.
-        """
-        imputation, x = self._imputation(X)
-        if draws is None:
-            return imputation.means(x)
-        if draws < 1:
-            raise ValueError(f"draws = {draws} is below 1.")
-        generator = np.random.default_rng(checked_seed(self.random_state))
-        return np.stack([imputation.draws(x, generator) for _ in range(draws)])
-
-    def impute_intervals(self, X: Any, coverage: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
-        """(low, high), each (n, d) float64: a missing entry is between them with this probability, if the mixture is
-        right. Entries that are there are both ends. Raises ValueError unless coverage is above 0 and below 1."""
-        if not 0 < coverage < 1:
-            raise ValueError(f"coverage = {coverage} is not between 0 and 1.")
-        imputation, x = self._imputation(X)
-        return imputation.intervals(x, coverage)
 
     def _imputation(self, X: Any) -> tuple[Imputation, np.ndarray]:
         x = self._rows(X)

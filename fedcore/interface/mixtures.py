@@ -16,15 +16,18 @@ from sklearn.utils import check_array
 
 from fedcore.errors import ConfigError
 from fedcore.interface.data import Groups, Stored, check_given, checked_groups, places_of
+from fedcore.interface.densities import Densities
 from fedcore.interface.estimator import FederatedEstimator, checked_seed
+from fedcore.interface.imputing import ImputingEstimator
 from fedcore.interface.model import Model
 from fedcore.interface.private import PrivateEstimator
 from fedcore.methods.gradient_em.coordinates import coordinates_of
+from fedcore.methods.mixture_models.imputation import Imputation
 from fedcore.population.store import Population
 from fedcore.rounds.engine import Backend
 
 
-class PrivateMixture(DensityMixin, PrivateEstimator):
+class PrivateMixture(DensityMixin, PrivateEstimator, ImputingEstimator):
     """A Gaussian mixture under differential privacy, without bounds to declare or a separation to assume.
 
     The densities of `score_samples` and `score` have a heavy tail of weight 0.01, which `sample` and `to_sklearn` leave
@@ -38,9 +41,9 @@ class PrivateMixture(DensityMixin, PrivateEstimator):
     nominal_clients: a public number of clients (or of records, without groups), by which a fit is planned
     public_schema: why the columns of X are public. The statement repeats it
 
-    The fitted attributes and `sample` are private. `predict`, `predict_proba`, `score_samples`, `score` and
-    `fit_predict` apply them to rows that you give. What they return depends on these rows, and is not private for data
-    of people.
+    The fitted attributes and `sample` are private. `predict`, `predict_proba`, `score_samples`, `score`, `impute`,
+    `impute_intervals` and `fit_predict` apply them to rows that you give. What they return depends on these rows, and
+    is not private for data of people.
     There is no `bic` or `aic`: both need the exact likelihood of the training rows, at its maximum.
 
     A fit of data that have no budget needs all four, and has an account of its own: what two fits say about the same
@@ -164,6 +167,32 @@ class PrivateMixture(DensityMixin, PrivateEstimator):
     def score(self, X: Any, y: object = None) -> float:
         """Mean log density of the rows, nats."""
         return float(self.score_samples(X).mean())
+
+    def impute(self, X: Any, draws: int | None = None) -> np.ndarray:
+        """(n, d) float64: the rows, with the conditional mean of each missing entry given what its row has.
+
+        The mixture is private, and filling rows costs no privacy. The filled rows are not part of the private output:
+        they depend on the rows that you give, and are for the owner of these rows. Columns with steps are filled with
+        numbers between the steps. A row without any entry gets the means of the mixture.
+
+        draws: (draws, n, d) float64 instead, that many completed tables. Each is drawn from the mixture given what was
+            seen, with random_state
+        Raises ValueError for draws below 1, and ConfigError for a mixture with categories.
+        """
+        return super().impute(X, draws)
+
+    def impute_intervals(self, X: Any, coverage: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
+        """(low, high), each (n, d) float64: a missing entry is between them with this probability, if the mixture is
+        right. Entries that are there are both ends. As the result of `impute`, they are not part of the private output.
+
+        Raises ValueError unless coverage is above 0 and below 1, and ConfigError for a mixture with categories.
+        """
+        return super().impute_intervals(X, coverage)
+
+    def _imputation(self, X: Any) -> tuple[Imputation, np.ndarray]:
+        made = self.to_sklearn()
+        densities = Densities.of("full", made.weights_, made.means_, made.covariances_)
+        return densities.imputation, self._checked_rows(X, reset=False)
 
     def _complete(self, X: Any) -> np.ndarray:
         x = self._checked_rows(X, reset=False)

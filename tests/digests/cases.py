@@ -173,6 +173,11 @@ federated_em("em-multinomial", "rows_of_counts", algorithm="em", model="multinom
 federated_em("em-bernoulli-counts", "counts_binary", algorithm="em", model="bernoulli", **COUNTS)
 federated_em("em-imputer", "incomplete", algorithm="em", model="gaussian_imputer")
 federated_em("em-imputer-factors", "incomplete", algorithm="em", model="gaussian_imputer", rank=2)
+federated_em("em-imputer-auto", "incomplete", algorithm="em", model="gaussian_imputer", rank="auto")
+federated_em("em-gaps-auto", "gaussians_with_gaps", algorithm="em", components="auto")
+federated_em(
+    "em-tables-auto", "tables_poisson", algorithm="em", model="poisson_tables", **{**TABLES, "nuclear_penalty": "auto"}
+)
 federated_em("em-gaussian-tables", "tables_gaussian", algorithm="em", model="gaussian_tables", **TABLES)
 federated_em("em-poisson-tables", "tables_poisson", algorithm="em", model="poisson_tables", **TABLES, rank=2)
 federated_em("em-bernoulli-tables", "tables_bernoulli", algorithm="em", model="bernoulli_tables", **TABLES)

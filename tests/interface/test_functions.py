@@ -62,14 +62,16 @@ def test_a_model_is_trained_and_read_again(rows, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_goes_on_to_the_same_bits(rows, tmp_path):
-    settings = {"algorithm": "em", "components": 2}
+@pytest.mark.parametrize("components, steps", [(2, 4), ("auto", 1)])
+def test_an_interrupted_run_goes_on_to_the_same_bits(rows, tmp_path, components, steps):
+    """Also right after the run chose a number of components."""
+    settings = {"algorithm": "em", "components": components}
     whole = fedcore.train("federated_em", rows, settings, runs=tmp_path / "whole", report=False)
     request = TrainRequest(
         method="federated_em", population=str(rows.path), settings=settings, runs=str(tmp_path), run_id="cut"
     )
     session = start_run(request, InProcessBackend(), stamp="then")
-    for _ in range(4):
+    for _ in range(steps):
         session.training.step()
     session.training.commit()
     session.close()

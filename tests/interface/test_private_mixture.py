@@ -68,3 +68,29 @@ def test_a_file_without_clients_is_one_of_records(tmp_path):
     fitted = fedcore.PrivateMixture(2, **ASKED).fit(str(tmp_path / "table.csv"))
     assert fitted.statement_["unit"] == "record"
     assert fitted.model_.columns("means")["column"] == ["height", "weight"]
+
+
+@pytest.mark.slow
+def test_rows_are_filled_by_the_released_mixture():
+    """Against the conditional normals of the released components written out, the background among them."""
+    fitted = fedcore.PrivateMixture(2, **ASKED).fit(APART)
+    rows = np.array([[-4.5, np.nan], [np.nan, 5.5], [0.25, 0.5], [np.nan, np.nan]])
+    filled, (low, high) = fitted.impute(rows), fitted.impute_intervals(rows, 0.9)
+    made = fitted.to_sklearn()
+    for row, seen, hidden in ((0, 0, 1), (1, 1, 0)):
+        variances = made.covariances_[:, seen, seen]
+        off = rows[row, seen] - made.means_[:, seen]
+        shares = made.weights_ * np.exp(-0.5 * off**2 / variances) / np.sqrt(variances)
+        means = made.means_[:, hidden] + made.covariances_[:, hidden, seen] / variances * off
+        assert filled[row, hidden] == pytest.approx(shares @ means / shares.sum(), abs=1e-8)
+        assert low[row, hidden] < filled[row, hidden] < high[row, hidden]
+        assert filled[row, seen] == low[row, seen] == high[row, seen] == rows[row, seen]
+    assert np.array_equal(filled[2], rows[2])
+    np.testing.assert_allclose(filled[3], made.weights_ @ made.means_)
+    drawn = fitted.impute(rows, draws=3)
+    assert drawn.shape == (3, 4, 2) and np.isfinite(drawn).all()
+    assert np.array_equal(drawn, fitted.impute(rows, draws=3))
+    with pytest.raises(ValueError, match="below 1"):
+        fitted.impute(rows, draws=0)
+    with pytest.raises(ValueError, match="not between"):
+        fitted.impute_intervals(rows, 1.0)

@@ -124,6 +124,31 @@ def test_every_row_is_that_of_the_conditional_normal_law(covariance, numbers, mo
     np.testing.assert_allclose(model.e_mean(theta, y, ptr), means, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("covariance", ["full", "tied"])
+@pytest.mark.parametrize(
+    "name, number", [("SWEPT", 0), ("SWEPT_NUMBERS", 1), ("MANY_ROWS", 0), ("FEW_NUMBERS", 0), ("FEW_NUMBERS", 10**9)]
+)
+def test_batched_is_by_pattern(covariance, name, number, monkeypatch):
+    """By LAPACK or swept, all at once or a few at a time, one product for each row or each pattern, and with the
+    patterns of few rows among those of others: the same up to rounding."""
+    model, theta = model_and_theta(covariance, d=6)
+    y, ptr = rows_with_gaps(200, 6, 0.4), np.array([0, 3, 90, 200])
+    of = ("e_total", (theta, y)), ("log_likelihood", (theta, y)), ("e_mean", (theta, y, ptr))
+    before = [getattr(model, what)(*arguments) for what, arguments in of]
+    monkeypatch.setattr(gaps, name, number)
+    for (what, arguments), expected in zip(of, before, strict=True):
+        np.testing.assert_allclose(getattr(model, what)(*arguments), expected, rtol=1e-11, atol=1e-11)
+
+
+def test_more_columns_than_a_word_has_bits():
+    model, theta = model_and_theta("full", 2, 70)
+    y = rows_with_gaps(12, 70, 0.1)
+    y[:6, 69], y[6:, 69] = np.nan, 1.0
+    expected = [by_hand(model, theta, row) for row in y]
+    np.testing.assert_allclose(model.e_total(theta, y), sum(s for s, _, _ in expected), rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(model.log_likelihood(theta, y), [own for _, own, _ in expected], rtol=1e-9)
+
+
 @pytest.mark.slow
 def test_clients_larger_than_a_tile_and_of_one_size(monkeypatch):
     model, theta = model_and_theta("full")
@@ -150,7 +175,7 @@ def test_complete_rows_by_the_path_of_gaps(covariance, seed, d, components):
     """As rows whose missing entries are none; sums agree up to rounding."""
     model, theta = model_and_theta(covariance, components, d, seed)
     y = np.random.default_rng(seed).normal(size=(30, d))
-    own, shared = model._gap_sums(theta, gaps.Gaps(np.arange(30), y.T.copy()))
+    own, shared, _ = model._gap_sums(theta, gaps.Gaps(np.arange(30), y.T.copy()))
     np.testing.assert_allclose(model.layout.pack(own, shared)[0], model.e_total(theta, y), rtol=1e-10, atol=1e-12)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -32,7 +32,9 @@ Covariance = Literal["full", "tied", "diag", "spherical", "known"]
 PseudoRows = Annotated[float, Field(ge=0, le=1e6)] | Literal["auto"] | None
 CodecName = Literal["natural", "identity", "dithering"]
 Codec = CodecName | Annotated[int, Field(ge=1, le=2**20)]
-RANK = Field(None, ge=1, le=10_000, description="factors, or largest rank of a table; None: no limit")
+Rank = Annotated[int, Field(ge=1, le=10_000)]
+MOST_CHOSEN = 64  # components
+NO_LIMIT = -1.0  # a chosen rank that is none
 
 
 class Part(BaseModel):
@@ -44,7 +46,11 @@ class Part(BaseModel):
 
 
 class Mixture(Part):
-    components: int = Field(3, ge=1, le=1000, description="components G of a mixture")
+    components: Annotated[int, Field(ge=1, le=1000)] | Literal["auto"] = Field(
+        3,
+        description="components G of a mixture; auto, of em: 1, 2, 4 ... as long as held-out cells, or rows where none "
+        "is missing, are fitted better",
+    )
     rank: ClassVar[int | None] = None
     table_rows: ClassVar[int | None] = None
 
@@ -97,7 +103,9 @@ class Imputer(Penalised):
     """One Gaussian behind rows with missing entries."""
 
     name: Literal["gaussian_imputer"] = "gaussian_imputer"
-    rank: int | None = RANK
+    rank: Rank | Literal["auto"] | None = Field(
+        None, description="factors; None: no limit; auto, of em: the number that suits held-out cells best"
+    )
     components: ClassVar[int] = 1
     covariance: ClassVar[Covariance] = "full"
     kind: ClassVar[Literal["rows"]] = "rows"
@@ -109,8 +117,12 @@ class Tables(Part):
 
     name: Literal["gaussian_tables", "poisson_tables", "bernoulli_tables"] = "gaussian_tables"
     table_rows: int = Field(ge=1, description="rows of a table: that many consecutive rows of the population")
-    rank: int | None = RANK
-    nuclear_penalty: float = Field(0.5, gt=0, le=1e9, description="lambda of the tables' penalty lambda ||theta||_*")
+    rank: Rank | None = Field(None, description="largest rank of the table; None: no limit")
+    nuclear_penalty: Annotated[float, Field(gt=0, le=1e9)] | Literal["auto"] = Field(
+        0.5,
+        description="lambda of the tables' penalty lambda ||theta||_*; auto, of em: the one that suits held-out cells "
+        "best",
+    )
     components: ClassVar[int] = 1
     covariance: ClassVar[Covariance] = "full"
     kind: ClassVar[Literal["rows"]] = "rows"
@@ -312,10 +324,52 @@ class FederatedEMConfig(ChoiceSettings):
                 "pseudo_rows is not for a private run, whose penalty is fixed",
             ),
             (counts and algorithm.validation > 0, "validation is for rows, not for counts"),
+            (
+                self.undecided is not None and not (algorithm.accelerated and algorithm.start != "given"),
+                f"{self.undecided} = auto is for the algorithm em with a start of its own",
+            ),
         ):
             if wrong:
                 raise ValueError(text)
         return self
+
+    # what may be chosen by the run
+
+    @property
+    def undecided(self) -> str | None:
+        """The setting of the model that the run chooses; None if there is none."""
+        for name in ("components", "rank", "nuclear_penalty"):
+            if getattr(self.model, name, None) == "auto":
+                return name
+        return None
+
+    def decided(self, chosen: float) -> Self:
+        """The settings with the number that was chosen; 0: with one that stands for it, before it is."""
+        values: dict[str | None, float | int | None] = {
+            "components": int(chosen) or MOST_CHOSEN,
+            "rank": int(chosen) if chosen > 0 else None,
+            "nuclear_penalty": chosen or 1.0,
+        }
+        if self.undecided is None:
+            return self
+        return self.model_copy(update={"model": self.model.model_copy(update={self.undecided: values[self.undecided]})})
+
+    def chosen_in_words(self, name: str | None) -> str:
+        """One sentence: what a run chose for this setting."""
+        if name is None:
+            return ""
+        if name == "components":
+            return f"Chosen: {self.components} component{'s' * (self.components > 1)}."
+        if name == "rank":
+            return "Chosen: no limit of the rank." if self.model.rank is None else f"Chosen: rank {self.model.rank}."
+        return f"Chosen: a nuclear penalty of {cast(Tables, self.model).nuclear_penalty:.3g}."
+
+    @property
+    def components(self) -> int:
+        """Raises TypeError while the number is not chosen."""
+        if isinstance(self.model.components, str):
+            raise TypeError("the number of components is not chosen yet")
+        return self.model.components
 
     @property
     def variant(self) -> Variant:

@@ -44,7 +44,8 @@ def entropy(model: CurvedEM, theta: Theta, leaf: LeafRows) -> float:
 
 def free_parameters(config: FederatedEMConfig, theta: Theta) -> int:
     """Of a mixture: weights that add up to 1, and what each component has."""
-    count = config.model.components - 1
+    components = len(theta["weights"])
+    count = components - 1
     for name, array in theta.items():
         if name == "weights":
             continue
@@ -54,7 +55,7 @@ def free_parameters(config: FederatedEMConfig, theta: Theta) -> int:
         elif name == "covariances" and config.model.covariance == "known":
             continue
         else:
-            count += array.size - (config.model.components if config.model.name == "multinomial" else 0)
+            count += array.size - (components if config.model.name == "multinomial" else 0)
     return count
 
 

@@ -36,6 +36,7 @@ class Scaling:
     seen: (d,) float64, how many entries of each column are not missing; (0,) where that is not known
     split: which rows (of tables, cells) of the clients take no part; None: all take part
     penalty_share: the model's penalty as a share of the data; None where the settings alone say it
+    chosen: the number that the run chose for a setting of its model; 0 before, and where there is none
 
     For tables variance, mean and seen are those of the J L cells.
     """
@@ -47,6 +48,7 @@ class Scaling:
     seen: np.ndarray
     penalty_share: float | None = None
     split: Split | HiddenCells | None = None
+    chosen: float = 0.0
 
 
 def plain_scaling(width: int) -> Scaling:

@@ -66,7 +66,7 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
 
     name: ClassVar[str] = "federated_em"
     kinds: ClassVar[tuple[Kind, ...]] = ("rows", "counts")
-    arithmetic_version: ClassVar[str] = "federated-em-9"
+    arithmetic_version: ClassVar[str] = "federated-em-10"
     Config = FederatedEMConfig
     State = FederatedEMState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
@@ -132,41 +132,47 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
         return len(state.multipliers) if self.private else server.total_rounds(self.config, state)
 
     def message(self, state: FederatedEMState) -> Message | None:
-        return private.message(self.config, state) if self.private else server.message(self.config, state)
+        return private.message(self.config, state) if self.private else server.message(self._decided(state), state)
 
     def client_update(
         self, message: Message, block: ClientBlock, memory: Memory | None
     ) -> tuple[Statistics, Memory | None]:
-        block = rows_that_count(block, self.config.weight_column)
+        scaling = None if isinstance(message, MomentsMessage) else message.scaling
+        config = self.config.decided(0.0 if scaling is None else scaling.chosen)
+        block = rows_that_count(block, config.weight_column)
         if isinstance(message, MomentsMessage):
-            plain = plain_scaling(self.config.columns(block.features) * self.config.rows_per_observation)
-            return clients.moments(self.config, models.model_of(self.config, plain), message, block), None
+            plain = plain_scaling(config.columns(block.features) * config.rows_per_observation)
+            return clients.moments(config, models.model_of(config, plain), message, block), None
         everything, block = block, clients.training_rows(block, message.scaling.split)
         if isinstance(message, SeedMessage):
-            return seeding.draw_seeds(self.config, message, block), None
+            return seeding.draw_seeds(config, message, block), None
         if isinstance(message, ClusterMessage):
-            return seeding.sum_clusters(self.config, message, block), None
-        model = models.model_of(self.config, message.scaling)
+            return seeding.sum_clusters(config, message, block), None
+        model = models.model_of(config, message.scaling)
         match message:
             case ReleaseMessage():  # the settings of a private run are for rows
-                return private.client_update(self.config, model, message, cast(RowsBlock, block)), None
+                return private.client_update(config, model, message, cast(RowsBlock, block)), None
             case TrialMessage():
-                return clients.trials(self.config, model, message, everything), None
+                return clients.trials(config, model, message, everything), None
             case StartsMessage():
-                return clients.rounds_of_starts(self.config, model, message, block, memory)
+                return clients.rounds_of_starts(config, model, message, block, memory)
             case InitialMemoryMessage():
-                return clients.initial_memory(self.config, model, message, block)
+                return clients.initial_memory(config, model, message, block)
             case ObjectiveMessage():
-                held_out = clients.held_out(self.config, model, message, everything)
-                return clients.objective(self.config, model, message, block) | held_out, memory
-        codec = clients.codec_of_round(self.config, model, message)
-        statistics, memory = clients.round_update(self.config, model, codec, message, block, memory)
-        return {**statistics, **clients.held_out(self.config, model, message, everything)}, memory
+                held_out = clients.held_out(config, model, message, everything)
+                return clients.objective(config, model, message, block) | held_out, memory
+        codec = clients.codec_of_round(config, model, message)
+        statistics, memory = clients.round_update(config, model, codec, message, block, memory)
+        return {**statistics, **clients.held_out(config, model, message, everything)}, memory
 
     def server_update(self, state: FederatedEMState, result: Mapping[str, Any]) -> tuple[FederatedEMState, RoundInfo]:
         if self.private:
             return private.server_update(self.config, state, result[private.release_name(state.round + 1)])
-        return server.server_update(self.config, state, result)
+        return server.server_update(self._decided(state), state, result)
+
+    def _decided(self, state: FederatedEMState) -> FederatedEMConfig:
+        """The settings with what the run chose, once it has."""
+        return self.config.decided(state.chosen) if state.chosen else self.config
 
     def phase(self, state: FederatedEMState, message: Message) -> str:
         return state.phase
@@ -193,7 +199,7 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
 
     def parameters(self, state: FederatedEMState) -> dict[str, np.ndarray]:
         """The parameters by name, of rows in the units of the data; empty before there are any."""
-        return dict(models.in_data_units(self.config, state.parameters(), state.scaling()))
+        return dict(models.in_data_units(self._decided(state), state.parameters(), state.scaling()))
 
     def result(self, state: FederatedEMState, features: Features) -> Result:
         """See `fedcore.methods.federated_em.result`. Empty before the first round."""
@@ -204,7 +210,7 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
             names, units = zip(*((features.name(column), features.unit(column)) for column in own), strict=True)
             features = Features(len(own), names, units)
         learnt = result_of(self.config, self.parameters(state), features)
-        return replace(learnt, tables=learnt.tables + narrow.narrow_table(self.config, state, features))
+        return replace(learnt, tables=learnt.tables + narrow.narrow_table(self._decided(state), state, features))
 
     def fitted_model(self, state: FederatedEMState) -> FittedMixture:
         """Raises ConfigError unless it is a mixture of Gaussians with covariances of its own, RunError before the first
@@ -227,7 +233,13 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
         """Whether the run converged (`fedcore.methods.federated_em.looks`; private runs do not look, but say what
         they know from runs before), and a warning of components that are narrow."""
         pooled = private.pooled_in_words(self.config, state) if self.private else ""
-        said = looks.status(self.config, state), pooled, narrow.warning(self.config, state) if state.round else ""
+        chosen = self._decided(state).chosen_in_words(self.config.undecided) if state.chosen else ""
+        said = (
+            looks.status(self.config, state),
+            chosen,
+            pooled,
+            narrow.warning(self._decided(state), state) if state.round else "",
+        )
         return " ".join(part for part in said if part)
 
     def warm_start_of(self, state: FederatedEMState) -> dict[str, np.ndarray]:
@@ -241,11 +253,11 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
 
     def personalise(self, state: FederatedEMState, block: ClientBlock, memory: Memory | None) -> ClientOutputs:
         """What each client's own rows say under the shared parameters: `fedcore.methods.federated_em.personal`."""
-        return personalise(self.config, state, block)
+        return personalise(self._decided(state), state, block)
 
     def score_block(self, state: FederatedEMState, block: ClientBlock, memories: KnownMemories | None) -> Statistics:
         """See `fedcore.methods.federated_em.scores`."""
-        return scores.evaluate_block(self.config, state, block)
+        return scores.evaluate_block(self._decided(state), state, block)
 
     def score_table(self, statistics: Mapping[str, np.ndarray]) -> ScoreTable:
         return scores.table(self.config, statistics)

@@ -74,7 +74,7 @@ def needs_common_scale(config: FederatedEMConfig) -> bool:
 
 def seeding_passes(config: FederatedEMConfig) -> int:
     """Rows that an initialisation needs, one from each pass."""
-    return config.model.components if factory_of(config).needs_seeds and config.algorithm.start != "given" else 0
+    return config.components if factory_of(config).needs_seeds and config.algorithm.start != "given" else 0
 
 
 def initial_parameters(config: FederatedEMConfig, scaling: Scaling, seed: int) -> Theta:
@@ -113,7 +113,7 @@ def penalty_share(config: FederatedEMConfig, scaling: Scaling) -> float:
 
 def _gaussian(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
     return GaussianMixture(
-        config.model.components,
+        config.components,
         len(scaling.variance),
         config.model.covariance,
         lam=penalty_share(config, scaling) * scaling.variance,
@@ -142,7 +142,7 @@ def _gaussian_unscaled(config: FederatedEMConfig, theta: Theta, scaling: Scaling
 def _regression(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
     share, variance = penalty_share(config, scaling), float(scaling.variance[-1])
     return RegressionMixture(
-        config.model.components, len(scaling.variance), intercept=True, ridge=share, lam=share * variance
+        config.components, len(scaling.variance), intercept=True, ridge=share, lam=share * variance
     )
 
 
@@ -163,25 +163,22 @@ def _regression_unscaled(config: FederatedEMConfig, theta: Theta, scaling: Scali
 def _prior(config: FederatedEMConfig, scaling: Scaling) -> float:
     """a: regularisation, in rows, spread over the components, each with the mean entry."""
     mean = scaling.mean.mean() if len(scaling.mean) else 1.0
-    return config.fixed_share / config.model.components * max(float(mean), SMALLEST_MEAN)
+    return config.fixed_share / config.components * max(float(mean), SMALLEST_MEAN)
 
 
 def _poisson(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
     return PoissonMixture(
-        config.model.components,
-        len(scaling.variance),
-        a=_prior(config, scaling),
-        b=config.fixed_share / config.model.components,
+        config.components, len(scaling.variance), a=_prior(config, scaling), b=config.fixed_share / config.components
     )
 
 
 def _multinomial(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
     length = max(float(scaling.mean.sum()), SMALLEST_MEAN) if len(scaling.mean) else 1.0
-    return MultinomialMixture(config.model.components, len(scaling.variance), a=_prior(config, scaling), length=length)
+    return MultinomialMixture(config.components, len(scaling.variance), a=_prior(config, scaling), length=length)
 
 
 def _bernoulli(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
-    return BernoulliMixture(config.model.components, len(scaling.variance), a=_prior(config, scaling))
+    return BernoulliMixture(config.components, len(scaling.variance), a=_prior(config, scaling))
 
 
 # --- what is missing ------------------------------------------------------------------------------------------------
@@ -189,7 +186,9 @@ def _bernoulli(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
 
 def _imputer(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
     return GaussianImputer(
-        len(scaling.variance), config.model.rank, lam=penalty_share(config, scaling) * scaling.variance
+        len(scaling.variance),
+        cast(int | None, config.model.rank),
+        lam=penalty_share(config, scaling) * scaling.variance,
     )
 
 
@@ -203,7 +202,7 @@ def _imputer_unscaled(config: FederatedEMConfig, theta: Theta, scaling: Scaling)
 def _tables(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
     family = cast(Family, config.model.name.removesuffix("_tables"))
     rows, model = config.rows_per_observation, cast(Tables, config.model)
-    return LowRankTables(rows, len(scaling.variance) // rows, family, model.nuclear_penalty, model.rank)
+    return LowRankTables(rows, len(scaling.variance) // rows, family, cast(float, model.nuclear_penalty), model.rank)
 
 
 _TABLES = ModelFactory(_tables, needs_seeds=False, missing=True)

@@ -28,7 +28,7 @@ import scipy.sparse as sp
 from fedcore.errors import PopulationError
 from fedcore.methods.federated_em.anderson import accelerated
 from fedcore.methods.federated_em.config import AUTO_SHARE, CANDIDATES, PSEUDO_ROWS
-from fedcore.methods.mixture_models.contract import Rows, Theta, is_sparse
+from fedcore.methods.mixture_models.contract import Theta, is_sparse
 from fedcore.methods.mixture_models.counts import BernoulliMixture, CountMixture, MultinomialMixture, PoissonMixture
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.methods.mixture_models.initialisation import (
@@ -220,7 +220,7 @@ def _searched(
     first, fresh = sample.rows(slice(level)), sample.rows(slice(level, level + PENALTY_ROWS))
     nu = PSEUDO_ROWS if pseudo_rows is None else pseudo_rows
     model = counted.model(first, nu)
-    starts = [_start(model, first, seed, chain, by_distance) for chain in range(restarts)]
+    starts = [start_of(model, first, seed, chain, by_distance) for chain in range(restarts)]
     if pseudo_rows is None and few:
         nu = best_penalty(counted, starts[0], first, fresh, FEW_STEPS)
         model = counted.model(first, nu)
@@ -270,7 +270,7 @@ def best_penalty(counted: Counted, theta: Theta, train: Sample, fresh: Sample, s
 # --- starts ---------------------------------------------------------------------------------------------------------
 
 
-def _start(model: AnyMixture, rows: Sample, seed: int, chain: int, by_distance: bool) -> Theta:
+def start_of(model: AnyMixture, rows: Sample, seed: int, chain: int, by_distance: bool) -> Theta:
     """k-means++ with several candidates for each seed (Arthur and Vassilvitskii 2007), and k-means from there. Clusters
     of regressions are of inputs and response; each gives a line.
 
@@ -452,32 +452,34 @@ def _replaced(model: AnyMixture, theta: Theta, split: int, deleted: int, halves:
 
 def _split(model: AnyMixture, theta: Theta, k: int, r: np.ndarray, rows: Sample, draws: np.random.Generator) -> _Split:
     """The better of two ways to cut component k in two: by the sign along its longest axis, and at the median of its
-    density, which finds heavy tails; each after SPLIT_STEPS of EM on rows that are drawn of the
-    component."""
+    density, which finds heavy tails; each after SPLIT_STEPS of EM on rows that are drawn of the component. One that is
+    drawn several times counts as often."""
     one, alone = model.of_component(theta, k)
     own = r if rows.weights is None else r * rows.weights
     total = np.cumsum(own)
     at = np.searchsorted(total, (np.arange(SPLIT_ROWS) + draws.random()) / SPLIT_ROWS * total[-1], "right")
-    at = np.minimum(at, len(r) - 1)
-    if len(np.unique(at)) < (FEWEST if isinstance(model, CountMixture) else max(FEWEST, 2 * model.features)):
+    every = rows.y[np.minimum(at, len(r) - 1)]
+    at, first, times = np.unique(np.minimum(at, len(r) - 1), return_index=True, return_counts=True)
+    if len(at) < (FEWEST if isinstance(model, CountMixture) else max(FEWEST, 2 * model.features)):
         return _Split(alone, -np.inf)
-    x = rows.y[at]
-    before = one.log_likelihood(alone, x)
+    drawn = Sample(rows.y[at], times.astype(np.float64), len(at), 1.0)
+    before = one.log_likelihood(alone, drawn.y)
     pair = replace(one, components=2)
     best = _Split(alone, -np.inf)
-    for half in (one.along_longest_axis(alone, x) > 0, before > np.median(before)):
+    for half in (one.along_longest_axis(alone, every)[first] > 0, before > np.median(np.repeat(before, times))):
         if not 0 < half.sum() < len(half):
             continue
-        halves = _fitted(pair, one, alone, x, half)
-        gain = float(theta["weights"][k] * np.mean(pair.log_likelihood(halves, x) - before))
+        halves = _fitted(pair, one, alone, drawn, half)
+        gain = np.average(pair.log_likelihood(halves, drawn.y) - before, weights=times)
+        gain = float(theta["weights"][k] * gain)
         if gain > best.gain:
             best = _Split(halves, gain)
     return best
 
 
-def _fitted(pair: AnyMixture, one: AnyMixture, alone: Theta, x: Rows, half: np.ndarray) -> Theta:
-    """Two components after SPLIT_STEPS of EM on x (m, d), from the rows of the half (m,) bool and the others."""
-    theta = _of_parts(pair, one, alone, Sample(x, None, len(half), 1.0), (~half).astype(int))
+def _fitted(pair: AnyMixture, one: AnyMixture, alone: Theta, drawn: Sample, half: np.ndarray) -> Theta:
+    """Two components after SPLIT_STEPS of EM on the m drawn rows, from those of the half (m,) bool and the others."""
+    theta = _of_parts(pair, one, alone, drawn, (~half).astype(int))
     for _ in range(SPLIT_STEPS):
-        theta = pair.maximise(pair.e_total(theta, x) / len(half))
+        theta = pair.maximise(pair.e_total(theta, drawn.y, drawn.weights) / drawn.total)
     return theta

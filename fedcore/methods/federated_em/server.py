@@ -69,7 +69,7 @@ def init(config: FederatedEMConfig, public: PublicFacts) -> FederatedEMState:
         hides_cells=config.algorithm.validation > 0 and config.model.table_rows is not None,
     )
     if config.searches:
-        model = models.model_of(config, plain_scaling(config.columns(public.features)))
+        model = models.model_of(config.decided(0.0), plain_scaling(config.columns(public.features)))
         rows, numbers = public.rows or 0, public.features
         if config.model.kind == "counts":  # whose rows are tokens
             clients = public.clients or 0

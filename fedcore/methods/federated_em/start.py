@@ -10,7 +10,7 @@ The initialisation is the phases "moments", "pick", "clusters", "penalties" and 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from fedcore.errors import ConfigError, PopulationError
-from fedcore.methods.federated_em import models
+from fedcore.methods.federated_em import choice, models
 from fedcore.methods.federated_em.config import AUTO_SHARE, CANDIDATES, PSEUDO_ROWS, FederatedEMConfig
 from fedcore.methods.federated_em.differences import remembers
 from fedcore.methods.federated_em.incomplete import fitted_to_cells, settled
@@ -41,6 +41,7 @@ from fedcore.methods.mixture_models.client_sums import divisors_of
 from fedcore.methods.mixture_models.contract import CurvedEM, Theta
 from fedcore.methods.mixture_models.counts import CountMixture
 from fedcore.methods.mixture_models.initialisation import lloyd_step, parameters_from_clusters
+from fedcore.methods.mixture_models.low_rank_tables import LowRankTables
 from fedcore.methods.mixture_models.released import NATS_OF_NOISE
 from fedcore.methods.mixture_models.validation import FEWEST
 from fedcore.randomness import stream
@@ -192,7 +193,9 @@ def after_moments(config: FederatedEMConfig, state: FederatedEMState, result: Ma
     if config.searches:
         return after_sample(config, state, result["sample"])
     if config.fits_cells:
-        state = fitted_to_cells(config, state)
+        if config.undecided is not None:
+            state = replace(state, chosen=_chosen_penalty(config, state))
+        state = fitted_to_cells(config.decided(state.chosen), state)
     elif config.algorithm.start == "given":
         state = _with_initial_parameters(config, state, [state.parameters()])
     elif models.seeding_passes(config) == 0:
@@ -222,14 +225,29 @@ def after_sample(config: FederatedEMConfig, state: FederatedEMState, sample: np.
         state.sample_share,
     )
 
-    def model_of(pseudo_rows: float, size: float) -> AnyMixture:
-        share = config.penalty_share(size, pseudo_rows)
-        model = cast(AnyMixture, models.model_of(config, replace(state.scaling(), penalty_share=share)))
-        return replace(model, relative=True) if isinstance(model, CountMixture) else model
+    def model_with(chosen: float) -> Callable[[float, float], AnyMixture]:
+        own = config.decided(chosen)
+
+        def model_of(pseudo_rows: float, size: float) -> AnyMixture:
+            share = own.penalty_share(size, pseudo_rows)
+            model = cast(AnyMixture, models.model_of(own, replace(state.scaling(), penalty_share=share)))
+            return replace(model, relative=True) if isinstance(model, CountMixture) else model
+
+        return model_of
 
     asked = state.pseudo_rows if config.tries_penalties is False else None
+    by_distance = config.algorithm.start == "kmeans++"
+    nu = asked
+    if config.undecided == "components":
+        number, nu = choice.chosen_components(model_with, rows, state.seed, asked, by_distance)
+        state = replace(state, chosen=float(number))
+    elif config.undecided == "rank":
+        first = models.initial_parameters(config.decided(0.0), state.scaling(), state.seed)
+        rank = choice.chosen_rank(cast(Any, model_with), rows, first, state.seed, state.pseudo_rows)
+        state = replace(state, chosen=float(rank))
+    model_of, config = model_with(state.chosen), config.decided(state.chosen)
     if config.mixture:
-        found = searched(model_of, rows, state.seed, config.starts_tried, asked, config.algorithm.start == "kmeans++")
+        found = searched(model_of, rows, state.seed, config.starts_tried, nu, by_distance)
     else:
         found = settled(model_of, rows, models.initial_parameters(config, state.scaling(), state.seed), asked)
     chosen = PSEUDO_ROWS if asked is not None else found.pseudo_rows
@@ -248,6 +266,16 @@ def after_sample(config: FederatedEMConfig, state: FederatedEMState, sample: np.
     return state, RoundInfo({**told, "spread_of_starts": float(np.ptp(found.ends)), "bits_up": state.bits_up})
 
 
+def _chosen_penalty(config: FederatedEMConfig, state: FederatedEMState) -> float:
+    """The nuclear penalty of tables, from the moments of the cells."""
+    scaling, tables = state.scaling(), state.rows if config.by_rows else state.clients
+
+    def model_with(penalty: float) -> LowRankTables:
+        return cast(LowRankTables, models.model_of(config.decided(penalty), scaling))
+
+    return choice.chosen_penalty(model_with, scaling.mean * scaling.seen, scaling.seen, tables, state.seed)
+
+
 def seed_message(config: FederatedEMConfig, state: FederatedEMState) -> SeedMessage:
     return SeedMessage(state.picked, config.algorithm.start == "kmeans++", state.scaling(), state.seed)
 
@@ -257,7 +285,7 @@ def after_seed(config: FederatedEMConfig, state: FederatedEMState, result: Mappi
     drawn = [result[f"row_{restart}"] for restart in range(config.starts_tried)]
     if any(draw.score == -np.inf for draw in drawn):
         raise PopulationError(
-            f"the population has fewer than {config.model.components} different rows.", "Ask for fewer components."
+            f"the population has fewer than {config.components} different rows.", "Ask for fewer components."
         )
     rows = np.stack([draw.payload["row"] for draw in drawn])
     rows = np.where(np.isnan(rows), state.mean, rows)  # a seed with gaps

@@ -64,6 +64,8 @@ class FederatedEMState:
               any (`fedcore.methods.federated_em.series.Precision`); 0 else
     penalty_share: the penalty as a share of the data, once their number is known; None where the settings alone say it
     pseudo_rows: those that were chosen, here or by the run that this one starts from; PSEUDO_ROWS before
+    chosen:   the number that the run chose for the setting of its model that is "auto", -1 for no limit of a rank; 0
+              before, and where there is none
     validation: the share of each client's rows that takes no part in training
     hides_cells: whether that share is of the observed cells of tables, not of rows
     first_share, sample_share: of the rows in level 1 of the sample and in all of it, see
@@ -112,6 +114,7 @@ class FederatedEMState:
     validation: float = 0.0
     hides_cells: bool = False
     waiting_rows: float = 0.0
+    chosen: float = 0.0
     waiting: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
     heard: float = 0.0
     resolution: float = 0.0
@@ -156,7 +159,9 @@ class FederatedEMState:
 
     def scaling(self) -> Scaling:
         """How rows are read and standardised, and the moments of the columns."""
-        return Scaling(self.centre, self.scale, self.variance, self.mean, self.seen, self.penalty_share, self.split())
+        return Scaling(
+            self.centre, self.scale, self.variance, self.mean, self.seen, self.penalty_share, self.split(), self.chosen
+        )
 
     def split(self) -> Split | HiddenCells | None:
         """Which rows, or cells, take no part at present; None: all take part."""

@@ -5,22 +5,36 @@ Of a row with observed entries o and missing ones m, and of component g with pre
     x_m | x_o, g ~ N(x^_m, C),   C = P_mm^-1,   x^_m - mu_m = -C P_mo (x_o - mu_o)
     ln N(x_o; mu_o, Sigma_oo) = -(|o| ln 2 pi - ln|P| + ln|P_mm| + |W (x^ - mu)|^2) / 2
 
-with x^ the row completed by its conditional mean. So what has to be factorised is as large as what is missing, for each
+with x^ the row completed by its conditional mean. So what has to be inverted is as large as what is missing, for each
 pattern of missing entries and each component. The expected statistics are r_g, r_g x^, r_g (x^ x^' + C), C in the rows
 and columns of m: those of a complete row, with x^ for x and C besides (Little, Rubin, "Statistical analysis with
-missing data", chapter 11). Rows are answered in batches, so that the memory does not grow with the number of patterns.
+missing data", chapter 11).
+
+Most rows may have a pattern that no other row has. So all patterns with k missing entries, and all components, are
+inverted at once by k steps of the sweep operator (Goodnight 1979, "A tutorial on the SWEEP operator"), which run along
+contiguous memory; beyond SWEPT missing entries by LAPACK, one after the other. Rows are answered in batches, so that
+the memory does not grow with the number of patterns.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+import threading
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+import scipy.sparse as sp
 
-from fedcore.methods.mixture_models.packing import LOG_TWO_PI, packed_places, products, triangle
+from fedcore.methods.mixture_models.packing import LOG_TWO_PI, pack_symmetric, packed_places, products, triangle
 
 NUMBERS = 2**20  # float64 numbers of a batch: completed rows and conditional covariances of all components
+SWEPT_NUMBERS = 2**15  # of the matrices that are swept at a time: they and their changes fit into the cache
+SWEPT = 20  # missing entries, up to which sweeping is faster
+FEW_NUMBERS = 2**15  # of the matrices of patterns with few rows, which are not worth a sweep of their own
+MANY_ROWS = 16  # of a pattern on average: then one product for each pattern is faster than one for each row
 
 
 class Gaps(NamedTuple):
@@ -36,6 +50,10 @@ class Gaps(NamedTuple):
             return self
         kept = ~np.isin(self.columns, columns)
         return Gaps(self.columns[kept], self.x[:, kept])
+
+
+def joined(gaps: list[Gaps]) -> Gaps:
+    return Gaps(np.concatenate([one.columns for one in gaps]), np.concatenate([one.x for one in gaps], axis=1))
 
 
 def take_gaps(z: np.ndarray, r: np.ndarray, d: int) -> Gaps | None:
@@ -71,6 +89,25 @@ class Components(NamedTuple):
     second: str
 
 
+class Patterns(NamedTuple):
+    """Rows with at most k missing entries each, k > 0, of p different patterns.
+
+    rows:        (c,) which of the batch. number: (c,) the pattern of each, ascending
+    entries:     (p, k) what is missing, then d, which stands for none
+    covariances: (k, k, p, H) C, and the identity for none
+    """
+
+    rows: np.ndarray
+    number: np.ndarray
+    entries: np.ndarray
+    covariances: np.ndarray
+
+    @property
+    def entries_of_rows(self) -> np.ndarray:
+        """(c, k)"""
+        return self.entries[self.number]
+
+
 class Completed(NamedTuple):
     """A batch of n rows as the components see them.
 
@@ -78,89 +115,223 @@ class Completed(NamedTuple):
     log_joint: (G, n) ln(pi_g f_g(x_o))
     rows:      (G, d, n) x^, from the model's centre
     left:      (H, d, n) variances of the missing entries given the others, 0 elsewhere, of diagonal covariances
-    blocks:    C of other covariances, by number of missing entries: rows (c,), their missing entries (c, k), and
-               (H, c, k, k)
+    patterns:  those of other covariances, by number of missing entries
     """
 
     columns: slice
     log_joint: np.ndarray
     rows: np.ndarray
     left: np.ndarray
-    blocks: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
+    patterns: list[Patterns]
 
-    def features(self, g: int, second: str, kept: np.ndarray | None = None) -> np.ndarray:
-        """(F, n): 1, x^, and the second moments of component g; in the memory of those of another component, if they
-        are given."""
-        x = self.rows[g]
-        d, n = x.shape
-        z = kept
-        if z is None:
-            z = np.empty((1 + d + {"": 0, "sum": 1, "diag": d, "full": triangle(d)}[second], n))
-        z[0], z[1 : 1 + d] = 1.0, x
+    def sums(self, r: np.ndarray, starts: np.ndarray, second: str) -> np.ndarray:
+        """(c, G, F): 1, x^, and the second moments, weighted by r (G, n) and summed over each run of rows. starts: (c,)
+        where they begin, the first at 0. second: as in `Components`."""
+        g, d, n = self.rows.shape
+        sums = np.zeros((len(starts), g, 1 + d + {"": 0, "sum": 1, "diag": d, "full": triangle(d)}[second]))
+        sums[:, :, 0] = np.add.reduceat(r, starts, axis=1).T
+        weighted = np.multiply(self.rows, r[:, None], out=_memory("white", self.rows.shape))
+        sums[:, :, 1 : 1 + d] = np.add.reduceat(weighted, starts, axis=2).transpose(2, 0, 1)
         if second == "full":
-            products(x, z[1 + d :])
-            _, places, scale = packed_places(d)
-            for rows, missing, covariances in self.blocks:
-                first, last = np.triu_indices(missing.shape[1])
-                at = places[missing[:, first], missing[:, last]]
-                z[1 + d + at, rows[:, None]] += covariances[g % len(covariances)][:, first, last] * scale[at]
+            if len(starts) == 1:
+                sums[0, :, 1 + d :] = pack_symmetric(weighted @ np.swapaxes(self.rows, 1, 2))
+            else:
+                z = np.empty((triangle(d), n))
+                for own, x, weights in zip(sums.transpose(1, 0, 2), self.rows, r, strict=True):
+                    products(x, z)
+                    own[:, 1 + d :] = np.add.reduceat(z * weights, starts, axis=1).T
+            for patterns in self.patterns:
+                _add_covariances(patterns, r, np.searchsorted(starts, patterns.rows, "right") - 1, sums[:, :, 1 + d :])
         elif second:
-            squares = x * x + self.left[g % len(self.left)]
-            z[1 + d :] = squares if second == "diag" else squares.sum(axis=0)
-        return z
+            weighted *= self.rows
+            weighted += self.left * r[:, None]
+            squares = np.add.reduceat(weighted, starts, axis=2).transpose(2, 0, 1)
+            sums[:, :, 1 + d :] = squares if second == "diag" else squares.sum(axis=2, keepdims=True)
+        return sums
+
+
+def _add_covariances(patterns: Patterns, r: np.ndarray, owners: np.ndarray, sums: np.ndarray) -> None:
+    """Adds to sums (c, G, d (d + 1) / 2) the packed C of every row, weighted by r (G, n). owners: (rows,) from 0."""
+    (count, g, size), (k, _, p, _) = sums.shape, patterns.covariances.shape
+    keys = owners * p + patterns.number
+    order = np.argsort(keys, kind="stable")
+    firsts = np.flatnonzero(np.diff(keys[order], prepend=-1))
+    keys = keys[order[firsts]]  # of each owner's patterns
+    weights = np.add.reduceat(r.T[patterns.rows[order]], firsts, axis=0)
+    i, j = np.triu_indices(k)
+    covariances, entries = patterns.covariances, patterns.entries
+    if count > 1:
+        covariances, entries = covariances[:, :, keys % p], entries[keys % p]
+    values = _memory("values", (len(i), len(keys), g))
+    for out, first, last in zip(values, i, j, strict=True):
+        np.multiply(covariances[first, last], weights, out=out)
+    places, scale = _places_or_none(size)
+    at = places[entries[:, i], entries[:, j]].T  # (K, keys)
+    size += 1
+    chosen = sp.csc_matrix(
+        (scale[at].ravel(), (keys // p * size + at).ravel(), np.arange(at.size + 1)), shape=(count * size, at.size)
+    )
+    sums += (chosen @ values.reshape(-1, g)).reshape(count, size, g).transpose(0, 2, 1)[:, :, :-1]
+
+
+@lru_cache(maxsize=16)
+def _places_or_none(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """`packed_places` of d (d + 1) / 2 numbers: places (d + 1, d + 1) and scales, with one more place for what stands
+    for no entry."""
+    d = int(np.sqrt(2 * size))
+    _, own, scale = packed_places(d)
+    places = np.full((d + 1, d + 1), size)
+    places[:d, :d] = own
+    return places, np.append(scale, 0.0)
+
+
+_kept = threading.local()
+
+
+def _memory(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """float64 working memory of this shape, not initialised. A thread keeps what has this name, because memory that the
+    system has just handed out costs more than the work that is done in it."""
+    kept: dict[str, np.ndarray] = _kept.__dict__
+    size = math.prod(shape)
+    if name not in kept or len(kept[name]) < size:
+        kept[name] = np.empty(size)
+    return kept[name][:size].reshape(shape)
 
 
 def completed(components: Components, x: np.ndarray) -> Iterator[Completed]:
-    """The rows x (d, n), as in `Gaps`, in batches in order."""
+    """The rows x (d, n), as in `Gaps`, in batches in order. What a batch holds is overwritten by the next one, and by
+    the next call in this thread."""
     g, d = components.means.shape
     missing = np.isnan(x)
-    together = NUMBERS // (g * (4 * d + int(missing.sum(axis=0).max(initial=0)) ** 2))
-    for low in range(0, x.shape[1], max(together, 1)):
-        columns = slice(low, min(low + max(together, 1), x.shape[1]))
+    each = g * (4 * d + np.count_nonzero(missing, axis=0) ** 2)
+    batch = (np.cumsum(each) - each) // NUMBERS
+    ends = [*np.flatnonzero(np.diff(batch)) + 1, x.shape[1]]
+    for low, high in itertools.pairwise([0, *ends] if x.shape[1] else []):
+        columns = slice(int(low), int(high))
         yield _batch(components, columns, x[:, columns], missing[:, columns])
 
 
 def _batch(components: Components, columns: slice, x: np.ndarray, missing: np.ndarray) -> Completed:
-    off = np.where(missing, 0.0, x - components.means[:, :, None])  # (G, d, n) x^ - mu
+    means = components.means[:, :, None]
+    g, d, _ = means.shape
+    more = _memory("rows", (g, d + 1, x.shape[1]))  # a row more, for what stands for no entry
+    off = np.subtract(x, means, out=more[:, :d])  # (G, d, n) x^ - mu
+    np.copyto(off, 0.0, where=missing)
     seen = x.shape[0] - np.count_nonzero(missing, axis=0)
     log_joint = components.logs[:, None] - 0.5 * LOG_TWO_PI * seen
     if components.whiten is None:
         variances = components.variances[:, :, None]
         log_joint = log_joint - 0.5 * np.sum(off * off / variances, axis=1)
         log_joint -= 0.5 * np.sum(np.where(missing, 0.0, np.log(variances)), axis=1)
-        return Completed(columns, log_joint, off + components.means[:, :, None], np.where(missing, variances, 0.0), [])
-    blocks, half_log_dets = _complete(components.whiten, off, missing)
-    white = components.whiten @ off
+        off += means
+        return Completed(columns, log_joint, off, np.where(missing, variances, 0.0), [])
+    patterns, half_log_dets = _complete(components.whiten, more, missing)
+    white = np.matmul(components.whiten, off, out=_memory("white", off.shape))
     log_joint = log_joint + components.half_log_det[:, None] - half_log_dets
-    log_joint -= 0.5 * np.einsum("gin,gin->gn", white, white)
-    off += components.means[:, :, None]
-    return Completed(columns, log_joint, off, np.zeros((0, 0, 0)), blocks)
+    white *= white
+    log_joint -= 0.5 * white.sum(axis=1)
+    off += means
+    return Completed(columns, log_joint, off, np.zeros((0, 0, 0)), patterns)
 
 
-def _complete(
-    whiten: np.ndarray, off: np.ndarray, missing: np.ndarray
-) -> tuple[list[tuple[np.ndarray, np.ndarray, np.ndarray]], np.ndarray]:
-    """Fills in the missing entries of off (G, d, n), which are 0; the conditional covariances, and (H, n) ln|P_mm| / 2.
+def _complete(whiten: np.ndarray, more: np.ndarray, missing: np.ndarray) -> tuple[list[Patterns], np.ndarray]:
+    """Fills in the missing entries of more (G, d + 1, n), which are 0; the patterns, and (H, n) ln|P_mm| / 2.
 
-    One factor for each pattern of missing entries.
+    Patterns with few rows are answered with those that have more missing entries.
     """
+    (g, _, n), (h, d, _) = more.shape, whiten.shape
     precision = np.swapaxes(whiten, 1, 2) @ whiten
-    pulled = precision @ off
-    half_log_dets = np.zeros((len(whiten), off.shape[2]))
-    keys = np.ascontiguousarray(np.packbits(missing, axis=0).T)
-    _, first, pattern = np.unique(keys.view(np.dtype((np.void, keys.shape[1])))[:, 0], True, True)
-    counts = np.count_nonzero(missing, axis=0)
-    blocks: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    for k in np.unique(counts[counts > 0]).tolist():
-        rows = np.flatnonzero(counts == k)
-        own, number = np.unique(pattern[rows], return_inverse=True)
-        entries = np.nonzero(missing[:, first[own]].T)[1].reshape(-1, k)
-        lower = np.linalg.cholesky(precision[:, entries[:, :, None], entries[:, None, :]])
-        inverse = np.linalg.inv(lower)
-        covariances = (np.swapaxes(inverse, -1, -2) @ inverse)[:, number]
-        log_dets = np.log(np.diagonal(lower, axis1=-2, axis2=-1)).sum(axis=-1)
-        half_log_dets[:, rows] = log_dets[:, number]
-        at, which = entries[number], rows[:, None]
-        off[:, at, which] = -(covariances @ pulled[:, at, which][..., None])[..., 0]
-        blocks.append((rows, at, covariances))
-    return blocks, half_log_dets
+    pulled = _memory("white", more.shape)
+    np.matmul(precision, more[:, :d], out=pulled[:, :d])
+    pulled[:, d] = 0.0
+    flat = np.zeros((d + 1, d + 1, h))
+    flat[:d, :d] = precision.transpose(1, 2, 0)
+    flat[d, d] = 1.0
+    half_log_dets = np.zeros((h, n))
+    keys, counts = _keys(missing), np.count_nonzero(missing, axis=0)
+    row, column = np.nonzero(missing.T)
+    entries = np.full((n, int(counts.max(initial=0))), d)
+    entries[row, np.arange(len(row)) - (np.cumsum(counts) - counts)[row]] = column
+    found: list[Patterns] = []
+    low = 1
+    sizes = np.bincount(counts, minlength=1)
+    for k in np.flatnonzero(sizes).tolist():
+        if k < low or (k < len(sizes) - 1 and sizes[low : k + 1].sum() * g * k * k < FEW_NUMBERS):
+            continue
+        rows = np.flatnonzero((counts >= low) & (counts <= k))
+        low = k + 1
+        rows = rows[np.argsort(keys[rows], kind="stable")]
+        firsts = np.concatenate([[True], keys[rows[1:]] != keys[rows[:-1]]])
+        own = entries[rows[firsts], :k]
+        covariances, log_dets = _inverses(flat, own)
+        patterns = Patterns(rows, np.cumsum(firsts) - 1, own, covariances)
+        half_log_dets[:, rows] = 0.5 * log_dets.T[:, patterns.number]
+        _fill(patterns, pulled, more)
+        found.append(patterns)
+    return found, half_log_dets
+
+
+def _keys(missing: np.ndarray) -> np.ndarray:
+    """(n,) one value for each pattern, of missing (d, n) bool."""
+    d, n = missing.shape
+    padded = np.zeros((n, -(-d // 64) * 64), bool)
+    padded[:, :d] = missing.T
+    words = np.packbits(padded, axis=1).view(np.uint64)
+    return words[:, 0] if words.shape[1] == 1 else words.view(np.dtype((np.void, 8 * words.shape[1])))[:, 0]
+
+
+def _inverses(flat: np.ndarray, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(k, k, p, H) the inverses of P_mm for the patterns of entries (p, k), and (p, H) ln|P_mm|. flat: (d + 1, d + 1,
+    H) P, and the identity for what stands for no entry."""
+    (p, k), (more, _, h) = entries.shape, flat.shape
+    at = entries.T[:, None] * more + entries.T[None]  # (k, k, p)
+    at[(at == more * more - 1) & ~np.eye(k, dtype=bool)[:, :, None]] = more - 1  # 0 between two that stand for none
+    flat = flat.reshape(more * more, h)
+    inverses, log_dets = _memory(f"inverses {k}", (k, k, p, h)), np.empty((p, h))
+    step = max(SWEPT_NUMBERS // (k * k * h), 1)
+    for low in range(0, p, step):
+        part = at[:, :, low : low + step]
+        matrices = np.take(flat, part, axis=0, out=_memory("matrices", (*part.shape, h)), mode="clip")
+        if k <= SWEPT:
+            log_dets[low : low + step] = _sweep(matrices)
+            np.negative(matrices, out=inverses[:, :, low : low + step])
+        else:
+            lower = np.linalg.cholesky(matrices.transpose(2, 3, 0, 1))
+            inverse = np.linalg.inv(lower)
+            inverses[:, :, low : low + step] = (np.swapaxes(inverse, 2, 3) @ inverse).transpose(2, 3, 0, 1)
+            log_dets[low : low + step] = 2.0 * np.log(np.diagonal(lower, axis1=2, axis2=3)).sum(axis=-1)
+    return inverses, log_dets
+
+
+def _sweep(matrices: np.ndarray) -> np.ndarray:
+    """Turns positive definite matrices (k, k, ...) into minus their inverses, in place; returns (...) their log
+    determinants."""
+    log_det, change = np.zeros(matrices.shape[2:]), _memory("change", matrices.shape)
+    for j in range(len(matrices)):
+        row = matrices[j].copy()
+        scaled = row / row[j]
+        log_det += np.log(row[j])
+        np.multiply(row[:, None], scaled, out=change)
+        matrices -= change
+        matrices[j] = matrices[:, j] = scaled
+        np.divide(-1.0, row[j], out=matrices[j, j])
+    return log_det
+
+
+def _fill(patterns: Patterns, pulled: np.ndarray, off: np.ndarray) -> None:
+    """x^_m - mu_m = -C P_mo (x_o - mu_o) into off (G, d + 1, n). pulled: the same of P_mo (x_o - mu_o), 0 for none."""
+    at, rows, p = patterns.entries_of_rows, patterns.rows, len(patterns.entries)
+    own = pulled[:, at, rows[:, None]]  # (G, c, k)
+    if len(rows) >= MANY_ROWS * p:
+        for number, some in enumerate(np.split(np.arange(len(rows)), np.flatnonzero(np.diff(patterns.number)) + 1)):
+            covariances = patterns.covariances[:, :, number].transpose(2, 0, 1)  # (H, k, k)
+            off[:, at[some], rows[some, None]] = -(own[:, some] @ covariances)
+        return
+    own = np.ascontiguousarray(own.transpose(2, 1, 0))  # (k, c, G)
+    covariances = patterns.covariances
+    if len(rows) > p:
+        covariances = covariances[:, :, patterns.number]
+    filled, term = covariances[:, 0] * own[0], np.empty(own.shape)
+    for j in range(1, len(own)):
+        filled += np.multiply(covariances[:, j], own[j], out=term)
+    off[:, at, rows[:, None]] = -filled.transpose(2, 1, 0)

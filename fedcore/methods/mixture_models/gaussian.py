@@ -220,26 +220,25 @@ class GaussianMixture(Mixture):
 
     def _gap_sums(
         self, theta: Theta, gaps: Gaps, weights: np.ndarray | None = None, owners: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray | None]:
+    ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
         components = self.components_of(theta)
         each, tied = np.zeros(len(gaps.columns), np.int64), self.covariance == "tied"
         if owners is not None:
             each = np.unique(owners, return_inverse=True)[1]
-        sums = np.zeros((int(each[-1]) + 1, self.components, sum(self.layout.kinds)))
+        own, log_joint = sum(self.layout.kinds), np.empty((self.components, len(each)))
+        sums = np.zeros((int(each[-1]) + 1, self.components, own))
         shared = np.zeros((len(sums), self.layout.shared)) if tied else None
         for batch in completed(components, gaps.x):
-            r, own = responsibilities(batch.log_joint), each[batch.columns]
+            log_joint[:, batch.columns] = batch.log_joint
+            r, clients = responsibilities(batch.log_joint), each[batch.columns]
             if weights is not None:
                 r *= weights[batch.columns]
-            starts = np.flatnonzero(np.diff(own, prepend=-1))
-            z = None
-            for g in range(self.components):
-                z = batch.features(g, components.second, z)
-                added = (z @ r[g])[None] if len(starts) == 1 else np.add.reduceat(z * r[g], starts, axis=1).T
-                sums[own[starts], g] += added[:, : sums.shape[2]]
-                if shared is not None:
-                    shared[own[starts]] += added[:, sums.shape[2] :]
-        return sums, shared
+            starts = np.flatnonzero(np.diff(clients, prepend=-1))
+            added = batch.sums(r, starts, components.second)
+            sums[clients[starts]] += added[:, :, :own]
+            if shared is not None:
+                shared[clients[starts]] += added[:, :, own:].sum(axis=1)
+        return sums, shared, log_joint
 
     # --- M-step -------------------------------------------------------------------------------------------------------
 

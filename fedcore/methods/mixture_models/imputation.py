@@ -46,11 +46,13 @@ class Imputation:
             values = batch.rows[g, :, row].T
             if len(batch.left):
                 values += np.sqrt(batch.left[g % len(batch.left), :, row].T) * generator.standard_normal(values.shape)
-            for rows, entries, covariances in batch.blocks:
-                own = np.linalg.cholesky(covariances[g[rows] % len(covariances), np.arange(len(rows))])
-                noise = own @ generator.standard_normal((*entries.shape, 1))
-                values[entries, rows[:, None]] += noise[..., 0]
-            return values
+            more = np.vstack([values, np.zeros(len(row))])  # what stands for no entry is the last
+            for patterns in batch.patterns:
+                rows, entries = patterns.rows, patterns.entries_of_rows
+                own = patterns.covariances[:, :, patterns.number, g[rows] % patterns.covariances.shape[3]]
+                noise = np.linalg.cholesky(own.transpose(2, 0, 1)) @ generator.standard_normal((*entries.shape, 1))
+                more[entries, rows[:, None]] += noise[..., 0]
+            return more[:-1]
 
         return self._filled(x, drawn)
 
@@ -96,7 +98,9 @@ def _variances(batch: Completed) -> np.ndarray:
     """(G, d, n) of the missing entries; 0 elsewhere."""
     if len(batch.left):
         return np.broadcast_to(batch.left, batch.rows.shape)
-    variances = np.zeros(batch.rows.shape)
-    for rows, entries, covariances in batch.blocks:
-        variances[:, entries, rows[:, None]] = np.diagonal(covariances, axis1=2, axis2=3)
-    return variances
+    g, d, n = batch.rows.shape
+    variances = np.zeros((g, d + 1, n))
+    for patterns in batch.patterns:
+        own = np.diagonal(patterns.covariances)[patterns.number]  # (c, H, k)
+        variances[:, patterns.entries_of_rows, patterns.rows[:, None]] = own.transpose(1, 0, 2)
+    return variances[:, :d]

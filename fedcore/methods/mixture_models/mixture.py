@@ -30,7 +30,7 @@ from fedcore.methods.mixture_models.client_sums import (
     workspace,
 )
 from fedcore.methods.mixture_models.contract import Rows, Theta
-from fedcore.methods.mixture_models.gaps import Gaps
+from fedcore.methods.mixture_models.gaps import Gaps, joined
 from fedcore.methods.mixture_models.packing import WEIGHT_FLOOR, Layout, check_array
 
 LEAST_WEIGHT, LEAST_VARIANCE = 0.05, 0.02  # after a step that `nearest_inside` takes, of what was before
@@ -108,9 +108,10 @@ class Mixture(ABC):
 
     def _gap_sums(
         self, theta: Theta, gaps: Gaps, weights: np.ndarray | None = None, owners: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray | None]:
+    ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
         """Statistics of rows with gaps, (c, G, F), and those that no component owns, (c, shared): summed over rows of
-        one owner, c of them in the order of `owners` (n,), which ascend; None: all rows have one."""
+        one owner, c of them in the order of `owners` (n,), which ascend; None: all rows have one. And their
+        `_gap_log_joint`."""
         raise NotImplementedError
 
     def _gap_log_joint(self, theta: Theta, gaps: Gaps) -> np.ndarray:
@@ -157,28 +158,33 @@ class Mixture(ABC):
         """(R, q) `e_total` of each theta; and `log_likelihood` in values (R, N), if somebody wants it, with the bits
         that each has alone."""
         prepared, size = [self._prepare(theta) for theta in thetas], self._tile(y)
-        totals = np.zeros((len(thetas), self.q))
+        totals, gaps_of_tiles = np.zeros((len(thetas), self.q)), list[Gaps]()
         with workspace(size) as work:
             for rows in row_tiles(y.shape[0], size):
                 z = self._features(y[rows], work)
                 w = None if weights is None else np.asarray(weights, np.float64)[rows]
                 gaps = None
-                for i, theta in enumerate(thetas):
+                for i in range(len(thetas)):
                     r, top, sums = softmax(self._log_joint(prepared[i], z, work))
                     if i == 0:
                         gaps = self._gaps(z, r)
+                        if gaps is not None:
+                            gaps_of_tiles.append(Gaps(gaps.columns + rows.start, gaps.x))
                     elif gaps is not None:
                         r[:, gaps.columns] = 0.0
                     if values is not None:
                         values[i, rows] = top + np.log(sums) + self._log_constant(prepared[i], z)
-                        if gaps is not None:
-                            values[i, rows.start + gaps.columns] = log_sum(self._gap_log_joint(theta, gaps))
-                    if gaps is not None:
-                        own, shared = self._gap_sums(theta, gaps, None if w is None else w[gaps.columns])
-                        totals[i] += self.layout.pack(own, shared)[0]
                     if w is not None:
                         r *= w
                     totals[i] += self.layout.pack(self._total(r, z), self._shared_total(z, w))
+            if gaps_of_tiles:
+                all_gaps = joined(gaps_of_tiles)
+                own_weights = None if weights is None else np.asarray(weights, np.float64)[all_gaps.columns]
+                for i, theta in enumerate(thetas):
+                    own, shared, joint = self._gap_sums(theta, all_gaps, own_weights)
+                    totals[i] += self.layout.pack(own, shared)[0]
+                    if values is not None:
+                        values[i, all_gaps.columns] = log_sum(joint)
         return totals
 
     def e_mean(self, theta: Theta, y: Rows, ptr: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
@@ -243,7 +249,7 @@ class Mixture(ABC):
         if not len(gaps.columns):
             return
         owners = gaps.columns // each
-        sums, more = self._gap_sums(theta, gaps, None if weights is None else weights[gaps.columns], owners)
+        sums, more, _ = self._gap_sums(theta, gaps, None if weights is None else weights[gaps.columns], owners)
         clients = np.unique(owners)
         own[clients] += sums
         if shared is not None:
@@ -253,7 +259,7 @@ class Mixture(ABC):
 
     def log_likelihood(self, theta: Theta, y: Rows) -> np.ndarray:
         prepared, size = self._prepare(theta), self._tile(y)
-        values = np.empty(y.shape[0])
+        values, gaps_of_tiles = np.empty(y.shape[0]), list[Gaps]()
         with workspace(size) as work:
             for rows in row_tiles(y.shape[0], size):
                 z = self._features(y[rows], work, joint_only=True)
@@ -261,13 +267,16 @@ class Mixture(ABC):
                 gaps = self._gaps(z, log_joint)
                 values[rows] = log_sum(log_joint) + self._log_constant(prepared, z)
                 if gaps is not None:
-                    values[rows.start + gaps.columns] = log_sum(self._gap_log_joint(theta, gaps))
+                    gaps_of_tiles.append(Gaps(gaps.columns + rows.start, gaps.x))
+            if gaps_of_tiles:
+                all_gaps = joined(gaps_of_tiles)
+                values[all_gaps.columns] = log_sum(self._gap_log_joint(theta, all_gaps))
         return values
 
     def personalise(self, theta: Theta, y: Rows) -> dict[str, np.ndarray]:
         """responsibilities (N, G) float64, every row adds up to 1."""
         prepared, size = self._prepare(theta), self._tile(y)
-        r = np.empty((y.shape[0], self.components))
+        r, gaps_of_tiles = np.empty((y.shape[0], self.components)), list[Gaps]()
         with workspace(size) as work:
             for rows in row_tiles(y.shape[0], size):
                 z = self._features(y[rows], work, joint_only=True)
@@ -275,7 +284,10 @@ class Mixture(ABC):
                 gaps = self._gaps(z, own)
                 r[rows] = own.T
                 if gaps is not None:
-                    r[rows.start + gaps.columns] = responsibilities(self._gap_log_joint(theta, gaps)).T
+                    gaps_of_tiles.append(Gaps(gaps.columns + rows.start, gaps.x))
+            if gaps_of_tiles:
+                all_gaps = joined(gaps_of_tiles)
+                r[all_gaps.columns] = responsibilities(self._gap_log_joint(theta, all_gaps)).T
         return {"responsibilities": r}
 
     # --- components ---------------------------------------------------------------------------------------------------
