@@ -55,7 +55,7 @@ def to_deployment(item: Deployment, pool: str | None = None) -> RunnerDeployment
 def pipeline_deployment(ready: Ready, pool: str | None = None) -> RunnerDeployment:
     """A Prefect deployment of a pipeline; as `to_deployment`."""
     item = ready.pipeline
-    parameters = {"ready": ready.model_dump(mode="json")}
+    parameters = {"ready": ready.model_dump(mode="json", exclude_none=True)}  # hosts of before know no `when` = None
     return _made(f"pipeline {item.name!r}", pipeline_flow, item.name, item, parameters, ["pipeline"], pool)
 
 

@@ -103,3 +103,11 @@ def test_what_is_not_private_is_made_at_each_time_and_has_no_such_rule(tmp_path)
     assert Place(tmp_path, OPEN + HEAD + INGEST + step("train", deployment="open")).ready
     with pytest.raises(ConfigError, match="no private training"):
         _ = Place(tmp_path, OPEN + HEAD + INGEST + step("train", deployment="open", when="if_grown")).ready
+
+
+def test_what_is_registered_says_nothing_of_a_default_that_earlier_workers_do_not_know(tmp_path):
+    from fedcore.flows.serve import pipeline_deployment
+
+    ready = Place(tmp_path, HORIZON + HEAD + INGEST + TRAIN).ready
+    registered = pipeline_deployment(ready).parameters["ready"]
+    assert "when" not in registered["pipeline"]["step"][1] and type(ready).model_validate(registered) == ready
