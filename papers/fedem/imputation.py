@@ -15,7 +15,7 @@ import numpy as np
 from fedcore.papers.data import data_file
 from fedcore.papers.fedem.defaults import MIXTURES
 from fedcore.papers.fedem.missing import HIDDEN, column_means, iterative_imputer, soft_imputed
-from fedcore.papers.table import Condition, Experiment, Found, Options, Seeds, Trial, mean, verdict
+from fedcore.papers.table import Column, Condition, Experiment, Found, Options, Seeds, Trial, mean, verdict
 
 from fedcore.interface.federated_mixture import FederatedMixture
 from fedcore.randomness import stream
@@ -119,6 +119,15 @@ def error_of(found: Found, data: str, label: str) -> float:
     return found.mean(data, lambda result: result["error"][label])
 
 
+def column_of(label: str) -> Column:
+    return lambda found, row: format(error_of(found, str(row.of), label), ".3f")
+
+
+def covered(found: Found, data: str, what: str) -> float:
+    """The share of the hidden cells that intervals or draws cover."""
+    return found.mean(data, lambda result: result["covered"][what])
+
+
 def best(found: Found) -> list[str]:
     """Sets on which ours has the least mean error."""
     rivals = {data: min(error_of(found, data, label) for label in RIVALS) for data in found.by_condition}
@@ -130,7 +139,7 @@ def checks(found: Found) -> Iterator[str]:
     needed = -(-8 * number // 10)
     yield f"Least error on {len(first)} of {number} sets, asked {needed}, {verdict(len(first) >= needed)}."
     for what in ("intervals", "draws"):
-        shares = [found.mean(data, lambda result, what=what: result["covered"][what]) for data in found.by_condition]
+        shares = [covered(found, data, what) for data in found.by_condition]
         outside = sum(not LEAST <= share <= MOST for share in shares)
         text = f"{min(shares):.3f} to {max(shares):.3f}" if shares else "nothing"
         yield f"{what.capitalize()} cover {text}, asked {LEAST:g} to {MOST:g}, {verdict(not outside)} ({outside} sets)."
@@ -151,7 +160,7 @@ IMPUTATION = Experiment(
     measure=measure,
     columns=lambda options: {
         "components": lambda found, row: ", ".join(map(str, found.values(str(row.of), "components"))),
-        **{label: mean(lambda result, label=label: result["error"][label]) for label in (OURS, *RIVALS)},
+        **{label: column_of(label) for label in (OURS, *RIVALS)},
         "intervals": mean(lambda result: result["covered"]["intervals"]),
         "draws": mean(lambda result: result["covered"]["draws"]),
         "CPU-s": mean(lambda result: result["seconds"][OURS], ".1f"),

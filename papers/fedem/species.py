@@ -13,7 +13,7 @@ from fedcore.papers.data import rows_population
 from fedcore.papers.fedem import missing
 from fedcore.papers.fedem.missing import COLUMN_MEANS, SOFT_PENALTIES, column_means, iterative_imputer, soft_imputed
 from fedcore.papers.simulation import simulate
-from fedcore.papers.table import Condition, Experiment, Found, Seeds, Trial, verdict
+from fedcore.papers.table import Column, Condition, Experiment, Found, Seeds, Trial, verdict
 
 from fedcore.interface.federated_mixture import FederatedMixture
 from fedcore.methods.federated_em.models import model_of
@@ -79,6 +79,10 @@ def _median(found: Found, data: str, label: str) -> float:
     return float("inf") if known is None else known
 
 
+def _column(label: str) -> Column:
+    return lambda found, row: format(_median(found, str(row.of), label), ".3f")
+
+
 def checks(found: Found) -> list[str]:
     lines = []
     for data in found.by_condition:
@@ -100,10 +104,7 @@ SPECIES = Experiment(
     title="Hidden cells of tables of species",
     conditions=lambda options: {one: Condition(one, {"data": one}, {"data": one}) for one in missing.tables(options)},
     measure=measure,
-    columns=lambda options: {
-        label: lambda found, row, label=label: format(_median(found, str(row.of), label), ".3f")
-        for label in (*OURS, *RIVALS)
-    },
+    columns=lambda options: {label: _column(label) for label in (*OURS, *RIVALS)},
     notes=lambda found: [
         f"Root mean square error of log(1 + count) relative to {COLUMN_MEANS}, median over the seeds. Ours choose "
         "their penalty, rank or number of components; soft-impute has the penalty that suits the cells held out for "

@@ -44,8 +44,8 @@ def checked_arrays(config: FederatedEMConfig, arrays: Mapping[str, np.ndarray], 
             f"{what} holds no mixture to start from.",
             "Start from parameters, or from a finished run that found components and the scale of every column.",
         )
-    found, wanted = values["weights"].size, config.components
-    if found != wanted:
+    found, wanted = values["weights"].size, config.model.components
+    if found != wanted and config.undecided is None:
         raise ConfigError(f"{what} has {found} components, and this run {wanted}.", f"Set components to {found}.")
     return in_form(values, config.model.covariance) if config.model.name == "gaussian" else values
 
