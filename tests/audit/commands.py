@@ -334,6 +334,15 @@ COMMANDS: dict[str, Command] = {
         exits=(0, 2, 0),
     ),
     "serve": Command(because="runs the training flows of a file; the flows are audited"),
+    "up": Command(
+        lines("up @deployments.toml --check", "up @deployments.toml --check --json"),
+        because="without --check it ingests, sets budgets and serves as the commands of these names do",
+    ),
+    "down": Command(because="ends the process that `up` recorded; reads no population"),
+    "status": Command(
+        lines("status @runs --json", "status @runs"),
+        because="reads records of runs and the ledger for operators, as `runs list` and `budget show` do",
+    ),
     "deploy": Command(
         lines("deploy @deployments.toml", "deploy @deployments.toml --size-from-plan"),
         because="registers names with a server: refused without; sizes are those that `plan` says",

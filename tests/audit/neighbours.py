@@ -217,7 +217,12 @@ class World:
         return str(self.folder / name)
 
     def build(self) -> None:
-        for name in ("here", "temporary", "home"):
+        for name in (
+            "here",
+            "temporary",
+            "home",
+            "home/.prefect",
+        ):  # Prefect makes the last one when a process imports it first
             (self.folder / name).mkdir(parents=True)
         self.ledger = create_ledger(self.ledger_url)
         self._populations()

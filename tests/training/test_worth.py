@@ -20,7 +20,7 @@ SETTINGS = ("--set", "epsilon=0.5")
 
 
 @pytest.mark.parametrize(
-    "nominal, rho, word", [(500, 0.0001, "none"), (500, 0.01, "weak"), (2000, 0.1, "fair"), (10_000, 0.5, "good")]
+    "nominal, rho, word", [(500, 0.0001, "none"), (500, 0.01, "weak"), (2000, 0.2, "fair"), (10_000, 0.5, "good")]
 )
 def test_a_word_for_every_strength(nominal, rho, word):
     public = facts(1000, rho=rho, nominal=nominal)

@@ -434,15 +434,12 @@ clip: left out of histograms
 + 1.0 / block.totals
 - return bound_norms(grid, block.indptr)
 + return grid
-sensitivity: a client is counted within the clip and beyond it
-- np.sum(~within & filled)
-+ np.sum(filled)
 sensitivity: scores in the precision of the block
 - if block.data.dtype != np.float32:
 + if False:
 @ tests/rounds/test_caches.py::test_private_rounds_from_what_is_kept_have_the_same_sums
 clip: what was kept of another clip is taken
-- whitening.tobytes() + numbers.tobytes()
+- whitening.tobytes() + clip.tobytes()
 + whitening.tobytes()
 @ tests/histograms/test_weights_runs.py::test_what_a_round_releases_of_both_halves_is_that_of_their_sum
 clip: each half of a client is a client
