@@ -12,7 +12,7 @@ from tests.histograms.series import text_blogs
 
 GATES = {
     500: (0.8400, 0.7590, 0.7215, 0.7090, 0.7015),
-    2000: (0.7210, 0.7065, 0.7005, 0.6925, 0.6880),
+    2000: (0.7190, 0.7065, 0.7005, 0.6925, 0.6880),
 }  # of single runs, which differ by chance; the means are in the docs
 
 

@@ -270,7 +270,7 @@ def _weights(state: HistogramsState, released: np.ndarray) -> Step:
     """The weight of the base that serves the clients' second halves."""
     spread = sensitivities.signed_factor(sensitivities.relation_of(state.spread))
     scale = state.weights_multiplier * spread * GRID_NORM
-    a, c = weights.chosen(released, state.weights_clients, scale)
+    a, c = weights.chosen(released, state.weights_clients, scale, (state.prior_tokens, state.floor))
     info = RoundInfo({"noise_multiplier": state.weights_multiplier, "prior_tokens": a, "floor": c})
     return replace(state, phase="done", prior_tokens=a, floor=c), info
 

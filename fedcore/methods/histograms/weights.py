@@ -191,16 +191,21 @@ def message(config: HistogramsConfig, state: HistogramsState) -> WeightsMessage:
     return WeightsMessage(WEIGHTS, rows, logs, config.mixture_prior, config.mixture_steps)
 
 
-def chosen(released: np.ndarray, clients: float, scale: float) -> tuple[float, float]:
-    """(a, c) with the least expected loss among CANDIDATES. released: (len(PAIRS),) noised, grid steps; clients: of the
-    population, as declared; scale: of the noise, grid steps.
+def chosen(released: np.ndarray, clients: float, scale: float, usual: tuple[float, float]) -> tuple[float, float]:
+    """(a, c) with the least expected loss among CANDIDATES, or the usual pair unless that loses more by at least the
+    noise of a loss: a smaller difference is as likely to be noise.
+
+    released: (len(PAIRS),) noised, grid steps. clients: of the population, as declared. scale: of the noise, grid
+    steps.
     """
     step = grid_step(CLIP) / clients
     losses = np.append(released * step, 0.0)  # of REFERENCE nothing has to be asked
-    noise = np.append(np.full(len(PAIRS), max(scale * step, LEAST_NOISE)), LEAST_NOISE)
-    candidates = np.array(CANDIDATES)
+    deviation = max(scale * step, LEAST_NOISE)
+    noise = np.append(np.full(len(PAIRS), deviation), LEAST_NOISE)
+    candidates = np.array([*CANDIDATES, usual])
     expected = posterior_mean(np.array([*PAIRS, REFERENCE]), losses, noise, candidates)
-    a, c = candidates[int(np.argmin(expected))]
+    best = int(np.argmin(expected[:-1]))
+    a, c = candidates[best if expected[-1] - expected[best] > deviation else -1]
     return float(a), float(c)
 
 
