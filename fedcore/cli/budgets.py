@@ -274,7 +274,6 @@ def budget_show(
     whole: Annotated[bool, typer.Option("--all", help="Every record of the history, and every digit.")] = False,
 ) -> None:
     """What is spent, reserved and left, with the history; verifies the chain first."""
-    from fedcore.operations.cohort_page import LIFETIME, lifetime_rows, segment_rows, share_rows
     from fedcore.privacy.statement import loss_in_words
     from fedcore.training.budget import ledger_of
     from fedcore.training.witness import missing_witness
@@ -291,15 +290,23 @@ def budget_show(
     for name in ("segments", "lifetime", "shares"):
         shown.pop(name, None)
     say(shown if whole else short_balance(shown), False)
+    if balance.segments or balance.shares or balance.periods is not None:
+        _show_parts(balance, store)
+    for warning in warnings:
+        print(f"WARNING: {warning}", file=sys.stderr)
+    table("History", whole_history(history) if whole else short_history(history))
+
+
+def _show_parts(balance: Balance, store: Population) -> None:
+    """The accounts of cohorts and shares, and what a client loses at most over all periods."""
+    from fedcore.operations.cohort_page import LIFETIME, lifetime_rows, segment_rows, share_rows
+
     if balance.segments:
         table("Cohorts", short_rows(segment_rows(balance, store.manifest)))
     if balance.shares:
         table("Shares", short_rows(share_rows(balance, store.manifest), may_spend=("rho",)))
     if balance.periods is not None:
         table(LIFETIME, short_rows(lifetime_rows(balance)))
-    for warning in warnings:
-        print(f"WARNING: {warning}", file=sys.stderr)
-    table("History", whole_history(history) if whole else short_history(history))
 
 
 @budget_app.command("plan")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 
 from fedcore.errors import IngestError
 from fedcore.population.encoding import encode
@@ -100,7 +100,7 @@ def read(path: Path) -> str:
         return ""
 
 
-def counts(texts: list[str], column: dict[str, int]) -> sp.csr_matrix:
+def counts(texts: list[str], column: dict[str, int]) -> scipy.sparse.csr_matrix:
     """(texts, d) counts of the known tokens, and of all others in the last column."""
     rows: list[int] = []
     columns: list[int] = []
@@ -110,7 +110,7 @@ def counts(texts: list[str], column: dict[str, int]) -> sp.csr_matrix:
         rows.extend([row] * len(found))
         columns.extend(found.keys())
         data.extend(found.values())
-    return sp.csr_matrix((np.array(data, np.int64), (rows, columns)), shape=(len(texts), len(column)))
+    return scipy.sparse.csr_matrix((np.array(data, np.int64), (rows, columns)), shape=(len(texts), len(column)))
 
 
 def _batches(files: list[tuple[str, Path]]) -> Iterator[list[tuple[str, Path]]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 
 from fedcore.errors import ConfigError, PopulationNotFound
 from fedcore.interface.tables import ROWS_OF_A_PART, are_nobodys, rows_of_nobody
@@ -74,7 +74,7 @@ def rows_stored(x: np.ndarray, groups: Groups, folder: Path, records: bool = Fal
         return Stored(writer.commit(Provenance(sources=("an array",))), order, ids)
 
 
-def counts_stored(x: sp.csr_matrix, folder: Path, **options: Any) -> Stored:
+def counts_stored(x: scipy.sparse.csr_matrix, folder: Path, **options: Any) -> Stored:
     """x: (C, d) whole numbers >= 0, a client a row. options: of `PopulationWriter`. Raises PopulationError."""
     with PopulationWriter(folder, "counts", x.shape[1], **options) as writer:
         writer.write([f"client {number}" for number in range(x.shape[0])], x)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from sklearn.utils import Tags, check_array, check_consistent_length
@@ -138,9 +138,9 @@ class FederatedEstimator(BaseEstimator, ABC):
         x: np.ndarray = self._checked(X, reset, dtype=[np.float64, np.float32], ensure_all_finite=finite, order="C")
         return x
 
-    def _checked_counts(self, X: Any, *, reset: bool) -> sp.csr_matrix:
+    def _checked_counts(self, X: Any, *, reset: bool) -> scipy.sparse.csr_matrix:
         """(C, d) whole numbers >= 0. Raises ValueError."""
-        counts = sp.csr_matrix(self._checked(X, reset, accept_sparse="csr", dtype=np.float64))
+        counts = scipy.sparse.csr_matrix(self._checked(X, reset, accept_sparse="csr", dtype=np.float64))
         if counts.nnz and (counts.data.min() < 0 or (counts.data != np.floor(counts.data)).any()):
             raise ValueError("Negative values in data passed to X, or others that are not whole: it holds counts.")
         return counts

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Self, cast
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils import Tags, check_array
 
@@ -118,7 +118,7 @@ class PersonalHistograms(OneToOneFeatureMixin, TransformerMixin, PrivateEstimato
         return np.concatenate([model.outputs(_block(part))[name] for part in parts])
 
 
-def _block(counts: sp.csr_matrix) -> CountsBlock:
+def _block(counts: scipy.sparse.csr_matrix) -> CountsBlock:
     counts = counts.sorted_indices()
     totals = np.asarray(counts.sum(axis=1), np.float64).ravel()
     indices = counts.indices.astype(np.int32)

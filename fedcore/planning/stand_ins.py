@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 
 from fedcore.errors import ConfigError
 from fedcore.population.blocks import ClientBlock, CountsBlock, RowsBlock, counts_block
@@ -126,7 +126,7 @@ def most_clients(shape: Shape) -> int:
     return max(1, min(shape.clients_per_leaf, shape.clients, int(LARGEST_LEAF / max(each, 1.0))))
 
 
-def _counts(generator: np.random.Generator, ptr: np.ndarray, features: int) -> sp.csr_matrix:
+def _counts(generator: np.random.Generator, ptr: np.ndarray, features: int) -> scipy.sparse.csr_matrix:
     """Small counts, most of them of the first tokens, in different places for each client. No client may have more
     than `features` of them."""
     sizes, entries = np.diff(ptr), int(ptr[-1])
@@ -136,4 +136,4 @@ def _counts(generator: np.random.Generator, ptr: np.ndarray, features: int) -> s
     room = (features - sizes)[client]
     tokens = np.arange(entries) - np.repeat(ptr[:-1], sizes) + np.floor((room + 1) * draws**2).astype(np.int64)
     counts = generator.geometric(0.5, entries)
-    return sp.csr_matrix((counts, tokens.astype(np.int32), ptr), shape=(len(sizes), features))
+    return scipy.sparse.csr_matrix((counts, tokens.astype(np.int32), ptr), shape=(len(sizes), features))

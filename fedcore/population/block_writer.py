@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 
 from fedcore.population import identifiers, layout, slots
 from fedcore.population.arrays import ArrayWriter
@@ -37,7 +37,7 @@ class PartWriter:
         if clients:
             self.lengths.append(np.zeros(clients, np.int64))
 
-    def append(self, data: sp.csr_matrix | Rows) -> None:
+    def append(self, data: scipy.sparse.csr_matrix | Rows) -> None:
         """Whole clients, checked."""
         if isinstance(data, tuple):
             ptr, x = data
@@ -57,7 +57,7 @@ class PartWriter:
         self.lengths.append(np.array([rows], np.int64))
         return size
 
-    def append_counts(self, matrix: sp.csr_matrix) -> None:
+    def append_counts(self, matrix: scipy.sparse.csr_matrix) -> None:
         self.lengths.append(np.diff(matrix.indptr).astype(np.int64))
         self.indices.append(matrix.indices.astype(np.int32, copy=False))
         self.values.append(_narrowed(matrix.data))

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 
 from fedcore.population.choices import Kind as Kind
 
@@ -88,9 +88,9 @@ class CountsBlock:
         return own + (self.heldout.nbytes if self.heldout is not None else 0)
 
     @property
-    def csr(self) -> sp.csr_matrix:
+    def csr(self) -> scipy.sparse.csr_matrix:
         """(C, d) view of the counts; shares memory."""
-        matrix = sp.csr_matrix((self.clients, self.features), dtype=self.data.dtype)
+        matrix = scipy.sparse.csr_matrix((self.clients, self.features), dtype=self.data.dtype)
         matrix.data, matrix.indices, matrix.indptr = self.data, self.indices, self.indptr
         return matrix
 
@@ -185,7 +185,7 @@ def joined(block: CountsBlock) -> CountsBlock:
     if block.heldout is None:
         return block
     parts = [replace(part, data=part.data.astype(np.float64)).csr for part in (block, block.heldout)]
-    whole = sp.csr_matrix(parts[0] + parts[1])
+    whole = scipy.sparse.csr_matrix(parts[0] + parts[1])
     whole.sort_indices()
     totals = block.totals + block.heldout.totals
     indices = whole.indices.astype(np.int32, copy=False)
@@ -226,9 +226,11 @@ def segment_sums(values: np.ndarray, ptr: np.ndarray, dtype=None) -> np.ndarray:
     return sums
 
 
-def counts_block(first: int, leaf: int, matrix: sp.csr_matrix, heldout: sp.csr_matrix | None = None) -> CountsBlock:
+def counts_block(
+    first: int, leaf: int, matrix: scipy.sparse.csr_matrix, heldout: scipy.sparse.csr_matrix | None = None
+) -> CountsBlock:
     """A block from a CSR matrix of whole counts (clients, d)."""
-    matrix = sp.csr_matrix(matrix)
+    matrix = scipy.sparse.csr_matrix(matrix)
     matrix.sort_indices()
     largest = float(matrix.data.max()) if matrix.nnz else 0.0
     data = matrix.data.astype(np.float32 if largest < FLOAT32_EXACT else np.float64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 
 from fedcore.errors import PopulationError
 
@@ -14,7 +14,7 @@ LARGEST_COUNT = 2**53  # whole numbers up to here are exact in float64
 Rows = tuple[np.ndarray, np.ndarray]  # (ptr (C + 1,), x (N, D)): client i owns rows ptr[i] .. ptr[i + 1] - 1
 
 
-def bytes_of(data: sp.csr_matrix | Rows) -> np.ndarray:
+def bytes_of(data: scipy.sparse.csr_matrix | Rows) -> np.ndarray:
     """(C,) decoded bytes of each client."""
     if isinstance(data, tuple):
         ptr, x = data
@@ -22,7 +22,7 @@ def bytes_of(data: sp.csr_matrix | Rows) -> np.ndarray:
     return np.diff(data.indptr).astype(np.int64) * 8
 
 
-def rows_of(data: sp.csr_matrix | Rows, start: int, stop: int) -> sp.csr_matrix | Rows:
+def rows_of(data: scipy.sparse.csr_matrix | Rows, start: int, stop: int) -> scipy.sparse.csr_matrix | Rows:
     """The data of clients start .. stop - 1."""
     if isinstance(data, tuple):
         ptr, x = data
@@ -30,7 +30,7 @@ def rows_of(data: sp.csr_matrix | Rows, start: int, stop: int) -> sp.csr_matrix 
     return data[start:stop]
 
 
-def checked_counts(matrix: sp.spmatrix | Rows, clients: int, features: int) -> sp.csr_matrix:
+def checked_counts(matrix: scipy.sparse.spmatrix | Rows, clients: int, features: int) -> scipy.sparse.csr_matrix:
     """Counts as canonical int64 CSR (clients, features): sorted, no duplicates, no stored zeros.
 
     Raises PopulationError if they are no whole numbers from 0 to 2**53, or of another shape.
@@ -39,7 +39,7 @@ def checked_counts(matrix: sp.spmatrix | Rows, clients: int, features: int) -> s
         raise PopulationError(
             "Counts must come as a SciPy sparse matrix.", "Convert them with scipy.sparse.csr_matrix."
         )
-    matrix = sp.csr_matrix(matrix)
+    matrix = scipy.sparse.csr_matrix(matrix)
     if matrix.shape != (clients, features):
         raise PopulationError(f"The counts have shape {matrix.shape}, expected {(clients, features)}.")
     data = matrix.data
@@ -51,7 +51,9 @@ def checked_counts(matrix: sp.spmatrix | Rows, clients: int, features: int) -> s
             raise PopulationError(
                 "Counts must be whole numbers from 0 to 2**53.", "Look for negative, fractional or NaN values."
             )
-    result = sp.csr_matrix((data.astype(np.int64), matrix.indices.copy(), matrix.indptr.copy()), shape=matrix.shape)
+    result = scipy.sparse.csr_matrix(
+        (data.astype(np.int64), matrix.indices.copy(), matrix.indptr.copy()), shape=matrix.shape
+    )
     result.sum_duplicates()
     result.eliminate_zeros()
     totals = np.asarray(result.sum(axis=1, dtype=np.float64))  # float64 cannot wrap around
@@ -62,7 +64,7 @@ def checked_counts(matrix: sp.spmatrix | Rows, clients: int, features: int) -> s
     return result
 
 
-def checked_rows(data: sp.spmatrix | Rows, clients: int, features: int, dtype: str) -> Rows:
+def checked_rows(data: scipy.sparse.spmatrix | Rows, clients: int, features: int, dtype: str) -> Rows:
     """Rows as (ptr (C + 1,) int64, x (N, features) of this dtype). Raises PopulationError for any others."""
     if not isinstance(data, tuple) or len(data) != 2:
         raise PopulationError("Dense rows must come as (ptr, x).", "ptr has one more entry than there are clients.")

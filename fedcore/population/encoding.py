@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 
 from fedcore.errors import PopulationError, WrongKind
 from fedcore.population import copying, suppression
@@ -111,13 +111,13 @@ def encode(
         return writer.commit(Provenance(sources=made.sources, options={**made.options, "encoded": len(words)}))
 
 
-def _counts(block: WordsBlock, start: int, stop: int, held: np.ndarray, order: np.ndarray) -> sp.csr_matrix:
+def _counts(block: WordsBlock, start: int, stop: int, held: np.ndarray, order: np.ndarray) -> scipy.sparse.csr_matrix:
     """(clients, words + 1) int64. held: the vocabulary; order: that sorts it."""
     place = np.minimum(np.searchsorted(held, block.words, sorter=order), len(held) - 1)
     feature = np.where(held[order[place]] == block.words, order[place], len(held)) if len(block.words) else place
     low, high = block.indptr[start], block.indptr[stop]
     shape = (stop - start, len(held) + 1)
-    matrix = sp.csr_matrix(
+    matrix = scipy.sparse.csr_matrix(
         (block.counts[low:high], feature[block.indices[low:high]], block.indptr[start : stop + 1] - low), shape=shape
     )
     matrix.sum_duplicates()

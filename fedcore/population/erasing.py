@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 
 from fedcore.errors import PopulationError
 from fedcore.population import cohorts as of_cohorts
@@ -320,7 +320,7 @@ def _ranges(population: Population, index: int) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-def emptied(data: sp.csr_matrix | Rows, gone: np.ndarray) -> sp.csr_matrix | Rows:
+def emptied(data: scipy.sparse.csr_matrix | Rows, gone: np.ndarray) -> scipy.sparse.csr_matrix | Rows:
     """The data of some clients, of which those who are gone (C,) have none."""
     old = data[0] if isinstance(data, tuple) else data.indptr
     lengths = np.diff(old)
@@ -328,7 +328,7 @@ def emptied(data: sp.csr_matrix | Rows, gone: np.ndarray) -> sp.csr_matrix | Row
     ptr = np.concatenate([[0], np.cumsum(np.where(gone, 0, lengths))])
     if isinstance(data, tuple):
         return ptr, data[1][kept]
-    return sp.csr_matrix((data.data[kept], data.indices[kept], ptr), shape=data.shape)
+    return scipy.sparse.csr_matrix((data.data[kept], data.indices[kept], ptr), shape=data.shape)
 
 
 # --- compaction -------------------------------------------------------------------------------------------------------
@@ -366,7 +366,7 @@ def _copy_there(writer: PopulationWriter, population: Population, index: int, en
         writer.write(ids[start:stop][mine].tolist(), *(None if part is None else _some(part, mine) for part in parts))
 
 
-def _some(data: sp.csr_matrix | Rows, chosen: np.ndarray) -> sp.csr_matrix | Rows:
+def _some(data: scipy.sparse.csr_matrix | Rows, chosen: np.ndarray) -> scipy.sparse.csr_matrix | Rows:
     """The data of some of the clients."""
     if not isinstance(data, tuple):
         return data[chosen]

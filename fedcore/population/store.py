@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeVar, cast
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 
 from fedcore.errors import ChunkError, ManifestError, PopulationError, WrongKind
 from fedcore.population import arrays, identifiers, layout, slots
@@ -246,7 +246,9 @@ class Population:
                 total += np.diff(self._in_block(index, self._pointers, entry, name, part)) * width
         return total
 
-    def read_clients(self, index: int, start: int, stop: int, heldout: bool = False) -> sp.csr_matrix | Rows | None:
+    def read_clients(
+        self, index: int, start: int, stop: int, heldout: bool = False
+    ) -> scipy.sparse.csr_matrix | Rows | None:
         """Clients start .. stop - 1 of block `index` as they can be written again: int64 CSR counts, (ptr, x), or (ptr,
         records) of words.
 
@@ -258,7 +260,7 @@ class Population:
             if self.kind == "words":
                 return np.zeros(stop - start + 1, np.int64), np.empty(0, RECORD)
             if self.kind == "counts":
-                return sp.csr_matrix((stop - start, self.features), dtype=np.int64)
+                return scipy.sparse.csr_matrix((stop - start, self.features), dtype=np.int64)
             return np.zeros(stop - start + 1, np.int64), np.empty((0, self.features), self.manifest.dtype)
         if part is None:
             return None
@@ -274,7 +276,9 @@ class Population:
         if self.kind == "rows":
             return ptr - low, values("x", part.dtype, self.features)
         counts = values("counts", part.dtype).astype(np.int64)
-        return sp.csr_matrix((counts, values("indices", "int32"), ptr - low), shape=(stop - start, self.features))
+        return scipy.sparse.csr_matrix(
+            (counts, values("indices", "int32"), ptr - low), shape=(stop - start, self.features)
+        )
 
     def client_tiles(self, index: int, client: int, max_bytes: int, heldout: bool = False) -> Iterator[np.ndarray]:
         """The dense rows of one client of block `index`, in tiles of about max_bytes. Raises ChunkError."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedcore.errors import ConfigError
@@ -116,7 +116,7 @@ def dirichlet(shape: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     return draws / draws.sum(axis=1, dtype=np.float64, keepdims=True)
 
 
-def multinomial(tokens: int, probabilities: np.ndarray, generator: np.random.Generator) -> sp.csr_matrix:
+def multinomial(tokens: int, probabilities: np.ndarray, generator: np.random.Generator) -> scipy.sparse.csr_matrix:
     """(C, d) CSR of counts, `tokens` in each row, by inverting the row's distribution function at uniform draws."""
     clients, features = probabilities.shape
     bounds = np.cumsum(probabilities, axis=1)
@@ -132,14 +132,14 @@ def multinomial(tokens: int, probabilities: np.ndarray, generator: np.random.Gen
     last = np.repeat(np.searchsorted(table, ends, side="left"), tokens)
     cells, counts = np.unique(np.minimum(found, last), return_counts=True)
     indptr = np.searchsorted(cells, np.arange(clients + 1) * features)
-    return sp.csr_matrix(
+    return scipy.sparse.csr_matrix(
         (counts.astype(np.int64), (cells % features).astype(np.int32), indptr), shape=probabilities.shape
     )
 
 
 def generate(
     settings: SyntheticSettings, seed: int, run: int, centres: np.ndarray | None = None
-) -> tuple[sp.csr_matrix, sp.csr_matrix | None]:
+) -> tuple[scipy.sparse.csr_matrix, scipy.sparse.csr_matrix | None]:
     """Clients run * 1024 ... of the population: (train, held out) counts, each (clients, d).
 
     centres: those of `true_centres`, if at hand. The held-out matrix has a row for every client of the run, empty for
@@ -154,7 +154,7 @@ def generate(
     text = {name: stream(seed, f"synthetic/{name}/text", client=run) for name in ("train", "heldout")}
     tokens = {name: stream(seed, f"synthetic/{name}/tokens", client=run) for name in ("train", "heldout")}
 
-    def counts(name: str, number: int, mean: np.ndarray) -> sp.csr_matrix:
+    def counts(name: str, number: int, mean: np.ndarray) -> scipy.sparse.csr_matrix:
         if settings.beta is not None:
             mean = dirichlet(settings.beta * mean, text[name])
         return multinomial(number, mean, tokens[name])
@@ -168,10 +168,10 @@ def generate(
         train.append(counts("train", settings.tokens, means))
         if start < tested:
             heldout.append(counts("heldout", settings.test_tokens, means[: tested - start]))
-    together = sp.vstack(train, format="csr")
+    together = scipy.sparse.vstack(train, format="csr")
     if not heldout:
         return together, None
-    other = sp.vstack(heldout, format="csr")
+    other = scipy.sparse.vstack(heldout, format="csr")
     other.resize(together.shape)
     return together, other
 

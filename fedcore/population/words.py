@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 
 from fedcore.errors import PopulationError
 from fedcore.population.checks import LARGEST_COUNT, Rows
@@ -56,12 +56,12 @@ def joined_words(one: WordsBlock, other: WordsBlock) -> WordsBlock:
     """The words of two parts of the same clients as those of one: counts of a word add up."""
     words = np.union1d(one.words, other.words)
     parts = [
-        sp.csr_matrix(
+        scipy.sparse.csr_matrix(
             (part.counts, np.searchsorted(words, part.words)[part.indices], part.indptr), (part.clients, len(words))
         )
         for part in (one, other)
     ]
-    whole = sp.csr_matrix(parts[0] + parts[1])
+    whole = scipy.sparse.csr_matrix(parts[0] + parts[1])
     whole.sort_indices()
     return WordsBlock(one.first, whole.indptr.astype(np.int64), whole.indices.astype(np.int32), whole.data, words)
 

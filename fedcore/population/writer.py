@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 
 from fedcore.errors import PopulationError
 from fedcore.population import cohorts, identifiers, layout, versions
@@ -42,8 +42,8 @@ class _Batch:
     """Checked clients on their way into blocks. counts: CSR; rows: (ptr, x)."""
 
     ids: list[str]
-    train: sp.csr_matrix | Rows
-    heldout: sp.csr_matrix | Rows | None
+    train: scipy.sparse.csr_matrix | Rows
+    heldout: scipy.sparse.csr_matrix | Rows | None
     bytes_before: np.ndarray  # (C + 1,) int64: decoded bytes of the clients before each
 
 
@@ -224,7 +224,10 @@ class PopulationWriter:
     # ---- clients in
 
     def write(
-        self, client_ids: Sequence, matrix: sp.spmatrix | Rows, heldout: sp.spmatrix | Rows | None = None
+        self,
+        client_ids: Sequence,
+        matrix: scipy.sparse.spmatrix | Rows,
+        heldout: scipy.sparse.spmatrix | Rows | None = None,
     ) -> None:
         """Adds whole clients, in this order.
 
@@ -463,7 +466,7 @@ class PopulationWriter:
         if block.clients >= self._most_clients(block) or (whole and block.bytes >= self.limit.bytes):
             self.close_block()
 
-    def _checked(self, data: sp.spmatrix | Rows, clients: int) -> sp.csr_matrix | Rows:
+    def _checked(self, data: scipy.sparse.spmatrix | Rows, clients: int) -> scipy.sparse.csr_matrix | Rows:
         if self.kind == "words":
             return checked_words(data, clients)
         if self.dtype is None:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from scipy.special import ndtri
+import scipy
 
 from fedcore.errors import ConfigError
 from fedcore.population.words import LONGEST, NO_WORD, WORD, WordsBlock
@@ -101,7 +101,7 @@ def threshold(scale: float, delta: float) -> int:
     highest = 0
     for k in range(1, LIST + 1):
         each = -math.expm1(math.log1p(-delta) / k)
-        above = math.floor(scale * -float(ndtri(each))) - 2  # a guess; what holds is decided by `_stays`
+        above = math.floor(scale * -float(scipy.special.ndtri(each))) - 2  # a guess; what holds is decided by `_stays`
         while not _stays(above, k, scale, delta):
             above += 1
         highest = max(highest, int(WEIGHTS[k]) + above)

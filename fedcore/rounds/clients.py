@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 from threadpoolctl import ThreadpoolController
 
 from fedcore.errors import FedcoreError, MethodError, PopulationError, RunError, WorkerFailed, retired
@@ -288,7 +288,7 @@ def participants_of(
     entry = population.blocks[index]
     leaf = entry.first // population.clients_per_leaf
     if population.kind == "counts":
-        return counts_block(entry.first, leaf, sp.csr_matrix((0, population.features)))
+        return counts_block(entry.first, leaf, scipy.sparse.csr_matrix((0, population.features)))
     return RowsBlock(
         entry.first, leaf, np.zeros(1, np.int64), np.empty((0, population.features), population.manifest.dtype)
     )

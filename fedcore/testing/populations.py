@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 
 from fedcore.population.blocks import ClientBlock, Kind, RowsBlock, counts_block
 from fedcore.population.manifest import Halves
@@ -84,7 +84,7 @@ class SmallPopulation:
 def _matrix(population: SmallPopulation, clients: Sequence[np.ndarray]) -> Any:
     """CSR, or (ptr, x)."""
     if population.kind == "counts":
-        return sp.csr_matrix(np.array(clients, np.int64).reshape(len(clients), population.features))
+        return scipy.sparse.csr_matrix(np.array(clients, np.int64).reshape(len(clients), population.features))
     ptr = np.concatenate([[0], np.cumsum([len(own) for own in clients])]).astype(np.int64)
     x = np.concatenate([np.zeros((0, population.features)), *clients])
     return ptr, x.astype(population.dtype)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
+import scipy  # its parts load at their first use: `scipy.optimize` takes longer than the rest of a small run's start
 
 from fedcore.errors import PopulationError
 from fedcore.population.blocks import RowsBlock
@@ -75,7 +75,7 @@ class DictionaryDistance:
 
 def assign(costs: np.ndarray) -> np.ndarray:
     """(r,) columns of a linear assignment of the r rows of costs (r, s), r <= s, least in total."""
-    rows, columns = linear_sum_assignment(costs)
+    rows, columns = scipy.optimize.linear_sum_assignment(costs)
     return columns[np.argsort(rows)]
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 
 from fedcore.errors import PopulationError
 from fedcore.methods.federated_em import criteria, models
@@ -119,7 +119,7 @@ def _sample(config: FederatedEMConfig, message: MomentsMessage, block: ClientBlo
     return np.concatenate(drawn) if drawn else np.zeros((0, 4 if is_sparse(leaf.y) else 2 + leaf.y.shape[1]))
 
 
-def _entries(heads: np.ndarray, y: sp.csr_matrix) -> list[np.ndarray]:
+def _entries(heads: np.ndarray, y: scipy.sparse.csr_matrix) -> list[np.ndarray]:
     """Heads, columns and values, one for each stored entry of the rows y (n, V); a row without any has a 0."""
     filled = np.maximum(np.diff(y.indptr), 1)
     own, ends = np.zeros((filled.sum(), 2)), np.cumsum(filled)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 
 from fedcore.methods.federated_em.messages import Scaling
 from fedcore.methods.federated_em.row_weights import row_weights
@@ -142,7 +142,7 @@ def rows_of(
     """
     if isinstance(block, CountsBlock):
         ptr = np.arange(block.clients + 1)
-        return LeafRows(sp.csr_matrix(block.csr, dtype=np.float64), ptr, np.ones(block.clients))
+        return LeafRows(scipy.sparse.csr_matrix(block.csr, dtype=np.float64), ptr, np.ones(block.clients))
     none = np.zeros(0)
     centre, scale = (none, none) if scaling is None else (scaling.centre, scaling.scale)
     if weight_column is not None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 
 from fedcore.errors import PopulationError
 from fedcore.methods.federated_em.anderson import accelerated
@@ -72,7 +72,7 @@ class Sample:
     """y: (n, d) standardised rows, NaN where missing, or counts in CSR form, in a random order. weights: (n,) how much
     each counts; None: all the same. first: rows of level 1. share: of the population's rows; 1: these are all."""
 
-    y: np.ndarray | sp.csr_matrix
+    y: np.ndarray | scipy.sparse.csr_matrix
     weights: np.ndarray | None
     first: int
     share: float
@@ -312,12 +312,12 @@ def _seeds(count: int, rows: Sample, seed: int, chain: int, by_distance: bool) -
     return centres
 
 
-def _filled(y: np.ndarray | sp.csr_matrix, means: np.ndarray) -> np.ndarray:
+def _filled(y: np.ndarray | scipy.sparse.csr_matrix, means: np.ndarray) -> np.ndarray:
     """Dense rows, the means where an entry is missing."""
     return y.toarray() if is_sparse(y) else np.where(np.isnan(y), means, y)
 
 
-def _different(y: np.ndarray | sp.csr_matrix) -> int:
+def _different(y: np.ndarray | scipy.sparse.csr_matrix) -> int:
     """The number of different rows."""
     if not is_sparse(y):
         return len(np.unique(y, axis=0))
@@ -325,7 +325,7 @@ def _different(y: np.ndarray | sp.csr_matrix) -> int:
     return len({(y.indices[part].tobytes(), y.data[part].tobytes()) for part in parts})
 
 
-def _moments(y: np.ndarray | sp.csr_matrix) -> tuple[np.ndarray, np.ndarray]:
+def _moments(y: np.ndarray | scipy.sparse.csr_matrix) -> tuple[np.ndarray, np.ndarray]:
     """(d,) means and variances of the entries of each column; 0 for a column without any."""
     if is_sparse(y):
         means, squares = (np.asarray(each.mean(axis=0)).ravel() for each in (y, y.multiply(y)))

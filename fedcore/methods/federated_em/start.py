@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 
 from fedcore.errors import ConfigError, PopulationError
 from fedcore.methods.federated_em import choice, models
@@ -214,7 +214,10 @@ def after_sample(config: FederatedEMConfig, state: FederatedEMState, sample: np.
     if config.model.kind == "counts":
         uniforms, starts = np.unique(uniforms, return_index=True)
         places = sample[:, 2].astype(np.int64), np.append(starts, len(sample))
-        counts, y = counts[starts], sp.csr_matrix((sample[:, 3], *places), shape=(len(starts), len(state.variance)))
+        counts, y = (
+            counts[starts],
+            scipy.sparse.csr_matrix((sample[:, 3], *places), shape=(len(starts), len(state.variance))),
+        )
         y = y.toarray() if y.nnz > DENSE * y.shape[0] * y.shape[1] else y
     if len(state.centre):
         y = (y - state.centre) / state.scale

@@ -14,7 +14,7 @@ from dataclasses import replace
 from hashlib import blake2b
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 
 from fedcore.methods.histograms.reduction import reduce_block
 from fedcore.methods.histograms.state import ReleaseMessage
@@ -89,7 +89,7 @@ def integer_sums_by_cell(block: CountsBlock, cells: np.ndarray, k: int, grid: np
     grid: (nnz,) float64 or float32 whole numbers of at most 2**16 in size, so every partial sum stays a whole number
     below 2**53 for 2**37 clients in one leaf: float64 addition is exact here, in any order.
     """
-    scatter = sp.csc_matrix((k * block.features, block.clients), dtype=grid.dtype)
+    scatter = scipy.sparse.csc_matrix((k * block.features, block.clients), dtype=grid.dtype)
     scatter.data, scatter.indices, scatter.indptr = grid, cell_tokens(block, cells, k), block.indptr
     sums = scatter @ np.ones(block.clients)  # in float64: SciPy takes the wider of both
     return sums.astype(np.int64).reshape(k, block.features)

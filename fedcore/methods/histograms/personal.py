@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 
 from fedcore.methods.histograms.clients import assign, inverse_totals
 from fedcore.methods.histograms.config import OutputSettings
@@ -110,7 +110,7 @@ def _fit(block: CountsBlock, rows: np.ndarray, columns: np.ndarray, prior: float
     k, lengths = len(rows), np.diff(block.indptr)
     likelihood, counts = rows[:, block.indices], block.data.astype(np.float64)
     weights = np.full((block.clients, k), 1.0 / k)
-    ratios = sp.csr_matrix((counts, block.indices, block.indptr), shape=(block.clients, block.features))
+    ratios = scipy.sparse.csr_matrix((counts, block.indices, block.indptr), shape=(block.clients, block.features))
     for _ in range(steps):
         mixed = np.repeat(weights[:, 0], lengths) * likelihood[0]
         for j in range(1, k):

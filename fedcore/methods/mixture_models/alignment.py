@@ -17,7 +17,7 @@ from itertools import permutations, product
 from typing import Literal
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
+import scipy  # its parts load at their first use: `scipy.optimize` takes longer than the rest of a small run's start
 
 from fedcore.errors import ConfigError
 from fedcore.methods.mixture_models.spatial_median import spatial_median
@@ -73,7 +73,7 @@ def stepwise(
         before, client = sequence[:number], sequence[number]
         # cost[r, s]: of giving this client's centre s the place r, beside all clients that are in order already
         cost = distances[before[:, None], client, orders[before]].sum(axis=0)
-        orders[client] = linear_sum_assignment(cost)[1]
+        orders[client] = scipy.optimize.linear_sum_assignment(cost)[1]
     return orders
 
 
@@ -117,7 +117,7 @@ def to_centres(centres: np.ndarray, common: np.ndarray) -> np.ndarray:
     orders = distances.argmin(axis=2)
     clash = (np.sort(orders, axis=1) != np.arange(orders.shape[1])).any(axis=1)
     for client in np.flatnonzero(clash):
-        orders[client] = linear_sum_assignment(distances[client])[1]
+        orders[client] = scipy.optimize.linear_sum_assignment(distances[client])[1]
     return orders
 
 
@@ -196,4 +196,4 @@ def matching(locations: np.ndarray, reference: np.ndarray, scale: np.ndarray | f
         raise ValueError(f"cannot match components of shapes {locations.shape} and {reference.shape}")
     a, b = ((np.asarray(x, np.float64) / scale).reshape(len(x), -1) for x in (locations, reference))
     cost = ((b[:, None, :] - a[None, :, :]) ** 2).sum(axis=2)
-    return linear_sum_assignment(cost)[1]
+    return scipy.optimize.linear_sum_assignment(cost)[1]

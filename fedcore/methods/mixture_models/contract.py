@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeAlias, TypeGuard
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 
 Theta = Mapping[str, np.ndarray]  # parameters by name, float64, as they are published and stored
 
@@ -41,11 +41,12 @@ class LazyRows(Protocol):
     def fill(self, out: np.ndarray, own: int = 1, each: int = 1) -> np.ndarray | None: ...
 
 
-Rows: TypeAlias = "np.ndarray | sp.csr_matrix | LazyRows"  # (N, d) observations; CSR for the models of counts only
+# (N, d) observations; CSR for the models of counts only
+Rows: TypeAlias = "np.ndarray | scipy.sparse.csr_matrix | LazyRows"
 
 
-def is_sparse(y: Rows) -> TypeGuard[sp.csr_matrix]:
-    return sp.issparse(y)
+def is_sparse(y: Rows) -> TypeGuard[scipy.sparse.csr_matrix]:
+    return scipy.sparse.issparse(y)
 
 
 class CurvedEM(Protocol):

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 from scipy.special import gammaln
 
 from fedcore.errors import ConfigError
@@ -72,7 +72,7 @@ class CountMixture(Mixture):
     def _linear(self, theta: Theta) -> tuple[np.ndarray, np.ndarray]:
         """Intercepts (G,) and slopes (G, V) of ln f_g."""
 
-    def _row_constant(self, y: np.ndarray | sp.csr_matrix) -> np.ndarray | float:
+    def _row_constant(self, y: np.ndarray | scipy.sparse.csr_matrix) -> np.ndarray | float:
         """(n,): what ln f_g(y) has besides."""
         return 0.0
 
@@ -101,7 +101,7 @@ class CountMixture(Mixture):
         log_joint += prepared.intercepts
         return log_joint
 
-    def _sparse_log_joint(self, prepared: _Prepared, z: sp.csr_matrix) -> np.ndarray:
+    def _sparse_log_joint(self, prepared: _Prepared, z: scipy.sparse.csr_matrix) -> np.ndarray:
         # products with a CSR matrix want the dense factor row by row
         return np.ascontiguousarray((z @ np.ascontiguousarray(prepared.slopes.T)).T) + prepared.intercepts
 
@@ -123,7 +123,7 @@ class CountMixture(Mixture):
         counts = client_totals(ptr, weights)
         divisors = divisors_of(counts)[:, None]
         for tile in client_tiles(ptr, self._tile(y)):
-            z = sp.csr_matrix(take(y, tile.rows), dtype=np.float64)
+            z = scipy.sparse.csr_matrix(take(y, tile.rows), dtype=np.float64)
             r = responsibilities(self._sparse_log_joint(prepared, z))
             if weights is not None:
                 r *= weights[tile.rows]
@@ -135,13 +135,13 @@ class CountMixture(Mixture):
                 means[tile.clients] += sums
         return means, counts
 
-    def _sparse_sums(self, r: np.ndarray, z: sp.csr_matrix, sizes: np.ndarray) -> np.ndarray:
+    def _sparse_sums(self, r: np.ndarray, z: scipy.sparse.csr_matrix, sizes: np.ndarray) -> np.ndarray:
         """(c, G, 1 + V): sum of r_g z over the rows of every client; sizes: (c,) their rows."""
         ptr = np.concatenate([[0], np.cumsum(sizes)])
         sums = np.empty((len(sizes), self.components, 1 + self.features))
         for g in range(self.components):
             # row i of the selector holds r_g of the rows of client i
-            selector = sp.csr_matrix((r[g], np.arange(len(r[g])), ptr), shape=(len(sizes), len(r[g])))
+            selector = scipy.sparse.csr_matrix((r[g], np.arange(len(r[g])), ptr), shape=(len(sizes), len(r[g])))
             sums[:, g, 0] = np.add.reduceat(r[g], ptr[:-1])
             sums[:, g, 1:] = (selector @ z).toarray()
         return sums
@@ -219,7 +219,7 @@ class PoissonMixture(CountMixture):
         rates = theta["rates"]
         return -rates.sum(axis=1), np.log(rates)
 
-    def _row_constant(self, y: np.ndarray | sp.csr_matrix) -> np.ndarray:
+    def _row_constant(self, y: np.ndarray | scipy.sparse.csr_matrix) -> np.ndarray:
         return -_log_factorials(y)
 
     def maximise(self, s: np.ndarray, start: Theta | None = None, rough: bool = False) -> Theta:
@@ -268,7 +268,7 @@ class MultinomialMixture(CountMixture):
     def _linear(self, theta: Theta) -> tuple[np.ndarray, np.ndarray]:
         return np.zeros(self.components), np.log(theta["probabilities"])
 
-    def _row_constant(self, y: np.ndarray | sp.csr_matrix) -> np.ndarray:
+    def _row_constant(self, y: np.ndarray | scipy.sparse.csr_matrix) -> np.ndarray:
         return gammaln(_sizes(y) + 1.0) - _log_factorials(y)
 
     def maximise(self, s: np.ndarray, start: Theta | None = None, rough: bool = False) -> Theta:
@@ -353,17 +353,17 @@ class BernoulliMixture(CountMixture):
         return self._check_parameters(theta, "probabilities", 1.0)
 
 
-def _sizes(y: np.ndarray | sp.csr_matrix) -> np.ndarray:
+def _sizes(y: np.ndarray | scipy.sparse.csr_matrix) -> np.ndarray:
     """(n,): the counts of each row, added up."""
     return np.asarray(y.sum(axis=1), np.float64).ravel()
 
 
-def _log_factorials(y: np.ndarray | sp.csr_matrix) -> np.ndarray:
+def _log_factorials(y: np.ndarray | scipy.sparse.csr_matrix) -> np.ndarray:
     """(n,): sum over the columns of ln y!."""
     if not is_sparse(y):
         y = np.asarray(y)
         logs, several = np.zeros(y.shape), (y != 0.0) & (y != 1.0)  # the logarithms of 0! and 1! are 0
         logs[several] = gammaln(y[several] + 1.0)
         return logs.sum(axis=1)
-    logs = sp.csr_matrix((gammaln(y.data + 1.0), y.indices, y.indptr), shape=y.shape)
+    logs = scipy.sparse.csr_matrix((gammaln(y.data + 1.0), y.indices, y.indptr), shape=y.shape)
     return np.asarray(logs.sum(axis=1)).ravel()

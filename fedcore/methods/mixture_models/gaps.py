@@ -26,7 +26,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 
 from fedcore.methods.mixture_models.packing import LOG_TWO_PI, pack_symmetric, packed_places, products, triangle
 
@@ -168,7 +168,7 @@ def _add_covariances(patterns: Patterns, r: np.ndarray, owners: np.ndarray, sums
     places, scale = _places_or_none(size)
     at = places[entries[:, i], entries[:, j]].T  # (K, keys)
     size += 1
-    chosen = sp.csc_matrix(
+    chosen = scipy.sparse.csc_matrix(
         (scale[at].ravel(), (keys // p * size + at).ravel(), np.arange(at.size + 1)), shape=(count * size, at.size)
     )
     sums += (chosen @ values.reshape(-1, g)).reshape(count, size, g).transpose(0, 2, 1)[:, :, :-1]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 
 from fedcore.errors import ConfigError
 from fedcore.methods.mixture_models.client_sums import (
@@ -175,7 +175,7 @@ class GaussianImputer:
             # row i of the selector has the weight of every row of client i, at its pattern
             shape = (len(sizes), len(patterns.counts))
             w = np.ones(len(x)) if weights is None else weights[tile.rows]
-            selector = sp.csr_matrix((w, patterns.of_rows(), local), shape=shape)
+            selector = scipy.sparse.csr_matrix((w, patterns.of_rows(), local), shape=shape)
             xt = np.ascontiguousarray(x.T)
             if weights is not None:
                 xt *= w

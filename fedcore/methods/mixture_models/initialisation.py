@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 
 from fedcore.errors import ConfigError
 from fedcore.methods.mixture_models.client_sums import divisors_of, row_tiles
@@ -156,7 +156,9 @@ def sums_of_clients(y: Rows, ptr: np.ndarray, centres: np.ndarray, weights: np.n
         labels = _squares(own, centres).argmin(axis=0)
         x = np.nan_to_num(own - centres[labels], nan=0.0)
         counted = np.ones(len(x)) if weights is None else weights[rows]
-        members = sp.csr_matrix((counted, (owners[rows] * k + labels, np.arange(len(x)))), shape=(len(sums), len(x)))
+        members = scipy.sparse.csr_matrix(
+            (counted, (owners[rows] * k + labels, np.arange(len(x)))), shape=(len(sums), len(x))
+        )
         sums[:, 0] += members @ np.ones(len(x))
         sums[:, 1 : 1 + d] += members @ x
         sums[:, 1 + d :] += members @ (x * x)
@@ -202,7 +204,7 @@ def _squares(y: Rows, centres: np.ndarray) -> np.ndarray:
     """(k, N)."""
     squares = np.empty((len(centres), y.shape[0]))
     if is_sparse(y):
-        y = sp.csr_matrix(y, dtype=np.float64)
+        y = scipy.sparse.csr_matrix(y, dtype=np.float64)
         norms = np.asarray(y.multiply(y).sum(axis=1)).ravel()
         for i, centre in enumerate(centres):
             squares[i] = np.maximum(norms - 2.0 * (y @ centre) + centre @ centre, 0.0)

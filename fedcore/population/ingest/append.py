@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 
 from fedcore.errors import IngestError, PopulationError
 from fedcore.population import identifiers
@@ -353,7 +353,9 @@ class _Rewriting:
         second = chain(old[1], heldout or ()) if self.heldout or heldout is not None else None
         self.writer.write_large(str(self.ids[place]), chain(old[0], train or ()), second)
 
-    def _merged(self, start: int, stop: int, mine: Clients | None, heldout: bool) -> sp.csr_matrix | Rows | None:
+    def _merged(
+        self, start: int, stop: int, mine: Clients | None, heldout: bool
+    ) -> scipy.sparse.csr_matrix | Rows | None:
         """Old and new data of some clients; None if neither has any held out."""
         new = _parts(mine)[heldout]
         old = self.parent.read_clients(self.number, start, stop, heldout)
@@ -371,7 +373,7 @@ class _Rewriting:
             return np.searchsorted(owner[order], np.arange(clients + 1)), np.concatenate([old[1], x])[order]
         lengths[place] = np.diff(new.indptr)
         indptr = np.concatenate([[0], np.cumsum(lengths)])
-        wide = sp.csr_matrix((new.data, new.indices, indptr), shape=(clients, new.shape[1]))
+        wide = scipy.sparse.csr_matrix((new.data, new.indices, indptr), shape=(clients, new.shape[1]))
         if old is None:
             return wide
         merged = old + wide
@@ -381,5 +383,7 @@ class _Rewriting:
         return merged
 
 
-def _parts(clients: Clients | None) -> tuple[sp.csr_matrix | Rows | None, sp.csr_matrix | Rows | None]:
+def _parts(
+    clients: Clients | None,
+) -> tuple[scipy.sparse.csr_matrix | Rows | None, scipy.sparse.csr_matrix | Rows | None]:
     return (None, None) if clients is None else (clients.train, clients.heldout)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 
 from fedcore.errors import IngestError
 from fedcore.population.blocks import Kind
@@ -173,8 +173,8 @@ class MatrixBatch:
     train and held-out (C, d) CSR; of frames (ptr (C + 1,), x (N, d))."""
 
     ids: list[str]
-    train: sp.csr_matrix | Rows
-    heldout: sp.csr_matrix | Rows | None
+    train: scipy.sparse.csr_matrix | Rows
+    heldout: scipy.sparse.csr_matrix | Rows | None
 
 
 class Source(Protocol):
@@ -263,7 +263,7 @@ def named_ids(names: Sequence[str], rule: Rule) -> list[str]:
     return made
 
 
-def _size(held: np.ndarray | sp.csr_matrix | Rows | None) -> int:
+def _size(held: np.ndarray | scipy.sparse.csr_matrix | Rows | None) -> int:
     """Rows, or tokens of counts."""
     if isinstance(held, tuple):
         return len(held[1])
@@ -271,7 +271,7 @@ def _size(held: np.ndarray | sp.csr_matrix | Rows | None) -> int:
         return len(held)
     if held is None:
         return 0
-    amounts = held.data if isinstance(held, sp.csr_matrix) else held["count"] if held.dtype.names else held
+    amounts = held.data if isinstance(held, scipy.sparse.csr_matrix) else held["count"] if held.dtype.names else held
     amounts = amounts.astype(np.int64, copy=False)
     return (int((amounts >> 32).sum()) << 32) + int((amounts & 0xFFFFFFFF).sum())  # the whole sum may take 64 bits
 

@@ -17,7 +17,7 @@ from itertools import islice
 from typing import BinaryIO, cast
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 
 from fedcore.errors import IngestError
 from fedcore.population.checks import Rows
@@ -247,7 +247,7 @@ def sums_of(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     return _added(len(batch.ids), batch.codes, hashes, batch.amounts, batch.heldout)
 
 
-def sums_of_part(part: sp.csr_matrix | Rows, heldout: bool) -> tuple[np.ndarray, np.ndarray]:
+def sums_of_part(part: scipy.sparse.csr_matrix | Rows, heldout: bool) -> tuple[np.ndarray, np.ndarray]:
     """The same of whole clients."""
     ptr = part[0] if isinstance(part, tuple) else part.indptr
     codes = np.repeat(np.arange(len(ptr) - 1), np.diff(ptr))

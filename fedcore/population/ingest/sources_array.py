@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 
 from fedcore.errors import IngestError
 from fedcore.population.blocks import Kind
@@ -390,7 +390,7 @@ class MatrixSource:
             if self.progress is not None:
                 self.progress(number + 1, len(self.files))
 
-    def _batches(self, names: list[str], parts: list[sp.csr_matrix]) -> Iterator[MatrixBatch | Batch]:
+    def _batches(self, names: list[str], parts: list[scipy.sparse.csr_matrix]) -> Iterator[MatrixBatch | Batch]:
         if not self.keyed:
             yield MatrixBatch(names, parts[0], parts[1] if len(parts) > 1 else None)
             return
@@ -414,7 +414,7 @@ class MatrixSource:
 
     def _part(
         self, account: Account, name: str, first: int, rows: int, matrix: _Csr, good: np.ndarray
-    ) -> sp.csr_matrix:
+    ) -> scipy.sparse.csr_matrix:
         """The next rows; clears `good` where a row is bad, and leaves that row empty."""
         indptr, indices, data = matrix.take(rows)
         faulty = bad_counts(data)
@@ -434,4 +434,4 @@ class MatrixSource:
         fine = good[row_of]
         lengths = np.where(good, np.diff(indptr), 0)
         kept = (data[fine].astype(np.int64), indices[fine].astype(np.int32), np.concatenate([[0], np.cumsum(lengths)]))
-        return sp.csr_matrix(kept, shape=(rows, self.features))
+        return scipy.sparse.csr_matrix(kept, shape=(rows, self.features))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 
 from fedcore.errors import IngestError
 from fedcore.population import identifiers
@@ -81,8 +81,8 @@ class Clients:
 
     keys: np.ndarray
     ids: list[str]
-    train: sp.csr_matrix | Rows
-    heldout: sp.csr_matrix | Rows | None
+    train: scipy.sparse.csr_matrix | Rows
+    heldout: scipy.sparse.csr_matrix | Rows | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +310,7 @@ class Spill:
                 if exact > LARGEST_COUNT:
                     raise too_many(name)
                 np.add.at(total, records["token"], records["amount"])
-            sums.append(sp.csr_matrix(total))
+            sums.append(scipy.sparse.csr_matrix(total))
         return Clients(np.array([first["k1"]]), [name], sums[0], sums[1] if self.heldout else None)
 
     def _words_of(self, files: Sequence[Path], step: int) -> Rows:
@@ -336,7 +336,9 @@ class Spill:
         parts = [self._part(records, k1, k2, names) for records in (train, heldout)]
         return Clients(k1, names, parts[0], parts[1] if self.heldout else None)
 
-    def _part(self, records: np.ndarray, k1: np.ndarray, k2: np.ndarray, names: list[str]) -> sp.csr_matrix | Rows:
+    def _part(
+        self, records: np.ndarray, k1: np.ndarray, k2: np.ndarray, names: list[str]
+    ) -> scipy.sparse.csr_matrix | Rows:
         clients = len(names)
         position = np.searchsorted(k1, records["k1"])
         if (k1[1:] == k1[:-1]).any():
@@ -352,7 +354,7 @@ class Spill:
         if len(totals) and totals.max() > LARGEST_COUNT:
             raise too_many(names[int(totals.argmax())])
         shape = (clients, self.layout.features)
-        return sp.coo_matrix((records["amount"], (position, records["token"])), shape=shape).tocsr()
+        return scipy.sparse.coo_matrix((records["amount"], (position, records["token"])), shape=shape).tocsr()
 
 
 def _spans(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:

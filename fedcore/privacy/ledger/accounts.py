@@ -75,13 +75,16 @@ class Accounts:
     @contextmanager
     def _writing(self, population_id: str) -> Iterator[ChainWriter]:
         with self._transaction(write=True) as connection:
-            row = self._account_row(connection, population_id, "write")
-            yield ChainWriter(self.id, self.clock, connection, row)
+            yield self._writer(connection, population_id)
 
     @contextmanager
     def _writing_run(self, run_id: str) -> Iterator[ChainWriter]:
-        with self._writing(self._population_of(run_id)) as writer:
-            yield writer
+        """The same for the population of a run, which never changes: it is looked up in the same transaction."""
+        with self._transaction(write=True) as connection:
+            yield self._writer(connection, self._population_of(connection, run_id))
+
+    def _writer(self, connection: Connection, population_id: str) -> ChainWriter:
+        return ChainWriter(self.id, self.clock, connection, self._account_row(connection, population_id, "write"))
 
     def _account_row(self, connection: Connection, population_id: str, lock: str) -> Row[Any]:
         """The account, locked where the database has row locks (SQLite locks or freezes the whole file instead)."""
@@ -100,9 +103,8 @@ class Accounts:
         refuse_newer(rows[0], (), known, what)
         return rows[0]
 
-    def _population_of(self, run_id: str) -> str:
-        with self._transaction(write=False) as connection:
-            rows = find(connection, tables.runs, tables.runs.c.run_id == run_id, columns=("population_id",))
+    def _population_of(self, connection: Connection, run_id: str) -> str:
+        rows = find(connection, tables.runs, tables.runs.c.run_id == run_id, columns=("population_id",))
         if not rows:
             raise LedgerError(f"ledger {self.id} knows no run {run_id!r}.", "Reserve its plan first.")
         found: str = rows[0].population_id
