@@ -1,0 +1,199 @@
+"""Recompute what a privacy ledger of fedcore says was spent, and check a privacy statement, without fedcore.
+
+    python replay.py ledger.sqlite --statement runs/march/statement.json
+    python replay.py postgresql://auditor@host/name
+
+Python 3.11 is enough for SQLite; PostgreSQL needs psycopg. Nothing is written. What is checked, and what is not, is on
+the page docs/privacy/statements.md. Exit status: 0 if everything agrees, 2 with a line for each disagreement.
+"""
+
+import hashlib
+import json
+import math
+import sqlite3
+import sys
+from collections import defaultdict
+from fractions import Fraction
+
+OTHERS = "register|public schema|shared ids|accept loss|anchor|cohorts|forget|checkpoint|acquire|budget divide|finish"
+
+
+def reader(address):
+    if address.startswith("postgresql"):
+        from psycopg import connect
+
+        run = connect(address.replace("+psycopg", "")).execute
+        return lambda query, *values: run(query.replace("?", "%s"), values).fetchall()
+    run = sqlite3.connect(f"file:{address.removeprefix('sqlite:///')}?mode=ro", uri=True).execute
+    return lambda query, *values: run(query, values).fetchall()
+
+
+def is_within(rho, epsilon, delta):
+    """Whether a loss of rho = m^2 / 2 in Gaussian differential privacy is (epsilon, delta)-DP:
+    Phi(m / 2 - epsilon / m) - exp(epsilon) Phi(-m / 2 - epsilon / m) <= delta, to nine digits."""
+    if not rho:
+        return True
+    m = math.sqrt(2 * rho)
+    first, second = (math.erfc((epsilon / m - half) / math.sqrt(2)) / 2 for half in (m / 2, -m / 2))
+    return first - (math.exp(epsilon) * second if second else 0.0) <= delta * (1 + 1e-9)
+
+
+def is_rounded_up(said, exact):
+    return Fraction(said) >= exact and (not said or Fraction(math.nextafter(said, 0)) < exact)
+
+
+class Account:  # what the records of one population add up to; wrong: a sentence for every broken rule
+    def __init__(self):
+        self.budget, self.runs, self.wrong, self.seq, self.hash = None, {}, [], 0, "0" * 64
+        self.sums = defaultdict(lambda: defaultdict(Fraction))  # by cohort: "rho", "delta", "rho held", "delta held"
+
+    def most(self):  # what a client of the cohort that has spent most has lost to all runs, exactly
+        return max((total["rho"] for total in self.sums.values()), default=Fraction(0))
+
+    def check(self, holds, sentence):
+        if not holds and sentence not in self.wrong:
+            self.wrong.append(sentence)
+
+    def add(self, run, price, held="", sign=1):
+        for total in (self.sums[cohort] for cohort in run["payers"]):
+            for part, limit, value in zip(("rho", "delta"), ("rho_max", "delta_extra"), price, strict=True):
+                total[part + held] += sign * value
+                fits = sign < 0 or total[part] + total[part + " held"] <= Fraction(self.budget[limit])
+                self.check(fits, f"what is spent and reserved exceeds {limit}")
+
+    def move(self, run, key, old, new):
+        """One attempt goes from one state of its life to the next."""
+        if run["states"].get(key) != old:
+            return self.check(False, f"{key} of {run['id']} becomes {new} without being {old}")
+        run["states"][key] = new
+        if old == "reserved":
+            self.add(run, run["prices"][key[:2]], " held", -1)
+        if new == "charged":
+            self.add(run, run["prices"][key[:2]])
+
+    def reserve(self, run_id, said):
+        if run_id in self.runs or self.budget is None:
+            return self.check(False, f"{run_id} is reserved twice, or before there is a budget")
+        cohorts = (said.get("cohorts") or {"ranges": [(1, 1)]})["ranges"]
+        payers = [cohort for first, last in cohorts for cohort in range(first, last + 1)]
+        run = {"id": run_id, "status": "open", "payers": payers, "states": {}, "prices": {}, "digests": {}}
+        run |= {"spares": said["spares"], "spare": (Fraction(said["spare_rho"]), Fraction(said["spare_delta"]))}
+        self.runs[run_id] = run
+        for item in said["plan"]:
+            key, price = (item["round"], item["name"]), (Fraction(item["rho"]), Fraction(item["delta"]))
+            enough = 2 * price[0] * Fraction(item["noise_multiplier"]) ** 2 >= 1
+            self.check(enough, f"{key} of {run_id} is reserved for less than its noise costs")
+            run["prices"][key], run["states"][*key, 0] = price, "reserved"
+            self.add(run, price, " held")
+        self.add(run, run["spare"], " held", run["spares"])
+
+    def draw(self, kind, run, key, price):
+        """A charge, or an extension that reserves one more attempt at a release whose last one was lost."""
+        if run["prices"].get(key[:2]) != price or run["status"] != "open":
+            return self.check(False, f"{key} of {run['id']}: another price than planned, or the run has ended")
+        if key not in run["states"]:
+            if kind == "charge":
+                self.check(run["spares"] > 0, f"{key} of {run['id']} is paid by a spare release, and none is left")
+                run["spares"] -= 1
+                self.add(run, run["spare"], " held", -1)
+            run["states"][key] = "reserved"
+            self.add(run, run["prices"][key[:2]], " held")
+        if kind == "charge":
+            self.move(run, key, "reserved", "charged")
+
+    def apply(self, kind, run_id, said):
+        run, key = self.runs.get(run_id), tuple(said.get(name) for name in ("round", "name", "attempt"))
+        if kind in ("budget set", "budget raise"):
+            old, self.budget, new = self.budget, said["budget"], said["budget"]
+            kept = kind == "budget set" if old is None else kind == "budget raise" and new["rho_max"] >= old["rho_max"]
+            self.check(kept, "a budget is set twice, or lowered")
+            within = is_within(new["rho_max"], new["epsilon"], new["delta_conv"])
+            within = within and Fraction(new["delta_conv"]) + Fraction(new["delta_extra"]) <= Fraction(new["delta"])
+            self.check(within, f"rho_max {new['rho_max']} is more than (epsilon, delta) allow")
+        elif kind == "spent before":
+            self.sums[1]["rho"] += Fraction(said["rho"])
+        elif kind == "reserve":
+            self.reserve(run_id, said)
+        elif run and kind in ("charge", "extend"):
+            self.draw(kind, run, key, (said["rho"], said["delta"]))
+        elif run and kind in ("publish", "forfeit"):
+            self.move(run, key, "charged", "published" if kind == "publish" else "forfeited")
+            run["digests"][key] = said.get("digest")
+        elif run and kind in ("give up", "finish") and run["status"] == "open":
+            waiting = [other for other, state in run["states"].items() if state == "reserved"]
+            for other in [other for other in waiting if other[0] >= (key[0] or 0)]:  # what was charged stays spent
+                self.move(run, other, "reserved", "returned")
+            if kind == "finish":
+                self.add(run, run["spare"], " held", -run["spares"])
+                run["status"], run["spares"] = said["status"], 0
+        else:
+            self.check(
+                kind in OTHERS.split("|"), f"a record of kind {kind!r}: unknown, or of a run that was not reserved"
+            )
+
+
+def replay(rows, population, until=2**53):
+    """The account after record `until`, by default after the last one, which the tables must agree with."""
+    account, ((ledger,),) = Account(), rows("SELECT id FROM fedcore_ledger")
+    columns = "seq, kind, run_id, payload, prev_hash, hash FROM fedcore_records WHERE population_id = ? AND seq <= ?"
+    for seq, kind, run_id, payload, before, found in rows(f"SELECT {columns} ORDER BY seq", population, until):
+        link = [ledger, population, seq, kind, run_id, payload, before]
+        right = hashlib.sha256(json.dumps(link, separators=(",", ":")).encode()).hexdigest()
+        if (seq, before, found) != (account.seq + 1, account.hash, right):
+            account.check(False, f"the chain is broken at record {account.seq + 1} ({kind})")
+            break
+        account.seq, account.hash = seq, found
+        account.apply(kind, run_id, json.loads(payload))
+    if until < 2**53:
+        return account
+    head = rows("SELECT seq, hash FROM fedcore_accounts WHERE population_id = ?", population)
+    account.check(head == [(account.seq, account.hash)], "the chain does not end where the account says")
+    for run_id, run in account.runs.items():
+        arrays = rows("SELECT round, name, attempt, shape, data FROM fedcore_published WHERE run_id = ?", run_id)
+        stored = {tuple(key): hashlib.sha256(shape.encode() + data).hexdigest() for *key, shape, data in arrays}
+        recorded = {key: run["digests"].get(key) for key, state in run["states"].items() if state == "published"}
+        account.check(stored == recorded, f"the published arrays of {run_id} are not those of its records")
+    return account
+
+
+def check_statement(account, said):
+    run, budget, check = account.runs.get(said["run"]), said["population"], account.check
+    check(account.hash == said["ledger"]["hash"], "statement: the record that it names is not in the chain")
+    if not run:
+        return check(False, f"statement: the chain knows no run {said['run']}")
+    spent = [key[:2] for key, state in run["states"].items() if state not in ("reserved", "returned")]
+    listed = {(item["round"], item["name"]): item for item in said["releases"]}
+    check(set(spent) == set(listed), "statement: its releases are not those that the run paid for")
+    for key in set(spent) & set(listed):
+        price, draws = spent.count(key) * run["prices"][key][0], listed[key]["attempts"]
+        same = is_rounded_up(listed[key]["rho"], price) and spent.count(key) == draws
+        check(same, f"statement: number of draws or price of release {key} is wrong")
+    for name, place, before in (("rho", 0, 0), ("delta", 1, Fraction(budget["delta_conv"]))):
+        total = before + sum(run["prices"][key][place] for key in spent)
+        check(is_rounded_up(said[name], total), f"statement: its {name} is {said[name]}, and the run's {float(total)}")
+    check(is_rounded_up(budget["rho_spent"], account.most()), f"statement: all runs spent {float(account.most())}")
+    check(all(budget[name] == value for name, value in account.budget.items()), "statement: another budget")
+    for rho, epsilon in ((said["rho"], said["epsilon"]), (budget["rho_spent"], budget["epsilon_spent"])):
+        check(is_within(rho, epsilon, budget["delta_conv"]), f"statement: rho {rho} costs more than epsilon {epsilon}")
+
+
+def main(ledger, statement=None):
+    rows, wrong = reader(ledger), []
+    for (population,) in rows("SELECT population_id FROM fedcore_accounts ORDER BY population_id"):
+        account = replay(rows, population)
+        limit = account.budget["rho_max"] if account.budget else "no budget"
+        print(f"population {population}: {account.seq} records, rho spent {float(account.most()):.9g} of {limit}")
+        wrong += account.wrong
+    if statement:
+        with open(statement, encoding="utf-8") as file:
+            said = json.load(file)
+        account = replay(rows, said["population_id"], said["ledger"]["seq"])
+        check_statement(account, said)
+        wrong += account.wrong
+    print("\n".join([f"WRONG: {sentence}" for sentence in wrong] or ["Everything agrees."]))
+    return 2 if wrong else 0
+
+
+if __name__ == "__main__":
+    arguments = [one for one in sys.argv[1:] if one != "--statement"]
+    sys.exit(main(*arguments) if 0 < len(arguments) < 3 else __doc__)
