@@ -32,7 +32,9 @@ def block_of(rows: list[np.ndarray]) -> RowsBlock:
 
 
 def facts(block: RowsBlock, seed: int = 0, start=None) -> PublicFacts:
-    return PublicFacts("rows", block.features, 1024, None, block.clients, None, seed, warm_start=start)
+    return PublicFacts(
+        "rows", block.features, 1024, None, block.clients, None, seed, warm_start=start, rows=len(block.x)
+    )
 
 
 def run_method(

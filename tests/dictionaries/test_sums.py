@@ -10,10 +10,12 @@ from fedcore.errors import ConfigError, PopulationError
 from fedcore.methods.dictionaries import Dictionaries, DictionariesConfig, server, sums
 from fedcore.methods.dictionaries.clients import local_atoms
 from fedcore.methods.dictionaries.start import atoms_of, global_atoms_of, least_sparsity_of, sparsity_of
+from fedcore.methods.dictionaries.state import SumsMessage
 from fedcore.methods.dictionaries.sums import (
     SharedSums,
     ahead,
     client_factors,
+    client_weights,
     drawn_sparsity,
     levelled,
     median_of_votes,
@@ -24,7 +26,7 @@ from fedcore.methods.dictionaries.sums import (
 )
 from fedcore.methods.dictionary_learning import distances
 from fedcore.methods.dictionary_learning.operators import random_atoms
-from fedcore.methods.dictionary_learning.sparse_codes import omp
+from fedcore.methods.dictionary_learning.sparse_codes import omp, without_unused
 from fedcore.randomness import stream
 from tests.run_in_memory import block_of, facts, run_method
 
@@ -88,6 +90,40 @@ def test_loud_samples_count_as_one_of_the_median_client():
         assert levelled(rows, cap).samples is rows and client_factors(level.energy, level.nonzero, 0.0) == 1
     factors = client_factors(np.array([2.0, 50.0, 0.0]), np.array([2.0, 2.0, 0.0]), 6.0)
     np.testing.assert_allclose(factors, [1.0, 0.5, 1.0])  # root mean squares 1, 5 and none; 2.5 are allowed
+
+
+def test_no_client_counts_for_more_than_three_median_ones_nor_an_odd_one_for_much():
+    """Samples of the median client: 50; of its energy codes left a tenth. Worked by hand."""
+    sizes, left = np.array([10.0, 50.0, 200.0, 1000.0]), np.array([0.1, 0.2, 0.4, 0.05])
+    message = SumsMessage(3, 0, TRUE, 1.0, 1, 2, 0.0, 0, 50.0, 0.1)
+    assert client_weights(sizes, left, message).tolist() == [1, 1, 0.75, 0.15]
+    found = client_weights(sizes, left, replace(message, number=4))
+    assert np.allclose(found, [1, 1, 0.75 / 4, 0.15])  # more than two tenths left: by the square of the ratio
+    assert (client_weights(sizes, left, replace(message, rows=0.0)) == 1).all()
+    assert np.allclose(client_weights(sizes, 0 * left, replace(message, number=9)), [1, 1, 0.75, 0.15])
+
+
+def test_atoms_that_are_wasted_begin_anew_at_the_most_used_one():
+    atoms = np.eye(4, 5)
+    atoms[3] = np.array([0.995, 0.1, 0, 0, 0]) / np.hypot(0.995, 0.1)  # nearly the first, and used less
+    energy, generator = np.array([5.0, 9.0, 0.01, 4.0]), stream(0, "wasted")
+    assert without_unused(atoms, energy, generator)[1] == 0
+    found, replaced = without_unused(atoms, energy, generator, wasted=True)
+    assert replaced == 2 and np.array_equal(found[:2], atoms[:2])
+    assert found[2] @ atoms[1] > 0.999 and found[3] @ atoms[0] > 0.999  # copies of the two most used ones
+
+
+@pytest.mark.parametrize("size", [60, 6000])
+def test_one_client_with_a_hundred_times_the_rows_takes_no_atoms_from_the_others(size):
+    """Twenty clients with 60 rows of 3 of 30 atoms, one of whom has rows of other atoms, and perhaps many of them."""
+    generator, own = stream(3, "influence"), random_atoms(stream(3, "influence/own"), 30, 32)
+    other = random_atoms(generator, 30, 32)
+    rows = [samples(client, 60, own, 3) for client in range(20)]
+    settings = {"rounds": None, "atoms": 30, "global_atoms": 30, "sparsity": 3}
+    clean = run_method(default(**settings), block_of(rows)).state.common
+    found = run_method(default(**settings), block_of([*rows[:-1], samples(20, size, other, 3)])).state.common
+    fresh = samples(21, 500, own, 3)
+    assert error(fresh, found, 3) <= 1.2 * error(fresh, clean, 3) + 1e-4 * (fresh**2).mean()
 
 
 def test_sums_are_those_of_the_pooled_samples():

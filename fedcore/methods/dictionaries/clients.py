@@ -5,6 +5,7 @@ What a client remembers, first axis = clients of the leaf:
     rank      (C,) int64 atoms of its dictionary; 0 for a client without samples, or with nothing but zeros
     loss      (C,) float64 mean squared residual of a sample in its last round, before the move
     distance  (C,) float64 zeros: no client has a version of the global atoms
+    left      (C,) float64 share of the energy that the longer half of its codes left in its last round; 0 before
     local     (C, l, d) its local atoms, after the last pass; zeros beyond its rank
 
 Local atoms of a client beside the global ones, kept where samples that they were not learnt from are coded better.
@@ -28,6 +29,7 @@ from fedcore.methods.dictionaries.sums import (
     BINS,
     SharedSums,
     client_factors,
+    client_weights,
     drawn_sparsity,
     levelled,
     moments,
@@ -151,7 +153,7 @@ def client_update(
     if isinstance(message, FirstSumsMessage):
         return first_sums(message, block)
     assert memory is not None
-    memory = {name: np.array(memory[name]) for name in ("rank", "loss", "distance")}
+    memory = {name: np.array(memory[name]) for name in ("rank", "loss", "distance", "left")}
     if isinstance(message, SumsMessage):
         return shared_round(message, block, memory)
     return local_round(config, message, block, memory)
@@ -161,10 +163,12 @@ def first_sums(message: FirstSumsMessage, block: RowsBlock) -> tuple[Statistics,
     """Sums of all samples for the start, which samples there are, and how large they are."""
     sizes, d = np.diff(block.ptr), block.features
     shapes = {"moments": (d, d), "signed": (message.atoms, d), "": (0, 0)}
-    sums, votes, own = np.zeros(shapes[message.sums]), np.zeros(BINS), np.zeros(block.clients)
+    sums, own = np.zeros(shapes[message.sums]), np.zeros(block.clients)
+    votes, of_sizes = np.zeros((2, BINS))
     ranks = np.where(sizes > 0, max(message.atoms, 1), 0)
     for group in groups(block, ranks):
-        energy, nonzero = np.zeros(len(group.clients)), np.zeros(len(group.clients))
+        energy, nonzero = np.zeros((2, len(group.clients)))
+        weights = np.minimum(1.0, message.rows / group.sizes) if message.rows else np.ones(len(group.clients))
         signs = [stream(message.seed, SIGNS, 0, block.first + int(client)) for client in group.clients]
         for tile in group.tiles():
             norms = np.einsum("cmd,cmd->cm", tile, tile)
@@ -172,14 +176,16 @@ def first_sums(message: FirstSumsMessage, block: RowsBlock) -> tuple[Statistics,
             nonzero += np.count_nonzero(norms, axis=1)
             own[group.clients] += prints(tile)
             if message.sums == "moments":
-                sums += moments(tile.reshape(-1, d))
+                sums += moments(tile.reshape(-1, d), np.repeat(weights, tile.shape[1]))
             elif message.sums == "signed":
                 for i, generator in enumerate(signs):
                     rows = tile[i, : min(int(group.sizes[i]), tile.shape[1])]
-                    sums += signed_sums(rows, generator.integers(0, 2, (len(rows), message.atoms)) * 2.0 - 1.0)
+                    random = generator.integers(0, 2, (len(rows), message.atoms)) * 2.0 - 1.0
+                    sums += signed_sums(rows, random * np.sqrt(weights[i]))
         heard = nonzero > 0
         ranks[group.clients[~heard]] = 0
         np.add.at(votes, vote(np.sqrt(energy[heard] / nonzero[heard])), 1.0)
+        np.add.at(of_sizes, vote(group.sizes[heard]), 1.0)
     there = ranks > 0
     few = there & (sizes < message.atoms)
     seen = slice(max(message.seen - block.first, 0))
@@ -188,9 +194,9 @@ def first_sums(message: FirstSumsMessage, block: RowsBlock) -> tuple[Statistics,
         "sizes": FloatSum.at(block.leaf, counts),
         "prints": FloatSum.at(block.leaf, [own.sum(), own[seen].sum(), sizes[seen].sum()]),
         "sums": FloatSum.at(block.leaf, sums),
-        "votes": FloatSum.at(block.leaf, votes),
+        "votes": FloatSum.at(block.leaf, np.stack([votes, of_sizes])),
     }
-    return statistics, {"rank": ranks, "loss": np.zeros(block.clients), "distance": np.zeros(block.clients)}
+    return statistics, {"rank": ranks} | {name: np.zeros(block.clients) for name in ("loss", "distance", "left")}
 
 
 def shared_round(message: SumsMessage, block: RowsBlock, memory: Memory) -> tuple[Statistics, Memory]:
@@ -200,34 +206,45 @@ def shared_round(message: SumsMessage, block: RowsBlock, memory: Memory) -> tupl
     if message.threshold < 1:
         uniforms = client_uniforms(message.seed, PARTICIPATION, message.number, block.first, block.clients)[:, 0]
         taking &= uniforms <= message.threshold
-    sums, loud, bounded = SharedSums.none(*common.shape), 0, 0
+    sums, loud, bounded, votes = SharedSums.none(*common.shape), 0, 0, np.zeros(BINS)
     # All have the same atoms: long stacks, so that matching pursuit has many samples at a time
     for group in groups(block, memory["rank"], taking, TILE_NUMBERS):
         loss, energy, nonzero = np.zeros((3, len(group.clients)))
+        long = np.zeros((2, len(group.clients)))  # squared residuals and energies of the longer half of codes
         # How loud a client that is read in tiles is, is known when they are read
         found = SharedSums.none(*common.shape) if group.in_tiles else sums
+        weights = client_weights(group.sizes, memory["left"][group.clients], message)
         for place, tile in placed_tiles(group):
             level = levelled(tile, message.cap)
             loud, energy, nonzero = loud + level.loud, energy + level.energy, nonzero + level.nonzero
             factors = client_factors(energy, nonzero, message.cap)
+            # Sums are quadratic in samples: those times f, and codes with them, count f squared
+            by = factors * np.sqrt(weights)
             scaled = level.samples
-            if not group.in_tiles and (factors < 1).any():
-                scaled = scaled * factors[:, None, None]
+            if not group.in_tiles and (by < 1).any():
+                scaled = scaled * by[:, None, None]
             rows = place + np.arange(tile.shape[1])
             numbers = numbers_of_rows(message.seed, SPARSITY, message.number, block.first, group.clients, rows)
-            sparsity = drawn_sparsity(numbers, message.least, message.most).ravel()
+            sparsity = drawn_sparsity(numbers, message.least, message.most)
             flat = scaled.reshape(-1, block.features)
-            loss += found.add(flat, common, sparsity).reshape(tile.shape[:2]).sum(1)
+            errors = found.add(flat, common, sparsity.ravel()).reshape(tile.shape[:2])
+            loss += errors.sum(1)
+            longer = 2 * sparsity >= message.least + message.most
+            long += [np.where(longer, part, 0.0).sum(1) for part in (errors, np.einsum("cmd,cmd->cm", scaled, scaled))]
         bounded += int(np.count_nonzero(factors < 1))
         if group.in_tiles:
-            sums.include(found, float(factors[0]))
-            loss *= factors**2
-        memory["loss"][group.clients] = loss / group.sizes
+            sums.include(found, float(by[0]))
+            loss *= by**2
+        loss /= weights
+        left = np.divide(*long, out=np.zeros(len(loss)), where=long[1] > 0)
+        np.add.at(votes, vote(left[left > 0]), 1.0)
+        memory["loss"][group.clients], memory["left"][group.clients] = loss / group.sizes, left
     sizes = np.diff(block.ptr)
     counts = [taking.sum(), sizes[taking].sum(), (memory["loss"] * sizes)[taking].sum(), sums.nonzero]
     statistics: dict[str, Statistic] = {
         "counts": FloatSum.at(block.leaf, counts),
         "loud": FloatSum.at(block.leaf, [float(loud), float(bounded)]),
+        "left": FloatSum.at(block.leaf, votes),
         "worst": _worst(block, memory, taking),
         "xx": FloatSum.at(block.leaf, sums.xx),
         "xy": FloatSum.at(block.leaf, sums.xy),

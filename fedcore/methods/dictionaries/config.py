@@ -85,7 +85,8 @@ class DictionariesConfig(PrivateRunSettings):
         ge=1,
         le=100_000,
         description="while a run that is not private learns, every sample has a k of its own, from this up to "
-        "sparsity, so that one dictionary serves all of them; None: a quarter of sparsity",
+        "sparsity, so that one dictionary serves all of them; None: a quarter of sparsity, or one less than a given "
+        "sparsity of at most 4",
     )
     local_rounds: int = Field(
         10, ge=1, le=1_000_000, description="steps in which a client learns its local atoms, after the rounds"

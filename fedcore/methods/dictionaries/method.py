@@ -75,7 +75,7 @@ class Dictionaries(PrivateMethod[DictionariesConfig, DictionariesState]):
 
     name: ClassVar[str] = "dictionaries"
     kinds: ClassVar[tuple[Kind, ...]] = ("rows",)
-    arithmetic_version: ClassVar[str] = "dictionaries-4"
+    arithmetic_version: ClassVar[str] = "dictionaries-5"
     streams_rows: ClassVar[bool] = True
     Config = DictionariesConfig
     State = DictionariesState

@@ -33,7 +33,11 @@ from fedcore.methods.dictionaries.state import (
     SumsMessage,
 )
 from fedcore.methods.dictionaries.sums import (
+    FIRST_ROUNDS,
+    LARGEST_IN_BIN,
+    LAST_ROUNDS,
     LOUD,
+    SETTLING_ROUNDS,
     WIDE,
     ahead,
     median_of_votes,
@@ -53,7 +57,8 @@ def init(config: DictionariesConfig, public: PublicFacts) -> DictionariesState:
     """Raises ConfigError for given atoms of another shape."""
     common = given_atoms(config, public)
     warm = len(common) > 0
-    state = DictionariesState("start", 0, public.seed, public.features, public.clients or 0, common=common, warm=warm)
+    clients, rows = public.clients or 0, float(public.rows or 0)
+    state = DictionariesState("start", 0, public.seed, public.features, clients, rows=rows, common=common, warm=warm)
     return begun_series(state, public.warm_start or {}, config.forgetting) if warm else state
 
 
@@ -80,14 +85,17 @@ def message(config: DictionariesConfig, state: DictionariesState) -> Message | N
     if not state.warm:
         least, most = sparsity_in(number, least, most)
     coded = coded_at(config, state)
-    return SumsMessage(number, state.seed, coded, config.participation, least, most, state.cap, state.seen)
+    return SumsMessage(
+        number, state.seed, coded, config.participation, least, most, state.cap, state.seen, state.typical, state.left
+    )
 
 
 def _first_message(config: DictionariesConfig, state: DictionariesState) -> FirstSumsMessage:
     if given := len(state.common):
-        return FirstSumsMessage(state.seed, given, "", state.seen)
+        return FirstSumsMessage(state.seed, given, "", state.seen, 0.0)
     sums = "moments" if state.features <= WIDE else "signed"
-    return FirstSumsMessage(state.seed, global_atoms_of(config, state.features), sums, 0)
+    mean = state.rows / max(state.population, 1)
+    return FirstSumsMessage(state.seed, global_atoms_of(config, state.features), sums, 0, mean)
 
 
 def coded_at(config: DictionariesConfig, state: DictionariesState) -> np.ndarray:
@@ -115,7 +123,8 @@ def _after_first_sums(
     all_prints, seen_prints, seen_rows = (float(value) for value in result["prints"])
     if clients == 0:
         raise PopulationError("no client of the population has samples other than zero.", "Check what was ingested.")
-    cap = LOUD * median_of_votes(np.asarray(result["votes"]))
+    norms, sizes = np.asarray(result["votes"])
+    cap, typical = LOUD * median_of_votes(norms), LARGEST_IN_BIN * median_of_votes(sizes)
     sums, common = np.asarray(result["sums"]), state.common
     if not len(common):
         generator, wanted = stream(state.seed, "dictionaries/first"), global_atoms_of(config, state.features)
@@ -132,6 +141,7 @@ def _after_first_sums(
     }
     xx, xy = np.zeros((count, count)), np.zeros((count, state.features))
     state = replace(state, phase="rounds", clients=clients, rows=rows, common=common, cap=cap, xx=xx, xy=xy)
+    state = replace(state, typical=typical)
     state = after_count(replace(state, prints=all_prints), seen_rows, seen_prints)
     words = f"sums of {state.seen} clients are remembered, and the others answer" if state.remembers else ""
     return state, RoundInfo(scalars, words)
@@ -150,7 +160,9 @@ def _after_round(
         xx, xy = (1 - config.participation) * state.xx + xx, (1 - config.participation) * state.xy + xy
     generator = stream(state.seed, "dictionaries/split", number)
     all_xx, all_xy = (state.old_xx + xx, state.old_xy + xy) if state.remembers else (xx, xy)
-    common, replaced = without_unused(descend(coded, all_xx, all_xy), np.diagonal(all_xx), generator)
+    settled = FIRST_ROUNDS[-1][0] + SETTLING_ROUNDS < number <= rounds_of(config) - LAST_ROUNDS
+    moved = descend(coded, all_xx, all_xy)
+    common, replaced = without_unused(moved, np.diagonal(all_xx), generator, settled)
     if not np.isfinite(common).all():
         raise RunError(f"the global dictionary of round {number} is not finite.", "Scale the data.")
     movement = d12(common, before)
@@ -168,8 +180,10 @@ def _after_round(
         "bytes_up": clients * NUMBER_BYTES * (xx.size + xy.size),
         "bytes_down": clients * NUMBER_BYTES * common.size,
     }
+    left = median_of_votes(np.asarray(result["left"]))
     phase = state.phase if number < rounds_of(config) else "local" if has_local_pass(config, state) else "done"
-    return replace(state, round=number, common=common, previous=before, xx=xx, xy=xy, phase=phase), RoundInfo(scalars)
+    state = replace(state, round=number, common=common, previous=before, xx=xx, xy=xy, left=left, phase=phase)
+    return state, RoundInfo(scalars)
 
 
 def _after_local_atoms(state: DictionariesState, result: Mapping[str, Any]) -> tuple[DictionariesState, RoundInfo]:

@@ -28,6 +28,7 @@ PRIVATE_ATOMS, PRIVATE_SPARSITY = 64, 10  # noise costs the square of the number
 LOCAL_SHARE = 5  # global atoms for each local one
 SPARSITY = 20
 FEATURES_PER_CODE = 4  # a code of more atoms than this share of the features compresses nothing
+SHORT = 4  # a number of atoms of a code that is asked for, up to which codes of far fewer atoms are of no use
 WIDEST = 4  # ratio of the largest and the least number of atoms of a code while learning
 ROUNDS, PRIVATE_ROUNDS = 60, 20
 
@@ -68,7 +69,8 @@ def sparsity_of(config: DictionariesConfig, features: int) -> int:
 def least_sparsity_of(config: DictionariesConfig, features: int) -> int:
     """Least k of a sample while global atoms are learnt, at most `sparsity_of`."""
     k = sparsity_of(config, features)
-    return min(config.least_sparsity or max(k // WIDEST, 1), k)
+    short = k - 1 if config.sparsity is not None and k <= SHORT else k // WIDEST
+    return min(config.least_sparsity or max(short, 1), k)
 
 
 def rounds_of(config: DictionariesConfig) -> int:

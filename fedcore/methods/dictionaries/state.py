@@ -15,12 +15,14 @@ class FirstSumsMessage:
 
     seed: of the streams of simulation randomness; atoms: rg; sums: "moments", "signed", or "" where atoms are given
     seen: clients before this one are known from an earlier run
+    rows: samples of a client, mean, for more than which none counts
     """
 
     seed: int
     atoms: int
     sums: str
     seen: int
+    rows: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class SumsMessage:
     least, most: atoms of the codes of this round
     cap:         norm beyond which samples are scaled down (`sums.levelled`); 0 for none
     seen:        clients before this one are known from an earlier run, and do not answer
+    rows, left:  samples of the median client, and the share of its energy that codes leave (`sums.client_weights`)
     """
 
     number: int
@@ -44,6 +47,8 @@ class SumsMessage:
     most: int
     cap: float
     seen: int
+    rows: float
+    left: float
 
     @property
     def global_atoms(self) -> np.ndarray:
@@ -86,11 +91,13 @@ class DictionariesState:
     round:      number of rounds after it
     seed:       of the streams of simulation randomness
     features:   d
-    population: clients of the population; clients, rows: those with samples, and their samples
+    population: clients of the population; clients, rows: those with samples, and their samples (before the first sums:
+                samples of the population)
     common:     (rg, d) the global dictionary G, one atom a row; (0, d) before the first sums
     xx, xy:     (rg, rg), (rg, d) sums of codes and samples, fading over rounds if clients are sampled
     previous:   (rg, d) the global dictionary of the round before; (0, 0) if there was none
     cap:        norm beyond which samples are scaled down, 0 for none
+    typical, left: samples of the median client; share of its energy that codes left in the last round, 0 for unknown
     warm:       whether the run started from given atoms
     old_xx, old_xy: sums of earlier runs of a series, forgotten as far as they are; (0, 0) if there are none
     prints:     of all samples (`sums.prints`), by which a later run sees that they are the same
@@ -116,6 +123,8 @@ class DictionariesState:
     xy: np.ndarray = field(default_factory=_no_numbers)
     previous: np.ndarray = field(default_factory=_no_numbers)
     cap: float = 0.0
+    typical: float = 0.0
+    left: float = 0.0
     warm: bool = False
     old_xx: np.ndarray = field(default_factory=_no_numbers)
     old_xy: np.ndarray = field(default_factory=_no_numbers)

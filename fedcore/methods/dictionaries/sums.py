@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedcore.methods.dictionaries.state import SumsMessage
 from fedcore.methods.dictionary_learning.operators import normalise
 from fedcore.methods.dictionary_learning.sparse_codes import omp_with_errors
 from fedcore.randomness import client_uniforms, stream
@@ -32,8 +33,13 @@ WIDE = 2048  # features, beyond which products of all pairs are too many numbers
 BINS = 2 * OCTAVES * VOTES_IN_OCTAVE
 FIRST_ROUNDS = ((4, 1, 1), (7, 2, 3))  # rounds up to which codes have so few atoms
 SETTLING_ROUNDS = 3  # after them, before moves are lengthened
+LAST_ROUNDS = 15  # in which no atom is replaced any more, as a new one takes some rounds to find its place
 AHEAD = 0.8  # of the last move
 LOUD = 3.0  # norms of the median client, beyond which a sample counts as one of that norm
+LARGEST_IN_BIN = 2 ** (0.5 / VOTES_IN_OCTAVE)  # over the middle of its bin: so clients of equal sizes count whole
+CAP = 3.0  # samples of the median client, beyond which further samples of a client count for nothing
+TRIMMED = 4  # the first round in which clients that fit badly count less
+ODD = 2.0  # shares of energy left of the median client, beyond which a client fits badly
 CLIENT = 1.25  # norms of the median client, to which a client's samples are scaled down if they have more on the whole
 
 
@@ -95,6 +101,20 @@ def client_factors(energy: np.ndarray, nonzero: np.ndarray, cap: float) -> np.nd
     return most / np.maximum(norms, most)
 
 
+def client_weights(sizes: np.ndarray, left: np.ndarray, message: SumsMessage) -> np.ndarray:
+    """(c,) of [0, 1]: what a client's sums are multiplied by. No client counts for more samples than CAP median clients
+    have. From round TRIMMED on, clients whose samples the atoms rebuild far worse than the median client's
+    count less, so that few odd clients cannot take atoms from all others.
+
+    sizes: samples of each; left: share of its energy that the last codes left, 0 where that is not known
+    """
+    weights = np.minimum(1.0, CAP * message.rows / np.maximum(sizes, 1)) if message.rows > 0 else np.ones(len(sizes))
+    if message.number >= TRIMMED and message.left > 0:
+        most = ODD * message.left
+        weights = weights * (most / np.maximum(left, most)) ** 2
+    return weights
+
+
 def vote(norm: np.ndarray) -> np.ndarray:
     """(c,) int64 which bin of a histogram of norms > 0 a client votes for; bins are quarters of octaves."""
     exponent = np.log2(np.maximum(norm, 2.0**-OCTAVES * 2)) + OCTAVES
@@ -144,10 +164,11 @@ class SharedSums:
         self.nonzero += other.nonzero
 
 
-def moments(samples: np.ndarray) -> np.ndarray:
-    """(d, d) sum of products of samples (n, d), each scaled to norm 1, so that large ones count no more than others."""
+def moments(samples: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """(d, d) sum of products of samples (n, d), each scaled to norm 1, so that large ones count no more than others.
+    weights: (n,) of the samples."""
     unit = normalise(samples)[0]
-    return unit.T @ unit
+    return (unit * weights[:, None]).T @ unit
 
 
 def prints(samples: np.ndarray) -> np.ndarray:

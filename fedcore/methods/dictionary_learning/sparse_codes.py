@@ -18,6 +18,8 @@ from scipy import sparse
 from fedcore.methods.dictionary_learning.operators import normalise
 
 UNUSED = 1e-12  # an atom with less than this share of the mean energy of codes is unused
+DOUBLE = 0.985  # likeness of two unit atoms, beyond which one of them is wasted
+WEAK = 0.02  # share of the mean energy, below which an atom is wasted
 SPLIT = 0.01  # by how much the two halves of a doubled atom differ
 
 
@@ -39,15 +41,19 @@ def descend(atoms: np.ndarray, xx: np.ndarray, xy: np.ndarray) -> np.ndarray:
     return atoms
 
 
-def without_unused(common: np.ndarray, energy: np.ndarray, generator: np.random.Generator) -> tuple[np.ndarray, int]:
+def without_unused(
+    common: np.ndarray, energy: np.ndarray, generator: np.random.Generator, wasted: bool = False
+) -> tuple[np.ndarray, int]:
     """(dictionary, number of replaced atoms): an atom that nobody uses becomes a slightly moved copy of the most used
     one that has not been copied yet; the next codes tell them apart. No sample is needed for that.
 
-    common: (rg, d); energy: (rg,) sum of squared codes of each atom.
+    common: (rg, d); energy: (rg,) sum of squared codes of each atom; wasted: also replace atoms that are hardly
+    used, and those that are nearly another one.
     """
     if not len(common):
         return common, 0
-    dead = np.flatnonzero(energy <= UNUSED * max(float(energy.mean()), np.finfo(float).tiny))
+    unused = energy <= (WEAK if wasted else UNUSED) * max(float(energy.mean()), np.finfo(float).tiny)
+    dead = np.flatnonzero(unused | _doubles(common, energy) if wasted else unused)
     if not len(dead) or len(dead) == len(energy):
         return common, 0
     common = common.copy()
@@ -56,6 +62,15 @@ def without_unused(common: np.ndarray, energy: np.ndarray, generator: np.random.
         noise = generator.standard_normal(common.shape[1]) / np.sqrt(common.shape[1])
         common[at] = normalise(common[source] + SPLIT * noise)[0]
     return common, len(dead)
+
+
+def _doubles(atoms: np.ndarray, energy: np.ndarray) -> np.ndarray:
+    """(r,) bool: the atoms that are nearly another one of at least as much energy, up to the sign."""
+    likeness = np.abs(atoms @ atoms.T)
+    louder = (energy[None] > energy[:, None]) | (
+        (energy[None] == energy[:, None]) & np.tri(len(atoms), k=-1, dtype=bool)
+    )
+    return ((likeness > DOUBLE) & louder).any(1)
 
 
 APART = 4  # samples of a client whose codes may not depend on others: a multiple of so many, filled up with zeros
