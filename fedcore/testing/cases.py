@@ -300,6 +300,7 @@ def _budgeted_facts(case: Case) -> tuple[PublicFacts, tuple[PlannedRelease, ...]
             case.unit,
             halves=people.halves,
             one_whole=people.halves == "document",
+            rows=None if method.private else people.n_rows,
         )
 
     if not method.private:

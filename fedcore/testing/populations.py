@@ -39,6 +39,11 @@ class SmallPopulation:
     block: int = BLOCK
     halves: Halves | None = None
 
+    @property
+    def n_rows(self) -> int:
+        """Rows, or tokens of counts, as a manifest says."""
+        return sum(int(own.sum()) if self.kind == "counts" else len(own) for own in self.clients)
+
     def matrix(self, heldout: bool = False) -> Any:
         """What a `PopulationWriter` writes: a CSR matrix of counts, or (ptr, x) of rows."""
         return _matrix(self, self.heldout if heldout else self.clients)
