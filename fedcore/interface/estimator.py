@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,6 +27,7 @@ from fedcore.population.columns import ColumnEntry
 from fedcore.population.store import Population
 from fedcore.storage.scratch import scratch_folder
 
+RUNS = "runs"  # in the folder of an estimator
 SEEDS = 2**31  # that a RandomState or a Generator draws from
 
 
@@ -89,7 +91,7 @@ class FederatedEstimator(BaseEstimator, ABC):
                 self._trained_method(),
                 stored.population,
                 settings,
-                runs=place / "runs",
+                runs=place / RUNS,
                 seed=seed,
                 start_from=self._start(stored.population, place),
                 backend=self.backend,
@@ -160,8 +162,10 @@ class FederatedEstimator(BaseEstimator, ABC):
                 yield made
             return
         place = Path(self.folder)
-        if place.exists() and any(place.iterdir()):
-            raise ConfigError(f"the folder {str(place)!r} is not empty.", "Name another one for each fit.")
+        if (place / RUNS).is_dir():  # of an earlier fit, which stays
+            place = next(p for number in count(2) if not (p := place / f"fit-{number}").exists())
+        elif place.exists() and any(place.iterdir()):
+            raise ConfigError(f"the folder {str(place)!r} holds other files.", "Name another one.")
         place.mkdir(parents=True, exist_ok=True)
         yield place
 

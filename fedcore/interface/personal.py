@@ -10,13 +10,14 @@ import scipy
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils import Tags, check_array
 
+from fedcore.errors import ConfigError
 from fedcore.interface.data import Groups, Stored, check_given, checked_groups, places_of
 from fedcore.interface.estimator import FederatedEstimator
 from fedcore.interface.model import Model, of_rows
 from fedcore.interface.private import PrivateEstimator
 from fedcore.methods.dictionaries.start import sparsity_of
 from fedcore.methods.dictionary_learning.sparse_codes import omp
-from fedcore.population.blocks import CountsBlock
+from fedcore.population.blocks import CountsBlock, RowsBlock
 from fedcore.rounds.engine import Backend
 
 TRANSFORMED = 4096  # clients at once
@@ -195,6 +196,37 @@ class PersonalDictionaries(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Fe
         for rows, atoms in self._clients_of(codes, groups):
             samples[rows] = codes[rows] @ atoms
         return samples
+
+    def add_clients(self, X: Any, groups: Groups) -> Self:
+        """Learn own atoms of clients that were not in the fit, from their samples (n, d). The shared atoms stay.
+
+        groups: (n,) the client of each sample. The clients are added to `clients_` and `local_components_`, so that
+        `transform`, `inverse_transform` and `score` know them. Their own atoms are those that the fit would have given
+        them beside these shared atoms; a client has none if its held-out samples say so. Raises ConfigError for clients
+        that are known already, ValueError.
+        """
+        check_given(groups)
+        method, state = self._known().fitted
+        x = self._checked_rows(X, reset=False)
+        labels = checked_groups(groups, len(x))
+        new, places = np.unique(labels, return_inverse=True)
+        if known := sorted(set(new.tolist()) & set(self.clients_.tolist())):
+            raise ConfigError(f"client {known[0]!r} was there when the model was fitted.", "Add new clients only.")
+        ptr = np.concatenate([[0], np.cumsum(np.bincount(places))]).astype(np.int64)
+        block = RowsBlock(len(self.clients_), 0, ptr, x[np.argsort(places, kind="stable")])
+        local = method.personalise(state, block, None)["local"]
+        self.local_components_ = np.concatenate([self.local_components_, local])
+        self.clients_ = np.concatenate([self.clients_, new])
+        return self
+
+    def score(self, X: Any, y: object = None, groups: Groups = None) -> float:
+        """Minus the mean squared error of the samples (n, d) rebuilt from their codes; higher is better. groups as for
+        `transform`. Samples that a private run leaves out do not count."""
+        codes, x = self.transform(X, groups), self._checked_rows(X, reset=False).astype(np.float64)
+        left = np.empty(len(x))
+        for rows, atoms in self._clients_of(x, groups):
+            left[rows] = ((x[rows] - codes[rows] @ atoms) ** 2).sum(axis=1)
+        return -float(np.nanmean(left))
 
     def _clients_of(self, x: np.ndarray, groups: Groups) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """(rows, atoms (r, d)) of each client; atoms that it does not have are 0."""

@@ -160,6 +160,7 @@ class Method(ABC, Generic[ConfigT, StateT]):
         them too
     scores_use_memories: whether `score_block` wants what the clients of the run remember
     outputs_use_memories: whether `personalise` does; where it does not, it is given None
+    serves_newcomers: whether `personalise`, given None, makes for clients that took no part what they would remember
     free_settings: names of settings of `personalise`, `score_block`, `score_table` and `headline`, which neither the
         clients' answers nor the server's moves depend on, but through what they are asked: what they do is a function
         of what a run has ended with, so that they may be given anew to a run that was made
@@ -189,6 +190,7 @@ class Method(ABC, Generic[ConfigT, StateT]):
     series_arrays: ClassVar[tuple[str, ...]] = ()
     scores_use_memories: ClassVar[bool] = False
     outputs_use_memories: ClassVar[bool] = True
+    serves_newcomers: ClassVar[bool] = False
     personalises_all_documents: ClassVar[bool] = False
     free_settings: ClassVar[tuple[str, ...]] = ()
     main_settings: ClassVar[tuple[str, ...]] = ()

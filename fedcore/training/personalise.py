@@ -71,7 +71,7 @@ def personalise(
     method, state = trained(run, settings)
     about: dict[str, Any] = {"sensitive": True, "note": NOTE, "run": run.id, "method": method.name}
     about["settings"] = method.free_settings_in_force(state)
-    folder, digests = memories_of(run, population) if method.outputs_use_memories else (None, None)
+    folder, digests = memories_of(run, population, method) if method.outputs_use_memories else (None, None)
     blocks, backend = len(population.blocks), backend or InProcessBackend()
     try:
         files = output_files(dest, population, method.feature_outputs, safe_cells=safe_cells)
@@ -207,7 +207,7 @@ def remembering_leaves(
 ) -> Iterator[tuple[int, ClientBlock, Memory | None]]:
     """(block, leaf, what its clients remember of the run's last round) for every leaf, in order; one block at a time.
     None where outputs are made without memories, and for clients that took no part. Raises RunError for damage."""
-    folder, digests = memories_of(run, population) if method.outputs_use_memories else (None, None)
+    folder, digests = memories_of(run, population, method) if method.outputs_use_memories else (None, None)
     for index in range(len(population.blocks)):
         block = whole_block(method, population, index)
         memory = None if folder is None else read_memory(folder, index, block.clients, digests)
@@ -216,18 +216,21 @@ def remembering_leaves(
             yield index, leaf, None if memory is None else {name: value[at] for name, value in memory.items()}
 
 
-def memories_of(run: Run, population: Population) -> tuple[Place | None, dict[str, str] | None]:
+def memories_of(run: Run, population: Population, method: AnyMethod) -> tuple[Place | None, dict[str, str] | None]:
     """Folder and digests of what the clients remember; None for a run that keeps nothing, and for other people than
     those who took part in it: what they remember is not that of these clients.
 
     Raises RunError if the memories are lost, or if the version that they belong to was removed: clients were forgotten
-    since, and others may be in their places; and if clients came since, who remember nothing.
+    since, and others may be in their places; and if clients came since, who remember nothing, unless the method serves
+    them too.
     """
     folder, digests = run.memories(), run.memory_digests()
     where = recorded_request(run)["population"]
     if folder is None or where["id"] != population.id:
         return None, None
     if where["version"] not in population.versions():
+        if method.serves_newcomers:
+            return None, None
         raise RunError(
             f"version {where['version']} of the population, to whose clients the memories of run {run.id!r} belong, is "
             f"not at {population.location}: clients were forgotten, or it was never copied there.",
@@ -237,6 +240,8 @@ def memories_of(run: Run, population: Population) -> tuple[Place | None, dict[st
     if where.get("manifest") != store.checksum:  # a branch of it, with other clients
         return None, None
     if [(block.first, block.clients) for block in store.blocks] != [(b.first, b.clients) for b in population.blocks]:
+        if method.serves_newcomers:
+            return None, None
         raise RunError(
             f"version {population.version} of the population has clients that came after run {run.id!r}, which "
             f"they took no part in, and what each client is given is made of what it remembers of it.",

@@ -217,6 +217,24 @@ def test_local_atoms_are_kept_where_held_out_samples_say_so():
     assert run.outputs()["rank"][1] == 6 and run.infos[-1].scalars["with_local_atoms"] <= 1
 
 
+def test_who_took_no_part_is_served_as_if_it_had():
+    """Own atoms are a function of shared ones, seed, number and rows; codes are those that rebuild the samples."""
+    own = random_atoms(stream(5, "own"), 6, D)
+    rows = [np.concatenate([samples(i, 60), samples(9, 60, own[i : i + 1], 1)]) for i in range(5)] + [np.zeros((3, D))]
+    ran = run_method(default(atoms=14, global_atoms=10, sparsity=2), block_of(rows))
+    known, anew = ran.outputs(), ran.method.personalise(ran.state, ran.block, None)
+    assert known["rank"].max() > 10 and known.keys() == anew.keys()
+    for name in known:
+        assert np.array_equal(known[name], anew[name], equal_nan=True), name
+    atoms, weights = known["rows_atoms"], known["rows_weights"]
+    assert atoms.shape == (len(ran.block.x), 2) and atoms.min() == -1 and (atoms[weights == 0] == -1).all()
+    for client in range(5):
+        whole = np.concatenate([ran.state.common, known["local"][client]])
+        for row in range(*ran.block.ptr[client : client + 2]):
+            made = weights[row] @ whole[atoms[row]]
+            assert np.allclose(made, known["rows_global"][row] + known["rows_local"][row], atol=1e-5)
+
+
 def test_runs_of_a_series_remember_sums():
     rows = [samples(40 + i, 40) for i in range(6)]
     method, first = default(rounds=8, forgetting=0.5), block_of(rows[:4])

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -85,8 +86,14 @@ def test_what_was_fitted_is_kept_where_it_was_asked_for(tmp_path):
     fitted = fedcore.FederatedMixture(2, folder=str(tmp_path / "kept")).fit(APART)
     assert fedcore.load_run(fitted.run_).status == "finished"
     assert (tmp_path / "kept" / "population").is_dir()
-    with pytest.raises(ConfigError, match="not empty"):
-        clone(fitted).fit(APART)
+    first = fitted.run_
+    assert Path(fitted.fit(APART).run_).parents[1] == tmp_path / "kept" / "fit-2"
+    assert Path(clone(fitted).fit(APART).run_).parents[1] == tmp_path / "kept" / "fit-3"
+    assert fedcore.load_run(first).status == "finished"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="holds other files"):
+        clone(fitted).set_params(folder=str(tmp_path / "other")).fit(APART)
     again = fedcore.FederatedMixture(2).fit(str(tmp_path / "kept" / "population"))
     assert np.array_equal(again.means_, fitted.means_)
     copy = pickle.loads(pickle.dumps(again))
@@ -283,3 +290,10 @@ def test_samples_come_apart_into_shared_and_own_atoms():
         fitted.transform(x, groups + 1)
     again = clone(fitted).fit_transform(x[shuffled], groups=groups[shuffled])
     assert np.array_equal(again, codes[shuffled])
+    first, late = groups < 8, groups >= 8
+    some = fedcore.PersonalDictionaries(3, n_global=2).fit(x[first], groups=groups[first])
+    alone = some.score(x[late])
+    assert some.add_clients(x[late], groups[late]).clients_.tolist() == list(range(10))
+    assert some.score(x[late], groups=groups[late]) > 0.5 * alone and alone < 0  # own atoms halve the error at least
+    with pytest.raises(ConfigError, match="client 8 was there"):
+        some.add_clients(x[late], groups[late])

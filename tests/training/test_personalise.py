@@ -12,6 +12,7 @@ from fedcore.papers.histograms import PaperHistograms
 
 from fedcore.errors import ConfigError, PopulationError, RunError, WorkerFailed, WrongKind
 from fedcore.interface.data import rows_stored
+from fedcore.population.store import Population
 from fedcore.runs.store import Run
 from fedcore.storage.arrays import write_values
 from fedcore.training.personalise import NOTE, personalise
@@ -160,19 +161,39 @@ def rows_of_people(path, seed, people=6):
     return rows_stored(x, np.repeat([f"p{seed}-{k}" for k in range(people)], 12), path).population
 
 
-@pytest.mark.parametrize("method", ["dictionaries", "gradient_em"])
-def test_nobody_is_given_what_others_remember(tmp_path, method):
+def test_nobody_is_given_what_others_remember(tmp_path):
     """Another population with as many clients in as many blocks: its people took no part in the run."""
-    settings = {
-        "dictionaries": {"atoms": 3, "global_atoms": 1, "rounds": 2},
-        "gradient_em": {"components": 2, "rounds": 2},
-    }
-    run = train(rows_of_people(tmp_path / "p", 1), tmp_path, method, **settings[method])
+    run = train(rows_of_people(tmp_path / "p", 1), tmp_path, "gradient_em", components=2, rounds=2)
     others = rows_of_people(tmp_path / "q", 2)
     with pytest.raises(RunError, match="took no part in the run"):
         personalise(run.path, others.path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert personalise(run.path, tmp_path / "p", tmp_path / "own")["clients"] == 6
+
+
+def test_newcomers_learn_their_own_atoms_when_they_are_served(tmp_path):
+    """Other people, and these people in a version with others, who came after the run."""
+
+    def table(name, people, seed):
+        x = np.random.default_rng(seed).normal(size=(40 * people, 3)) @ np.diag([3.0, 1.0, 0.3])
+        lines = [f"{name}{at // 40},{','.join(map(repr, row))}" for at, row in enumerate(x.tolist())]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["who,a,b,c", *lines, ""]))
+        return tmp_path / f"{name}.csv"
+
+    def local(population, dest):
+        assert personalise(run.path, population, tmp_path / dest)["clients"] > 0
+        return zarr.open_group(tmp_path / dest, mode="r")["local"][:]
+
+    works(f"population ingest {table('p', 6, 1)} {tmp_path / 'p'} --client who")
+    works(f"population ingest {table('q', 4, 2)} {tmp_path / 'q'} --client who")
+    run = train(
+        Population.open(tmp_path / "p"), tmp_path, "dictionaries", atoms=3, global_atoms=1, rounds=2, sparsity=1
+    )
+    mine, others = local(tmp_path / "p", "mine"), local(tmp_path / "q", "others")
+    assert mine.any() and others.any() and len(others) == 4
+    works(f"population ingest {table('new', 2, 3)} {tmp_path / 'p'} --append --client who")
+    everybody = local(tmp_path / "p", "everybody")
+    assert len(everybody) == 8 and np.array_equal(everybody[:6], mine) and everybody[6:].any()
 
 
 def test_outputs_that_need_no_memories_are_made_for_anybody(tmp_path):

@@ -92,6 +92,7 @@ class Dictionaries(PrivateMethod[DictionariesConfig, DictionariesState]):
     algorithm: ClassVar[str] = "sums of codes and samples"
     moved_settings: ClassVar[Mapping[str, str]] = MOVED
     scores_use_memories: ClassVar[bool] = True
+    serves_newcomers: ClassVar[bool] = True
     accepts_warm_start: ClassVar[bool] = True
     series_arrays: ClassVar[tuple[str, ...]] = (*start.SERIES_NAMES, start.RELEASED)
 

@@ -7,15 +7,17 @@ from dataclasses import replace
 import numpy as np
 
 from fedcore.errors import RunError
+from fedcore.methods.dictionaries.clients import local_round
 from fedcore.methods.dictionaries.config import DictionariesConfig
+from fedcore.methods.dictionaries.server import has_local_pass
 from fedcore.methods.dictionaries.start import local_atoms_of, sparsity_of
-from fedcore.methods.dictionaries.state import DictionariesState
+from fedcore.methods.dictionaries.state import DictionariesState, LocalAtomsMessage
 from fedcore.methods.dictionary_learning import scores
 from fedcore.methods.dictionary_learning.distances import groups
 from fedcore.methods.dictionary_learning.result import Parts, outputs_of, parts_together
 from fedcore.methods.dictionary_learning.sparse_codes import omp
 from fedcore.population.blocks import RowsBlock
-from fedcore.rounds.method import ROWS, ClientOutputs, Memory, took_no_part
+from fedcore.rounds.method import ROWS, ClientOutputs, Memory
 from fedcore.rounds.scores import KnownMemories
 from fedcore.rounds.statistics import Statistics
 
@@ -23,19 +25,19 @@ from fedcore.rounds.statistics import Statistics
 def personalise(
     config: DictionariesConfig, state: DictionariesState, block: RowsBlock, memory: Memory | None
 ) -> ClientOutputs:
-    """See `dictionary_learning.outputs.outputs_of`; distances are 0. The global dictionary is in the state.
+    """See `dictionary_learning.result.outputs_of`; distances are 0. The global dictionary is in the state.
 
+    Clients that took no part (memory is None) learn local atoms now, from these rows, as they would have in the run.
     Rows that the clients of a private run leave out, because they or their squares are not finite, have parts of NaN
-    and count nowhere. Raises RunError before the first round, and for clients that took no part; PopulationError for
-    values that are not finite in a run that is not private.
+    and count nowhere. Raises RunError before the first round; PopulationError for values that are not finite in a run
+    that is not private.
     """
     if not state.begun:
         raise RunError("the run stopped before its first round.", "Resume it first.")
     if config.private:
         return _of_usable_rows(config, state, block)
-    if memory is None:
-        raise took_no_part()
-    return outputs_of(parts_of(config, state), state.common, block, remembered(state, memory))
+    known = newcomers(config, state, block) if memory is None else remembered(state, memory)
+    return _outputs(config, state, block, known)
 
 
 def score_block(
@@ -52,9 +54,27 @@ def score_block(
     return scores.evaluate_block(parts_of(config, state), state.common, local_atoms, block, known, usable)
 
 
-def parts_of(config: DictionariesConfig, state: DictionariesState) -> Parts:
+def parts_of(config: DictionariesConfig, state: DictionariesState, with_codes: bool = False) -> Parts:
     k = sparsity_of(config, state.features)
-    return parts_together(lambda samples, atoms: omp(samples, atoms, k))
+    return parts_together(lambda samples, atoms: omp(samples, atoms, k), with_codes)
+
+
+def _outputs(config: DictionariesConfig, state: DictionariesState, block: RowsBlock, memory: Memory) -> ClientOutputs:
+    parts, longest = parts_of(config, state, with_codes=True), sparsity_of(config, state.features)
+    return outputs_of(parts, state.common, block, memory, longest=longest)
+
+
+def newcomers(config: DictionariesConfig, state: DictionariesState, block: RowsBlock) -> Memory:
+    """What the clients of a block would remember, had they taken part in the pass for local atoms."""
+    sounds = np.zeros(block.clients, bool)
+    for group in groups(block, np.ones(block.clients, np.int64)):
+        for tile in group.tiles():
+            sounds[group.clients] |= tile.any(axis=(1, 2))
+    rank = np.where(sounds, len(state.common), 0)
+    memory = {"rank": rank} | {name: np.zeros(block.clients) for name in ("loss", "distance", "left")}
+    if not has_local_pass(config, state):
+        return remembered(state, memory)
+    return local_round(config, LocalAtomsMessage(state.seed, state.common), block, memory)[1]
 
 
 def remembered(state: DictionariesState, memory: Memory) -> Memory:
@@ -81,11 +101,12 @@ def _of_usable_rows(config: DictionariesConfig, state: DictionariesState, block:
         usable = usable_rows(block.x)
         ptr = np.concatenate([[0], np.cumsum(usable)])[block.ptr]
         kept = block if usable.all() else replace(block, x=block.x[usable], ptr=ptr)
-        outputs = outputs_of(parts_of(config, state), state.common, kept, afresh(config, state, kept))
+        outputs = _outputs(config, state, kept, afresh(config, state, kept))
     if usable.all():
         return outputs
     for name in [name for name in outputs if name.startswith(ROWS)]:
-        every = np.full((len(usable), *outputs[name].shape[1:]), np.nan, outputs[name].dtype)
+        nothing = np.nan if outputs[name].dtype.kind == "f" else -1
+        every = np.full((len(usable), *outputs[name].shape[1:]), nothing, outputs[name].dtype)
         every[usable] = outputs[name]
         outputs[name] = every
     return outputs
