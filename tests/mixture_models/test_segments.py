@@ -30,8 +30,8 @@ def test_a_segment_has_a_size_with_an_interval_and_a_sentence_in_units():
     assert shown["segment"] == ["A", "B", "C"] and shown["component"] == [1, 2, 0]
     assert shown["clients"] == [500, 300, 200] and shown["95 % interval"] == ["461 to 539", None, "180 to 220"]
     assert table.columns[2].errors == [0.02, None, 0.01]
-    assert shown["how it differs"][2] == "Higher age (60.00 years, 59.80 to 60.20; others 35.62)."
-    assert shown["how it differs"][0].startswith("Lower age (30.00 years")
+    assert shown["how it differs"][2] == "Higher age (60.0 years, 59.8 to 60.2; others 35.6)."
+    assert shown["how it differs"][0].startswith("Lower age (30.0 years")
     assert table.title == "3 segments" and "1,000 declared clients" in table.note and "95 % interval" in table.note
 
 
@@ -56,7 +56,10 @@ def test_shares_of_categories_are_percentages():
 
 def test_segments_that_no_test_separated_are_named():
     groups = np.array([0, 1, 0])
-    note = segments_table(WEIGHTS, [1, 2, 0], [], groups=groups).note
+    table = segments_table(WEIGHTS, [1, 2, 0], [], groups=groups)
+    note = table.note
+    assert table.title == "3 segments in 2 groups"
+    assert segments_table(WEIGHTS, [1, 2, 0], [], groups=np.zeros(3)).title == "3 segments of 1 group"
     assert "No density dip separates B and C: they may be one group." in note and "A and" not in note
     alone = segments_table(np.ones(1), [0], [of_numbers(FEATURES, MEANS[:1], SPREAD[:1])], groups=np.zeros(1))
     assert columns(alone)["how it differs"] == ["Holds all rows."] and alone.title == "1 segment"

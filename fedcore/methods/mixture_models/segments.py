@@ -15,11 +15,11 @@ from fedcore.methods.mixture_models.tables import Z95, known
 from fedcore.rounds.results import Column, Features, Table, segment_names
 
 LEAST = 0.25  # standard deviations of all rows, by which a column has to differ to be mentioned
-MOST, FEWER, MANY = 3, 2, 4  # columns in a sentence; in those of more than MANY segments
+MOST, FEWER, MANY = 3, 2, 3  # columns in a sentence; in those of more than MANY segments
 ALL_ROWS = "Holds all rows."
 NOTHING = "No column differs from the other segments by more than its noise."
-IN_BRACKETS = "In brackets: {interval}the mean of the other segments."
-INTERVAL = "the 95 % interval of the privacy noise, and "
+IN_BRACKETS = "In brackets: {interval}mean of the others."
+INTERVAL = "95 % interval of the privacy noise; "
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,8 @@ def segments_table(
     if groups is not None:
         notes += _separation(names, [int(groups[k]) for k in chosen])
     title = f"{len(chosen)} segments" if len(chosen) != 1 else "1 segment"
+    if groups is not None and (separate := len({int(groups[k]) for k in chosen})) < len(chosen):
+        title += f" in {separate} groups" if separate > 1 else " of 1 group"
     return Table("segments", title, tuple(told), " ".join(notes))
 
 
@@ -89,7 +91,7 @@ def _sizes(sizes: np.ndarray, errors: np.ndarray | None, unit: str) -> list[Colu
         return [whole]
     low, high = np.maximum(sizes - Z95 * errors, 0.0), sizes + Z95 * errors
     pairs = zip(low.tolist(), high.tolist(), strict=True)
-    ranges = [f"{round(a):,} to {round(b):,}" if math.isfinite(a) else None for a, b in pairs]
+    ranges = [f"{round(a):,} to {round(b):,}".replace(",", "\u202f") if math.isfinite(a) else None for a, b in pairs]
     return [whole, Column("95 % interval", ranges)]
 
 
@@ -167,9 +169,9 @@ def _words(name: str, unit: str, value: float, error: float | None, rest: float)
 
 
 def _places(size: float, error: float | None) -> int:
-    """Decimal places: to the second digit of the error, or three digits of the number without one."""
+    """Decimal places: to the first digit of the error, or three digits of the number without one."""
     if error is not None and 0 < error < 1e15:
-        return 1 - math.floor(math.log10(error))
+        return -math.floor(math.log10(error))
     return 2 - math.floor(math.log10(size)) if 0 < size < 1e15 else 0
 
 
