@@ -218,7 +218,7 @@ def published(privacy: JsonObject) -> Iterator[dict[str, Any]]:
             kinds.setdefault((stem, *_kind_of_release(entry)), []).append(entry)
     for (_, shape, what, argument, thresholded, noise, sensitivity), alike in kinds.items():
         first, last = alike[0], alike[-1]
-        costs = [entry.get("rho") for entry in alike]
+        costs: list[Any] = [entry.get("rho") for entry in alike]
         yield {
             "names": _joined(str(first.get("name")), str(last.get("name")), len(alike)),
             "count": len(alike),
