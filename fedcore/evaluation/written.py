@@ -44,8 +44,8 @@ def shown_table(
     kept, length = table.columns[:columns], len(table)
     written = [[_cell(column, i) for i in range(min(length, rows))] for column in kept]
     notes = [table.note] if table.note else []
-    if errors := [error for column in kept if column.errors is not None for error in column.errors[:rows]]:
-        notes += [ERRORS, UNKNOWN] if None in errors else [ERRORS]
+    if any(column.errors is not None for column in kept):
+        notes += [ERRORS, UNKNOWN] if any(f"± {NOTHING}" in cell for each in written for cell in each) else [ERRORS]
     more = [(length - rows, "row"), (len(table.columns) - columns, "column")]
     if said := " and ".join(f"{number:,} more {what}{'s' * (number > 1)}" for number, what in more if number > 0):
         notes.append(f"And {said}, {rest}.")

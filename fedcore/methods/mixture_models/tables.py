@@ -10,6 +10,7 @@ correlations          a line for each pair of columns, the strongest in any comp
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import numpy as np
 
@@ -17,7 +18,8 @@ from fedcore.rounds.results import Column, Features, Positions, Table, of_coeffi
 
 MIDDLE = "Dots are means{bars}; the pale bands show one standard deviation of a component's rows on either side."
 Z95 = 1.959964  # 97.5 % quantile of the normal distribution
-BEYOND_NOISE = "Only correlations that differ from zero by more than 1.96 standard errors of the privacy noise."
+FALSE = 0.05  # chance that the noise alone makes any correlation of a table look different from zero
+BEYOND_NOISE = "Only correlations that the privacy noise does not explain, at the 5 % level for all pairs together."
 BARS = ", bars their 95 % intervals by the noise of privacy alone"
 
 
@@ -81,7 +83,8 @@ def correlations_table(
     """Of covariances (G, d, d), or of the one that all components share, (1, d, d); None for a single column.
 
     errors: (G, d, d) standard errors of the correlations by noise, NaN where unknown; None: there is no noise. With
-    errors only correlations are kept that differ from zero by more than 1.96 of them, and None if there are none.
+    errors only correlations are kept that differ from zero by more than the noise explains, at FALSE for all of them
+    together (Bonferroni), and None if there are none.
     """
     d = covariances.shape[1]
     if d < 2:
@@ -91,7 +94,8 @@ def correlations_table(
     found = covariances[:, first, second] / (deviations[:, first] * deviations[:, second])
     noise = None if errors is None else errors[:, first, second]
     if noise is not None:
-        found = np.where(np.abs(found) > Z95 * np.nan_to_num(noise, nan=np.inf), found, np.nan)
+        limit = NormalDist().inv_cdf(1 - FALSE / (2 * noise.size))
+        found = np.where(np.abs(found) > limit * np.nan_to_num(noise, nan=np.inf), found, np.nan)
     sizes = np.nan_to_num(np.abs(found)).max(axis=0)
     strongest = np.argsort(-sizes, kind="stable")
     if noise is not None and not len(strongest := strongest[sizes[strongest] > 0]):
