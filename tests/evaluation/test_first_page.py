@@ -1,12 +1,17 @@
 """The first page of each private method: the whole message on one screen, and nothing of it said twice."""
 
+import csv
+import json
 import re
 
 import numpy as np
 import pytest
 
+from fedcore.evaluation.report import markdown_report
+from fedcore.evaluation.run_summary import result_of
 from fedcore.methods.registry import OWN, method_class
 from fedcore.rounds.method import PrivateMethod
+from fedcore.runs.store import Run
 from tests.command import private_population, works
 from tests.conftest import small_counts
 from tests.evaluation.test_report import Page
@@ -76,3 +81,33 @@ def test_the_first_page_is_one_screen(rows, monkeypatch, method):
     assert "Result" in Page(page).text
     if method in ("private_mixture", "private_gmm", "federated_em"):
         assert "<h1>3 segments</h1>" in page and re.search(r"Higher [abcd] \(", before)
+
+
+@pytest.mark.slow
+def test_segments_have_the_same_names_everywhere(rows, monkeypatch):
+    """Report, JSON, command line, artifact, figure, export and per-client file; A is the largest."""
+    monkeypatch.chdir(rows)
+    monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{rows / 'ledger.sqlite'}")
+    run = Run.open("runs/mixture")
+    result = result_of(run)
+    table = {column.name: column.values for column in result.tables[0].columns}
+    numbers = dict(zip(table["segment"], table["component"], strict=True))
+    assert list(numbers) == ["A", "B", "C"] and table["share"] == sorted(table["share"], reverse=True)
+    assert result.figures[0].labels == ("A", "B", "C")
+    kept = json.loads((rows / "runs/mixture/result.json").read_text())["tables"]
+    shown = works("runs", "show", "runs/mixture", "--json").json["result"]
+    assert kept[0] == shown[0] == json.loads(json.dumps(result.tables[0].to_json()))
+    assert "**3 segments**" in markdown_report(run, {}) and "\n| A | " in markdown_report(run, {})
+    works("export", "runs/mixture", "means.csv", "--table", "means", "--force")
+    with open("means.csv", newline="") as file:
+        means = {row["column"]: row for row in csv.DictReader(file)}
+    state = run.read_state()
+    works("personalise", "runs/mixture", "rows", "people.of.csv")
+    with open("people.of.csv", newline="") as file:
+        people = list(csv.DictReader(file))
+    assert len(people) == 4000 and all(int(one["component"]) == numbers[one["segment"]] for one in people)
+    sizes = {name: sum(one["segment"] == name for one in people) for name in numbers}
+    for name, share in zip(table["segment"], table["share"], strict=True):
+        assert abs(sizes[name] / 4000 - share) < 0.02 and share == pytest.approx(state["weights"][numbers[name]])
+    nearest = {name: min(CENTRES[:, 0], key=lambda a: abs(a - float(means["a"][name]))) for name in numbers}
+    assert sorted(nearest.values()) == sorted(CENTRES[:, 0])
