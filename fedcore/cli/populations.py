@@ -356,9 +356,9 @@ def population_forget(
         )
     told = {**erased(done.erased), "runs": list(done.runs)}
     if as_json:
-        return say({**told, "not_reached": list(done.not_reached)}, True)
+        return say({**told, "explained": done.explained, "not_reached": list(done.not_reached)}, True)
     say({name: value for name, value in told.items() if value is not None}, False)
-    print("Not reached:", *done.not_reached, sep="\n  ")
+    print(f"\n{done.explained}\n\nNot reached:", *done.not_reached, sep="\n  ")
 
 
 def last_cohort(clients: Path | None, cohorts: str | None) -> int | None:

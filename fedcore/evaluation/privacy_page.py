@@ -1,5 +1,5 @@
-"""The first page of a report, for whoever answers for the data: who is protected against what, what was published, what
-an attacker gains by it, what it cost, what is not covered, what rests on somebody's word, and how to verify all that.
+"""The first page of a report, for the person who answers for the data: one screen with the guarantee in plain words,
+the budget, the assumptions and who declared them, what is not protected, and how to verify it. Details are folded.
 
 It is made from the privacy statement, run.json and the names of the columns, which are public, and from nothing else,
 so that it can be made again and compared: `fedcore verify-statement`.
@@ -14,12 +14,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import ROUND_CEILING, Context, Decimal
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 from fedcore.errors import RunError
 from fedcore.evaluation.figures import printable
 from fedcore.evaluation.run_summary import features_of, kind_of, privacy_of
 from fedcore.evaluation.templates import rendered
+from fedcore.evaluation.written import show
 from fedcore.privacy.statement import RELATIONS, loss_in_words, no_privacy, spent_before_in_words
 from fedcore.runs.store import Run
 from fedcore.storage.parsing import JsonObject
@@ -32,6 +34,10 @@ WEAK = 0.9  # who is right more often than this is nearly sure
 MOST_NAMES = 40  # of columns or words
 LARGEST_TEXT = 1e9  # above it numbers are written with an exponent
 
+ASKED = {  # two things that an attacker wants to distinguish
+    "add_or_remove_one": "presence and absence",
+    "replace_one": "two possible contents",
+}
 QUESTIONS = {  # what an attacker who knows everything else might want to know
     ("client", "add_or_remove_one"): "whether a certain client, with everything it holds, is in the population or not",
     ("client", "replace_one"): "which of two things a certain client holds",
@@ -41,25 +47,37 @@ QUESTIONS = {  # what an attacker who knows everything else might want to know
     "the population or not",
     ("client_period", "replace_one"): "which of two things a certain client holds of a certain calendar period",
 }
+FOR_EACH = {
+    "client": "client, with all its data",
+    "record": "record, not for a whole client",
+    "client_period": "client's data of one calendar period, not for a client for all time",
+}
 UNITS = {
     "client": "A client is protected as a whole, with everything that it holds, held-out parts included.",
-    "record": "A single record is protected, and not a whole client: somebody with many records is protected only as "
-    "far as one record tells about him or her.",
+    "record": "A single record is protected, and not a whole client. A person with many records is protected only as "
+    "far as one record reveals information.",
     "client_period": "The data of one client in one calendar period are protected, and not a client for all time.",
 }
+IN_SHORT = (
+    "The operator and its software see the data and exact sums.",
+    "Numbers of clients and rows, and run times, are exact.",
+    "Per-client outputs contain the client's own data.",
+    "The same people in other populations have other budgets. Their losses add up.",
+    "What holds for the whole group can be learnt: the purpose of the run.",
+)
 ALSO_NOT_COVERED = (
     "What is true of many: a pattern in the whole population may be learnt, and then holds for its members too. That "
     "is the purpose of the run.",
-    "What the data of others tell about the same person: of relatives or colleagues, here or in another data set.",
-    "Those who run it: the owner of the data and of the machines, and their software, see the data themselves and the "
+    "What the data of others reveal about the same person: of relatives or colleagues, here or in another data set.",
+    "The operator: the owner of the data and of the machines, and their software, see the data themselves and the "
     "exact sums on the way.",
     "Names of columns, vocabulary, bounds, settings and the declared number of clients: they are published as they "
     "are.",
     "Scores on data whose owner declared them public: they are exact.",
 )
-NOBODY = (
-    "Nobody is protected. Whoever sees the result may learn exact facts about single people in the data, and more from "
-    "several results together. Treat this page and the folder of the run like the data themselves."
+UNPROTECTED = (
+    "This run protects no person. Its result may reveal exact facts about single people in the data, and several "
+    "results reveal more. Treat this page and the folder of the run like the data themselves."
 )
 
 
@@ -81,18 +99,21 @@ def privacy_page(run: Run, names: Sequence[str] | None = None) -> str:
 def _values(run: Run, names: Sequence[str] | None) -> dict[str, Any]:
     """What the template shows."""
     privacy = privacy_of(run)
+    releases = list(published(privacy))
     return {
         "privacy": privacy,
-        "headline": _headline(privacy),
-        "rows_used": _rows_used(run),
-        "who": _who(run, privacy),
-        "releases": list(published(privacy)),
+        "guarantee": _guarantee(run, privacy),
+        "assumptions": list(_assumptions(run, privacy)),
+        "in_short": IN_SHORT,
+        "who": _who(privacy),
+        "releases": releases,
+        "count": sum(row["count"] for row in releases),
         "columns": _columns(run, names),
         "gains": gains(privacy),
         "odds": _odds(privacy),
         "not_covered": [*(privacy.get("not_covered") or ()), *ALSO_NOT_COVERED],
-        "vouched": list(_vouched(run, privacy)),
-        "nobody": NOBODY,
+        "paragraphs": paragraphs(privacy),
+        "unprotected": UNPROTECTED,
         "embedded": _embedded(privacy),
     }
 
@@ -110,11 +131,52 @@ def _embedded(privacy: JsonObject) -> str:
     return json.dumps(value, indent=1, ensure_ascii=False)
 
 
-# --- who, and what was published --------------------------------------------------------------------------------------
+def paragraphs(privacy: JsonObject) -> list[str]:
+    """The statement's text without its lists, which are shown as tables."""
+    lines = [line for line in str(privacy["text"]).splitlines() if line.strip()]
+    pairs = pairwise([*lines, ""])
+    return [line for line, after in pairs if not line.startswith(" ") and not after.startswith(" ")]
 
 
-def _headline(privacy: JsonObject) -> str:
-    return str(privacy["text"]).split("\n", 1)[0]
+# --- the guarantee, in short ------------------------------------------------------------------------------------------
+
+
+def _guarantee(run: Run, privacy: JsonObject) -> list[str]:
+    """What is promised and what it means, in a few sentences; the first is the promise itself."""
+    epsilon: Any = privacy.get("epsilon")
+    delta: Any = privacy.get("delta")
+    if not (privacy["private"] and _numbers(epsilon, delta) and delta <= 1):
+        return []
+    unit, relation = str(privacy.get("unit")), str(privacy.get("relation"))
+    promise = f"({at_most(epsilon, 4)}, {at_most(delta, 3)})-differential privacy for each {FOR_EACH.get(unit, unit)}"
+    row, so_far, whole = (*gains(privacy), None, None)[:3]
+    assert row is not None
+    said = [
+        f"{promise}{_with_words(privacy)}.",
+        f"An attacker who knows everything else, and finds {ASKED.get(relation, 'two neighbouring populations')} "
+        f"equally likely, guesses right at most {row['right']} times in 100 (50 by chance).",
+    ]
+    if so_far is not None and whole is not None:
+        where = so_far["what"].partition(", ")[2]
+        said.append(
+            f"All runs so far{f' ({where})' if where else ''}: epsilon {so_far['epsilon']} of {whole['epsilon']}. At "
+            f"the full budget the attacker guesses right at most {whole['right']} times in 100."
+        )
+    if privacy.get("start"):
+        said.append("The run started from published values. What they reveal comes in addition.")
+    said += [line for line in str(privacy["text"]).splitlines() if line.startswith(OF_A_LIFE)]
+    if float(row["right"]) >= 100 * WEAK:
+        said.append("At this epsilon the guarantee is weak: the attacker is nearly sure.")
+    return [*said, *filter(None, [_rows_used(run)])]
+
+
+def _with_words(privacy: JsonObject) -> str:
+    """The end of the promise where the vocabulary was released from the same budget."""
+    both = (privacy.get("vocabulary") or {}).get("together") or {}
+    if not _numbers(both.get("epsilon"), both.get("delta")):
+        return ""
+    numbers = f"({at_most(both['epsilon'], 4)}, {at_most(both['delta'], 3)})"
+    return f", {numbers} together with the release of its vocabulary"
 
 
 def _rows_used(run: Run) -> str:
@@ -124,12 +186,11 @@ def _rows_used(run: Run) -> str:
         return ""
     share, error = (100.0 * float(one) for one in noted)
     return (
-        f"This run has used about {share:.1f} % of the rows (± {error:.1f} %, one standard error of the privacy "
-        "noise). The others miss a number or were invalid, or there are fewer than the declared number."
+        f"This run has used about {share:.1f} % of the rows (± {error:.1f} %, one standard error of the privacy noise)."
     )
 
 
-def _who(run: Run, privacy: JsonObject) -> list[str]:
+def _who(privacy: JsonObject) -> list[str]:
     if not privacy["private"]:
         return []
     unit, relation = str(privacy.get("unit")), str(privacy.get("relation"))
@@ -137,25 +198,27 @@ def _who(run: Run, privacy: JsonObject) -> list[str]:
     said = [UNITS.get(unit, f"The unit that is protected: {unit}.")]
     said.append(f"What is hidden: {hidden} ({relation})." if hidden else f"Relation: {relation}.")
     said.append(
-        "Against whom: anybody who sees everything that was published, now or later, and may know everything else, the "
-        "data of all others included."
+        "Attacker: sees everything that was published, now or later, and may know everything else, the data of all "
+        "others included."
     )
-    clients = run.info.get("nominal_clients")
-    if isinstance(clients, int):
-        said.append(f"Declared number of clients: {clients:,}.".replace(",", "\u202f"))
+    said.append("Several records or clients of one person: for k of them mu is k times as large.")
     return said
 
 
 def published(privacy: JsonObject) -> Iterator[dict[str, Any]]:
-    """The charged releases, in the order of their first rounds; those of one kind whose names differ in their number
-    together: names, rounds, shape, drawn, what, argument, thresholded."""
+    """The charged releases, in the order of their first rounds; those of one kind and noise whose names differ in their
+    number together: names, count, rounds, shape, again, what, argument, thresholded, noise, sensitivity, rho of all.
+    """
+    from fedcore.privacy.accounting import exact_sum, rounded_up
+
     kinds: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for entry in privacy.get("releases") or ():
         if isinstance(entry, Mapping):
             stem = str(entry.get("name")).rstrip("0123456789")
             kinds.setdefault((stem, *_kind_of_release(entry)), []).append(entry)
-    for (_, shape, what, argument, thresholded), alike in kinds.items():
+    for (_, shape, what, argument, thresholded, noise, sensitivity), alike in kinds.items():
         first, last = alike[0], alike[-1]
+        costs: list[Any] = [entry.get("rho") for entry in alike]
         yield {
             "names": _joined(str(first.get("name")), str(last.get("name")), len(alike)),
             "count": len(alike),
@@ -165,6 +228,9 @@ def published(privacy: JsonObject) -> Iterator[dict[str, Any]]:
             "what": what,
             "argument": argument,
             "thresholded": thresholded,
+            "noise": noise,
+            "sensitivity": sensitivity,
+            "rho": show(rounded_up(exact_sum(costs))) if _numbers(*costs) else "–",
         }
 
 
@@ -172,9 +238,11 @@ def _joined(first: str, last: str, count: int) -> str:
     return first if count == 1 else f"{first} and {last}" if count == 2 else f"{first} to {last}"
 
 
-def _kind_of_release(entry: JsonObject) -> tuple[str, str, str, bool]:
+def _kind_of_release(entry: JsonObject) -> tuple[str, str, str, bool, str, str]:
     shape = " × ".join(map(str, entry.get("shape") or ()))
-    return shape, str(entry.get("composition", "")), str(entry.get("argument", "")), bool(entry.get("delta"))
+    what, argument = str(entry.get("composition", "")), str(entry.get("argument", ""))
+    noise, sensitivity = show(entry.get("noise_multiplier")), show(entry.get("sensitivity"))
+    return shape, what, argument, bool(entry.get("delta")), noise, sensitivity
 
 
 def _columns(run: Run, names: Sequence[str] | None) -> str:
@@ -256,20 +324,16 @@ def _odds(privacy: JsonObject) -> list[str]:
     ]
     right = gains(privacy)[0]["right"]
     said = [
-        f"Suppose somebody wants to know {question}, and knows everything else. From all that this run published he or "
-        f"she learns no more than from an informant who with probability {chance} tells the truth outright, and "
-        f"otherwise says something that multiplies or divides the odds by {factor} at most.",
+        f"Suppose an attacker wants to know {question}, and knows everything else. All that this run published reveals "
+        f"no more than an informant who with probability {chance} states the truth, and otherwise "
+        f"multiplies or divides the odds by {factor} at most.",
         f"In the second case a chance of {examples[0]} afterwards, one of {', and one of '.join(examples[1:])}.",
         f"If both answers are equally likely beforehand, the best decision is right at most {right} of 100 "
         "times. Guessing is right 50 of 100 times.",
-        "Whoever has seen what other runs published as well has gained by all of them: the second line of the table, "
-        "and never more than the third, unless the owner raises the budget, which the ledger shows for ever.",
+        "An attacker who has seen what other runs published as well gains by all of them: the second line of the "
+        "table. It is never more than the third line, unless the owner raises the budget. The ledger shows a raise "
+        "permanently.",
     ]
-    if privacy.get("start"):
-        said.append("The run started from something that had told its part before: all this is on top of it.")
-    said += [line for line in str(privacy["text"]).splitlines() if line.startswith(OF_A_LIFE)]
-    if float(right) >= 100 * WEAK:
-        said.append("That is nearly certainty: at this epsilon the promise is weak.")
     return said
 
 
@@ -292,42 +356,37 @@ def hundredths(share: float) -> str:
     return f"{math.ceil(Fraction(share) * 1000) / 10:g}"
 
 
-# --- what it rests on -------------------------------------------------------------------------------------------------
+# --- assumptions ------------------------------------------------------------------------------------------------------
 
 
-def _vouched(run: Run, privacy: JsonObject) -> Iterator[tuple[str, str]]:
-    """(what is taken as true, on whose word or why) which nothing in fedcore checks."""
+def _assumptions(run: Run, privacy: JsonObject) -> Iterator[tuple[str, str, str]]:
+    """(what is taken as true, the role that declared it, the reason), which nothing in fedcore verifies."""
     if not privacy["private"]:
         return
     schema = str(privacy.get("public_schema") or "").rstrip(".")
     yield (
-        "Columns or vocabulary, bounds and thresholds were chosen without the data of these people.",
-        f"The owner of the budget: {schema}." if schema else "Nobody said why. If it is not so, the promise is void.",
+        f"{'Bounds' if privacy.get('vocabulary') else 'Columns, vocabulary, bounds'} and thresholds are public.",
+        "budget owner",
+        schema or "No reason was given. If it is false, there is no guarantee.",
     )
     if isinstance(clients := run.info.get("nominal_clients"), int):
-        yield (
-            f"The declared number of clients ({clients}) was not found by counting them.",
-            "The owner of the population. It is published as it is, and an exact count would tell the count.",
-        )
+        yield f"There are about {clients:,} clients.", "data owner", "Published as declared, not counted."
     for word in privacy.get("vouched") or ():
-        yield f"{str(word)[:1].upper()}{str(word)[1:].rstrip('.')}.", "Whoever started the run."
+        yield f"{str(word)[:1].upper()}{str(word)[1:].rstrip('.')}.", "operator", ""
     if privacy.get("start") and not privacy.get("vouched"):
-        yield "What the run started from was paid for where it was released.", f"{privacy['start']}."
-    yield (
-        "The settings of the run were not chosen by looking at the data.",
-        "Whoever started the run. The settings are on this page.",
-    )
+        yield "The start was charged where it was released.", "operator", f"{privacy['start']}."
+    yield "Settings were chosen without looking at the data.", "operator", ""
     unit = "record" if privacy.get("unit") == "record" else "client"
-    yield (
-        f"Each person is one {unit}, and in one population only.",
-        f"Whoever ingested the data. Who is k {unit}s counts with k times mu, and with the sum of several budgets.",
-    )
+    yield f"Each person is one {unit}, in one population.", "data owner", "Otherwise losses add up."
+    for reason in privacy.get("shared_ids") or ():
+        yield "Ids that are also in other populations are explained.", "budget owner", f"{str(reason).rstrip('.')}."
     before = privacy.get("spent_before")
     if isinstance(before, Mapping) and {"rho", "reason"} <= before.keys():
         yield (
-            "What was spent on these people before this account began.",
+            "The losses before this account began are known.",
+            "budget owner",
             spent_before_in_words(before["rho"], before["reason"]),
         )
     for loss in privacy.get("losses") or ():
         if isinstance(loss, Mapping) and {"at", "reason"} <= loss.keys():
-            yield "The ledger holds all that was spent.", loss_in_words(loss["at"], loss["reason"])
+            yield "The ledger holds all losses.", "budget owner", loss_in_words(loss["at"], loss["reason"])

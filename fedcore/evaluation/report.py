@@ -8,8 +8,6 @@ objective, a likelihood) is never shown, whoever wrote it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from pydantic_core import to_jsonable_python
@@ -28,7 +26,7 @@ from fedcore.evaluation.figures import (
 )
 from fedcore.evaluation.images import pictures_figure
 from fedcore.evaluation.positions import positions_figure
-from fedcore.evaluation.privacy_page import privacy_page
+from fedcore.evaluation.privacy_page import paragraphs, privacy_page
 from fedcore.evaluation.run_summary import (
     declared_metrics,
     evaluation_of,
@@ -39,7 +37,7 @@ from fedcore.evaluation.run_summary import (
     shown_metrics,
 )
 from fedcore.evaluation.templates import markup, rendered
-from fedcore.evaluation.written import Shown, in_markdown, iso_date, show, show_bytes, shown_tables
+from fedcore.evaluation.written import Shown, first_table, in_markdown, iso_date, show, show_bytes, shown_tables
 from fedcore.methods.registry import method_class
 from fedcore.rounds.choices import flat, known_settings
 from fedcore.rounds.results import Figure, Pictures, Positions, Result
@@ -69,18 +67,6 @@ FILES = {
     "state": "state of the server after the last rounds",
     "memory": "memories of the clients; their own data may follow from them, so keep them where the data are",
     "releases": "copies of the published values",
-}
-OF_RUN = {"unit": "unit", "relation": "relation", "epsilon": "ε of this run", "delta": "at δ", "rho": "ρ of this run"}
-OF_POPULATION = {
-    "epsilon": "ε of the population, all runs",
-    "delta": "at δ",
-    "rho_max": "ρ of the population, all runs",
-    "rho_spent": "ρ spent by all runs",
-    "epsilon_spent": "ε spent by all runs",
-}
-OF_COHORTS = {  # instead, where the budget is kept by cohort
-    "ρ spent by all runs": "ρ spent by all runs: the most of any cohort",
-    "ε spent by all runs": "ε spent by all runs: the most of any cohort",
 }
 SECONDS = (*PARTS, WHOLE)
 LOSS, AXIS = "kl", "mean KL(held out ‖ estimate) over clients (nats)"  # unless the scores say other
@@ -154,6 +140,7 @@ def write_report(run: Run, vocabulary: Sequence[str] | None = None, drawn: Mappi
     figures = {name: data_uri(png) for name, png in drawn.items()}
     path, evaluation = run.path / "report.html", evaluation_of(run)
     summary, result = run_summary(run), result_of(run, vocabulary)
+    first = first_table(result.tables)
     page = rendered(
         "report.html",
         {"show": show, "bytes": show_bytes, "words": _words, "date": iso_date},
@@ -163,13 +150,12 @@ def write_report(run: Run, vocabulary: Sequence[str] | None = None, drawn: Mappi
         captions=_captions(run, result),
         settings=_settings(run),
         since=since_the_run_before(run),
-        results=shown_tables(result.tables),
+        first=first,
+        results=shown_tables(result.tables[1:] if first is not None and first.whole else result.tables),
         pictures=[figure.name for figure in result.figures],
         metrics=_table(shown_metrics(run), ["round"], SECONDS),
         promise=_promise(summary),
-        releases=_releases(run),
-        facts=_facts(privacy_of(run)),
-        paragraphs=_paragraphs(privacy_of(run)),
+        not_published=_not_published(_releases(run)),
         evaluation=evaluation,
         scores=_table(
             (evaluation or {}).get("rows", []),
@@ -270,22 +256,13 @@ def _releases(run: Run) -> list[dict]:
     return rows
 
 
-def _facts(privacy: JsonObject) -> list[tuple[str, Any]]:
-    """The numbers of a statement, labelled."""
-    population = privacy.get("population") or {}
-    facts = [(label, privacy.get(name)) for name, label in OF_RUN.items()]
-    facts += [(label, population.get(name)) for name, label in OF_POPULATION.items()]
-    if mine := (privacy.get("cohorts") or {}).get("most_of_them"):
-        facts = [(OF_COHORTS.get(label, label), value) for label, value in facts]
-        facts.append(("ρ spent by all runs: the most of a cohort of this run", mine["rho_spent"]))
-    return [(label, value) for label, value in facts if value is not None]
-
-
-def _paragraphs(privacy: JsonObject) -> list[str]:
-    """The statement's text without its lists, which are shown as tables."""
-    lines = [line for line in str(privacy["text"]).splitlines() if line.strip()]
-    pairs = pairwise([*lines, ""])
-    return [line for line, after in pairs if not line.startswith(" ") and not after.startswith(" ")]
+def _not_published(releases: Sequence[Mapping]) -> list[str]:
+    """Which planned releases are not published, or were drawn again, in sentences; empty if all were at once."""
+    lost = [row["name"] for row in releases if row["paid"] and row["state"].startswith("charged")]
+    again = [f"{row['name']} ({row['attempts']} times)" for row in releases if row.get("attempts", 1) != 1]
+    missing = [row["name"] for row in releases if not row["paid"]]
+    told = {"Charged and lost": lost, "Drawn more than once": again, "Planned and not made": missing}
+    return [f"{what}: {', '.join(names)}." for what, names in told.items() if names]
 
 
 def _files(run: Run) -> list[dict]:
@@ -370,8 +347,8 @@ def _since(run: Run) -> list[str]:
 
 def _three_lines(privacy: JsonObject) -> list[str]:
     """What is promised; what it cost; what is not covered."""
-    paragraphs = _paragraphs(privacy)
-    lines = [" — ".join(paragraphs[:2]), " ".join(paragraphs[2:4])]
+    found = paragraphs(privacy)
+    lines = [" — ".join(found[:2]), " ".join(found[2:4])]
     if privacy.get("not_covered"):
         lines.append("Not covered: " + " ".join(privacy["not_covered"]))
     return [f"- {in_markdown(line)}" for line in lines if line]

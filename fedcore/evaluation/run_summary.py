@@ -187,17 +187,18 @@ def features_of(run: Run, vocabulary: Sequence[str] | None = None) -> Features:
     """The columns that the run read, as it recorded them, or its vocabulary, with the names that its population gives
     them; without names where it is not there any more, because a model is read without its population too."""
     count, columns = int(run.info.get("features") or 0), run.info.get("columns") or []
-    image = _image(run, count)
+    image, people = _image(run, count), run.info.get("nominal_clients")
+    people = people if isinstance(people, int) else None
     if vocabulary is None and len(columns) == count > 0:
         names, units = [str(one["name"]) for one in columns], [str(one.get("unit") or "") for one in columns]
-        return Features(count, names, units, image)
+        return Features(count, names, units, image, people)
     recorded = run.info.get("population") or {}
     if vocabulary is None:
         try:
             vocabulary = Population.open(recorded["path"], version=recorded["version"]).vocabulary()
         except (FedcoreError, KeyError):
-            return Features(count, image=image)
-    return Features(count, vocabulary, image=image)
+            return Features(count, image=image, people=people)
+    return Features(count, vocabulary, image=image, people=people)
 
 
 def _image(run: Run, count: int) -> tuple[int, int] | None:

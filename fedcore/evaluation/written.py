@@ -7,17 +7,16 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedcore.evaluation.figures import printable
 from fedcore.rounds.results import Column, Table
 
 MOST_ROWS, MOST_COLUMNS = 30, 14  # of a table that is shown; nothing is cut from the table itself
-ERRORS = (
-    "± is the standard error that the noise of privacy alone gives a number; that other people might have been asked "
-    "adds to it. ± – where it is not known."
-)
+FIRST_ROWS, FIRST_COLUMNS = 4, 5  # of the table on a first page
+ERRORS = "± is one standard error of the privacy noise; sampling error is not included."
+UNKNOWN = "± – where it is unknown."
 NOTHING = "–"
 STAMP = re.compile(r"(\d{4})(\d\d)(\d\d)[T-](\d\d)(\d\d)(\d\d)?")  # how runs keep when they began, UTC
 
@@ -27,7 +26,7 @@ class Shown:
     """A table as it is shown.
 
     headings: with units; numeric: whether a column holds numbers; cells: rows of texts, or of lists of texts; notes:
-        sentences that belong below, among them how much was left out
+        sentences that belong below, among them how much was left out; whole: whether nothing was
     """
 
     title: str
@@ -35,33 +34,47 @@ class Shown:
     numeric: list[bool]
     cells: list[list[str | list[str]]]
     notes: list[str]
+    whole: bool = True
 
 
-def shown_table(table: Table, rows: int = MOST_ROWS, columns: int = MOST_COLUMNS) -> Shown:
-    """The first rows and columns of a table, in words."""
+def shown_table(
+    table: Table, rows: int = MOST_ROWS, columns: int = MOST_COLUMNS, rest: str = "which the table has as JSON"
+) -> Shown:
+    """The first rows and columns of a table, in words. rest: where the others are."""
     kept, length = table.columns[:columns], len(table)
     written = [[_cell(column, i) for i in range(min(length, rows))] for column in kept]
     notes = [table.note] if table.note else []
     if any(column.errors is not None for column in kept):
-        notes.append(ERRORS)
+        notes += [ERRORS, UNKNOWN] if any(f"± {NOTHING}" in cell for each in written for cell in each) else [ERRORS]
     more = [(length - rows, "row"), (len(table.columns) - columns, "column")]
     if said := " and ".join(f"{number:,} more {what}{'s' * (number > 1)}" for number, what in more if number > 0):
-        notes.append(f"And {said}, which the table has as JSON.")
+        notes.append(f"And {said}, {rest}.")
     return Shown(
         table.title,
         [_heading(column) for column in kept],
         [all(isinstance(value, (int, float, type(None))) for value in column.values) for column in kept],
         [list(row) for row in zip(*written, strict=True)],
         notes,
+        not said,
     )
 
 
+def first_table(tables: Sequence[Table]) -> Shown | None:
+    """The first of the tables, as a first page has it: few rows and columns. Of segments without the numbers that their
+    components have in arrays. None if there are no tables, or reports do not show the first."""
+    if not tables or not tables[0].shown:
+        return None
+    named = {column.name for column in tables[0].columns} >= {"segment", "component"}
+    kept = tuple(column for column in tables[0].columns if not (named and column.name == "component"))
+    return shown_table(replace(tables[0], columns=kept), FIRST_ROWS, FIRST_COLUMNS, "in the full result below")
+
+
 def shown_tables(tables: Sequence[Table], rows: int = MOST_ROWS, columns: int = MOST_COLUMNS) -> list[Shown]:
-    """Those that are shown, one below the other: what ± means is said once, below the first that has it."""
+    """Those that are shown, one below the other. What ± means stands once, below the first that has it."""
     written = [shown_table(table, rows, columns) for table in tables if table.shown]
-    with_errors = [one for one in written if ERRORS in one.notes]
-    for one in with_errors[1:]:
-        one.notes.remove(ERRORS)
+    for note in (ERRORS, UNKNOWN):
+        for one in [one for one in written if note in one.notes][1:]:
+            one.notes.remove(note)
     return written
 
 

@@ -29,16 +29,29 @@ NOT_REACHED = (
     "keeps versions of its objects keeps the old ones.",
     "Backups and snapshots: files were unlinked, not overwritten. The memory of workers that still run.",
 )
+EXPLAINED = (
+    "Deleted: ids, data and declared sizes of {clients} clients, in every version of this population{memories}. "
+    "Models, reports and published values stay. Those of private runs are made of noisy sums over many clients. Their "
+    "privacy guarantee limits what they reveal about each person, also after the deletion, so they need no change. "
+    "Models of runs without privacy have no such limit: delete them, or train again. The ledger keeps the privacy loss "
+    'of earlier runs and a record of this deletion, without ids or data. {trace} Answer to the person: "We have '
+    "deleted your data and will not train on them again. Results that were published under differential privacy stay; "
+    'their privacy statement limits what they reveal about you."'
+)
+TRACE = "A keyed hash of each id stays with the population, so that a client who returns keeps the same budget."
+NO_TRACE = "No hash of the ids stays. A client who returns is a new client with a new budget."
 RUNS_NOT_REACHED = "What runs that are not private remember of their clients: name the folder of the runs by --runs."
 
 
 @dataclass(frozen=True, slots=True)
 class Forgot:
-    """What `forget` did. runs: that lost the memories of their clients; not_reached: where something may be left."""
+    """What `forget` did. runs: that lost the memories of their clients; not_reached: where something may be left;
+    explained: what is deleted, what stays and why, and what to answer the person, in one paragraph."""
 
     erased: Erased
     runs: tuple[str, ...]
     not_reached: tuple[str, ...]
+    explained: str
 
 
 def forget(
@@ -82,7 +95,11 @@ def forget(
     stripped = () if runs is None else tuple(_without_memories(run, stamp) for run in _remembering(population, runs))
     damaged = [] if runs is None else [str(error) for error in read_runs(runs)[1]]
     unreached = (*NOT_REACHED, *([RUNS_NOT_REACHED] if runs is None else damaged))
-    return Forgot(erased, stripped, unreached)
+    memories = f", and what these runs remembered of their clients: {', '.join(stripped)}" if stripped else ""
+    explained = EXPLAINED.format(
+        clients=f"{erased.clients:,}", memories=memories, trace=NO_TRACE if without_trace else TRACE
+    )
+    return Forgot(erased, stripped, unreached, explained)
 
 
 def compact(population: Population, *, ledger_url: str | None = None, progress: Progress | None = None) -> Erased:

@@ -337,6 +337,11 @@ class Method(ABC, Generic[ConfigT, StateT]):
         """What the run has learnt, as tables and figures for people; empty before there is anything."""
         return Result()
 
+    def segments(self, state: StateT) -> Sequence[int]:
+        """Numbers of the components that are segments A, B ..., the largest first, as in `result` and in the labels of
+        `personalise`; empty if the method has none."""
+        return ()
+
     def fitted_model(self, state: StateT) -> Fitted:
         """The model of a trained run as parameters in the units of the data, for other programs.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from string import ascii_uppercase
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -36,12 +37,14 @@ class Metric:
 @dataclass(frozen=True, slots=True)
 class Features:
     """The columns of a population, or its vocabulary. names, units: None if nobody named them; a unit may be "". image:
-    (height, width) where a row is a picture; of three numbers a pixel, red, green and blue, if the columns say so."""
+    (height, width) where a row is a picture; of three numbers a pixel, red, green and blue, if the columns say so.
+    people: declared number of clients that the run read, None if unknown."""
 
     count: int
     names: Sequence[str] | None = None
     units: Sequence[str] | None = None
     image: tuple[int, int] | None = None
+    people: int | None = None
 
     def pictures(self, rows: np.ndarray) -> np.ndarray:
         """(n, height, width) of rows (n, d), or (n, height, width, 3) of colours. Only where a row is a picture."""
@@ -205,3 +208,8 @@ def heaviest(count: int, weights: np.ndarray | None, most: int) -> list[int]:
     """Indices of at most `most` centres, heaviest first; in their own order without weights."""
     order = range(count) if weights is None else np.argsort(-np.asarray(weights, np.float64), kind="stable")
     return [int(k) for k in order][:most]
+
+
+def segment_names(count: int) -> list[str]:
+    """A, B ... Z, AA, AB ...: names of components in the order in which they are shown, the largest first."""
+    return [f"{ascii_uppercase[i // 26 - 1] if i >= 26 else ''}{ascii_uppercase[i % 26]}" for i in range(count)]

@@ -41,6 +41,7 @@ ROWS_PER_CHUNK = 16_384
 CHUNK_BYTES = 2**26  # of rows as wide as a picture
 GROUP_BYTES = 2**24  # of a row group of Parquet, before compression
 LINE_NUMBERS = 2**20  # of lines of CSV that are made at once
+LABELS = ("component", "rows_labels")  # of components; files of lines have a column `segment` with their names
 OF_CELLS = {
     False: "Client ids are as they are stored. A spreadsheet runs one that begins with =, +, - or @ as a formula.",
     True: "A client id that begins with =, +, -, @, a tab or a carriage return has an apostrophe before it.",
@@ -351,6 +352,10 @@ class TableFiles(OutputFiles):
         if file is None:
             file = self.written[self._partial(path)] = self.Lines(self._partial(path), self.about)
         columns = {name: pa.array(values) for name, values in lines.items() if name != "client"}
+        labels = next((values for name, values in outputs.items() if name in LABELS), None)
+        if labels is not None and (segments := self.about.get("segments")):
+            named = {number: name for name, number in segments.items()}
+            columns["segment"] = pa.array([named.get(label) for label in labels.tolist()], pa.string())
         shown = lines["client"].tolist()
         ids = pa.array([safe_cell(one) for one in shown] if self.safe_cells else shown, pa.string())
         file.write(pa.table({"client": ids, **columns, **file.columns(outputs, self.names)}))

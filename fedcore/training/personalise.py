@@ -21,6 +21,7 @@ from fedcore.population.store import Population
 from fedcore.rounds.clients import read_memory, redacted
 from fedcore.rounds.engine import Backend, InProcessBackend
 from fedcore.rounds.method import ROWS, AnyMethod, ClientOutputs, Memory, State
+from fedcore.rounds.results import segment_names
 from fedcore.rounds.statistics import IntegerSum, Statistics
 from fedcore.runs.store import Run
 from fedcore.storage.files import Place
@@ -71,6 +72,8 @@ def personalise(
     method, state = trained(run, settings)
     about: dict[str, Any] = {"sensitive": True, "note": NOTE, "run": run.id, "method": method.name}
     about["settings"] = method.free_settings_in_force(state)
+    if segments := method.segments(state):
+        about["segments"] = dict(zip(segment_names(len(segments)), map(int, segments), strict=True))
     folder, digests = memories_of(run, population, method) if method.outputs_use_memories else (None, None)
     blocks, backend = len(population.blocks), backend or InProcessBackend()
     try:

@@ -264,7 +264,7 @@ def test_by_command_also_of_a_run_behind_a_url(model, tmp_path, memory):
     out = works("export", f"{memory}/r", tmp_path / "m.json", "--json").json
     assert out["dest"] == str(tmp_path / "m.json") and "means" in out["holds"]
     works("export", model.path, f"{memory}/m.csv", "--table", "means")
-    assert files.read_bytes(files.place(f"{memory}/m.csv")).startswith(b"column,component 0")
+    assert files.read_bytes(files.place(f"{memory}/m.csv")).startswith(b"column,A,B")
     assert command("export", model.path, tmp_path / "m.json").code == 2
 
 

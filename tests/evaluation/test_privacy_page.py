@@ -9,7 +9,10 @@ import pytest
 from fedcore.errors import RunError
 from fedcore.evaluation.privacy_page import (
     ALSO_NOT_COVERED,
+    ASKED,
     FIRST_PAGE,
+    FOR_EACH,
+    IN_SHORT,
     at_most,
     gains,
     hundredths,
@@ -58,20 +61,22 @@ def test_the_page_answers_every_question(tmp_path):
     statement = of(public_schema="words of a public dictionary", vouched=("the start is public because: it is",))
     page = text(tmp_path, statement)
     for words in (
-        "Who is protected, and against what",
+        "Guarantee",
         RELATIONS["client", "add_or_remove_one"],
-        "anybody who sees everything that was published, now or later",
-        "clusters_001 to clusters_003 (3), drawn again 3 times",
+        "sees everything that was published, now or later",
+        "finds presence and absence equally likely, guesses right at most",
+        "clusters_001 to clusters_003 (3), redrawn 3 times",
         "One cell per client (docs/privacy/histograms.md)",
         "Read of each client: 6 words or other tokens: the,",
-        "What an attacker gains by it",
+        "What the guarantee means",
         "this run",
         "all runs so far",
         "at most: the budget",
         *NOT_COVERED,
         *ALSO_NOT_COVERED,
-        "The owner of the budget: words of a public dictionary.",
-        "The declared number of clients (1000)",
+        "Columns, vocabulary, bounds and thresholds are public. budget owner words of a public dictionary",
+        "There are about 1,000 clients. data owner",
+        *IN_SHORT,
         "The start is public because: it is.",
         "p-77",
         "number 17",
@@ -113,18 +118,19 @@ def test_every_unit_and_relation_has_words(tmp_path, unit, relation):
     assert RELATIONS[unit, relation] in page and "two neighbours" not in page
     assert ("not a whole client" in page) == (unit == "record")
     assert ("not a client for all time" in page) == (unit == "client_period")
-    before_it_is_verified = page.split("How to verify it")[0]
+    before_it_is_verified = page.split("Verify")[0]
+    assert FOR_EACH[unit] in before_it_is_verified and ASKED[relation] in before_it_is_verified
     assert ("A client active for 12 months: at most epsilon = 9" in before_it_is_verified) == (unit == "client_period")
-    assert ("on top of it" in before_it_is_verified) == (relation == "replace_one")
+    assert ("comes in addition" in before_it_is_verified) == (relation == "replace_one")
 
 
 def test_a_promise_that_is_next_to_none_is_called_weak(tmp_path):
     weak = {"epsilon": 15.0, "mu": 6.0}
-    assert "the promise is weak" in text(tmp_path / "a", of(**weak)) and "weak" not in text(tmp_path / "b", of())
+    assert "the guarantee is weak" in text(tmp_path / "a", of(**weak)) and "weak" not in text(tmp_path / "b", of())
 
 
 def test_nobody_said_why_the_schema_is_public(tmp_path):
-    assert "Nobody said why. If it is not so, the promise is void." in text(tmp_path, of())
+    assert "No reason was given. If it is false, there is no guarantee." in text(tmp_path, of())
 
 
 def test_a_lost_ledger_is_told(tmp_path):
@@ -139,6 +145,7 @@ def test_releases_of_one_kind_stand_together():
         ("clusters_001 to clusters_003", "1 to 3", 3, 3),
         ("counts", "4", 1, 0),
     ]
+    assert rows[0]["rho"] == "0.48" and rows[0]["noise"] == "2.5" and rows[0]["sensitivity"] == "65\u202f536"
     assert rows[1]["thresholded"] and rows[1]["shape"] == "3" and not rows[0]["thresholded"]
     assert next(published(of(releases=RELEASES[:2])))["names"] == "clusters_001 and clusters_002"
 
@@ -154,18 +161,16 @@ def test_the_statement_is_embedded_as_it_is(tmp_path):
 def test_the_page_comes_first_then_the_result_then_the_settings(tmp_path, private):
     run = make(tmp_path, private=private, statement=of() if private else no_privacy("it adds no noise").to_json())
     page = write_report(run, VOCABULARY, {}).read_text()
-    order = ['<section id="privacy">', "<h2>Result</h2>", "<h2>What was run</h2>", "<h2>Privacy in detail</h2>"]
+    order = ["<h2>Result</h2>", '<section id="privacy">', "<h2>Result in full</h2>", "<summary>What was run</summary>"]
     assert [page.index(part) for part in order] == sorted(page.index(part) for part in order)
     assert "<dd>2026-01-02T03:04:00Z</dd>" in page
 
 
 def test_a_run_without_privacy_says_so_in_its_first_line(tmp_path):
     run = make(tmp_path, private=False, statement=no_privacy("it adds no noise").to_json())
-    page = Page(write_report(run, None, {}).read_text()).text.split("Run run-1", 1)[
-        1
-    ]  # after the title of the document
+    page = Page(write_report(run, None, {}).read_text()).text.split("Run run-1", 1)[1]  # after the document's title
     assert page.split()[:8] == "There is no privacy in this run (privacy:".split()
-    assert "Nobody is protected" in page and "an attacker" not in page
+    assert "This run protects no person" in page and "attacker" not in page
     assert json.loads(statement_in((run.path / "report.html").read_text()))["private"] is False
 
 

@@ -13,6 +13,7 @@ import pytest
 from fedcore.errors import RunError
 from fedcore.evaluation import report
 from fedcore.evaluation.figures import seconds_figure
+from fedcore.evaluation.privacy_page import paragraphs
 from fedcore.evaluation.report import markdown_report, run_figures, show, show_bytes, write_report
 from fedcore.evaluation.run_summary import run_summary
 from fedcore.methods.histograms import Histograms, HistogramsState
@@ -214,21 +215,20 @@ def test_a_private_run_states_its_privacy(private):
     assert "privacy: none" not in found.text
     for part in (
         *("(5.25, 1e-10)-differential privacy per client", "the presence or absence of one client"),
-        *("add_or_remove_one", "ε of this run 5.25", "ρ of this run 0.48", "ε of the population, all runs 15"),
-        *("ρ of the population, all runs 2.03", "exact noise", "clusters_004", "One cell per client"),
+        *("add_or_remove_one", "this run 5.25", "rho = mu^2 / 2 = 0.48", "at most: the budget 15"),
+        *("exact noise", "Planned and not made: clusters_004.", "One cell per client"),
         *("docs/privacy/histograms.md", "Not covered"),
         *NOT_COVERED,
     ):
         assert part in found.text, part
-    detail = found.text[found.text.index("Privacy in detail") :]
-    assert detail.count("not made") == 1 and detail.count("drawn 3 times") == 1
-    assert "0.24" in found.text  # three draws of the third release, not one
+    assert found.text.count("One cell per client") == 1  # releases stand in one place
+    assert "Drawn more than once: clusters_002 (2 times), clusters_003 (3 times)." in found.text
     assert run_summary(private)["privacy"]["private"] is True and run_summary(private)["private"] is True
 
 
 def test_paragraphs_of_a_statement_are_those_without_a_list():
     text = "Private.\n\nReleases:\n  - one\n  - two\nUnit: client.\nNot covered:\n  - counts\n"
-    assert report._paragraphs({"text": text}) == ["Private.", "Unit: client."]
+    assert paragraphs({"text": text}) == ["Private.", "Unit: client."]
 
 
 def test_what_was_charged_and_lost_counts_as_spent(tmp_path, monkeypatch):
@@ -246,7 +246,8 @@ def test_what_was_charged_and_lost_counts_as_spent(tmp_path, monkeypatch):
         "charged and lost; drawn 3 times",
         "not made",
     ]
-    assert "charged and lost; drawn 3 times" in page(run).text
+    shown = " ".join(page(run).text.split())
+    assert "Charged and lost: clusters_003. Drawn more than once: clusters_002 (2 times)" in shown
 
 
 def test_a_run_that_claims_nothing_shows_no_budget(tmp_path):
@@ -280,7 +281,7 @@ def test_no_privacy_is_said_first_and_with_the_reason(tmp_path, info, statement,
 def test_a_private_run_without_a_statement_claims_nothing(tmp_path):
     run = make(tmp_path, private=True, status="running")
     text = page(run).text
-    assert text.count(" 0 published ") == 3 and text.count("not made") == 1  # what copies say without a ledger
+    assert "Planned and not made: clusters_004." in text  # what copies say without a ledger
     assert "not stated yet" in text and "privacy: none" not in text
     assert run_summary(run)["private"] is False and "not stated yet" in markdown_report(run, {})
 

@@ -35,30 +35,34 @@ def scaled_rows():
 @pytest.mark.parametrize("covariance", ["full", "tied", "diag", "spherical", "known"])
 def test_gaussians(covariance):
     config = Varied(algorithm="em", covariance=covariance, rounds=3)
-    tables, theta, _ = tables_of(config, scaled_rows())
-    assert tables["components"]["component"] == [0, 1, 2]
-    assert tables["components"]["share"] == theta["weights"].tolist()
+    tables, theta, result = tables_of(config, scaled_rows())
+    order = np.argsort(-theta["weights"], kind="stable").tolist()
+    for name in ("segments", "components"):
+        assert tables[name]["segment"] == ["A", "B", "C"] and tables[name]["component"] == order
+        assert tables[name]["share"] == theta["weights"][order].tolist()
     assert tables["means"]["column"] == list(NAMES)
-    assert tables["means"]["component 1"] == theta["means"][1].tolist()
+    assert tables["means"]["B"] == theta["means"][order[1]].tolist()
+    assert result.figures[0].labels == ("A", "B", "C")
+    assert all("others" in sentence for sentence in tables["segments"]["how it differs"])
     assert (covariance in ("full", "tied")) == ("correlations" in tables)
     if covariance == "known":
-        assert set(tables) == {"components", "means"}
+        assert set(tables) == {"segments", "components", "means"}
     elif covariance == "spherical":
-        assert tables["components"]["standard deviation"] == np.sqrt(theta["covariances"]).tolist()
+        assert tables["components"]["standard deviation"] == np.sqrt(theta["covariances"][order]).tolist()
     else:
         deviations, covariances = tables["standard_deviations"], theta["covariances"]
-        found = np.array(deviations["all components" if covariance == "tied" else "component 2"])
-        own = covariances if covariance == "tied" else covariances[2]
+        found = np.array(deviations["all components" if covariance == "tied" else "C"])
+        own = covariances if covariance == "tied" else covariances[order[2]]
         np.testing.assert_allclose(found, np.sqrt(own if covariance == "diag" else np.diagonal(own)))
 
 
 def test_correlations_are_the_strongest_first():
     tables, theta, _ = tables_of(Varied(algorithm="em", rounds=3), scaled_rows())
     rows = list(zip(*tables["correlations"].values(), strict=True))
-    assert list(tables["correlations"]) == ["column", "other column", "component 0", "component 1", "component 2"]
+    assert list(tables["correlations"]) == ["column", "other column", "A", "B", "C"]
     assert len(rows) == 6
     for one, other, *correlations in rows:
-        i, j, own = NAMES.index(one), NAMES.index(other), theta["covariances"]
+        i, j, own = NAMES.index(one), NAMES.index(other), theta["covariances"][np.argsort(-theta["weights"])]
         assert correlations == pytest.approx(own[:, i, j] / np.sqrt(own[:, i, i] * own[:, j, j])) and i < j
     assert np.all(np.diff([max(map(abs, row[2:])) for row in rows]) <= 0)
 
@@ -71,7 +75,7 @@ def test_regressions():
     tables, theta, result = tables_of(config, block_of(np.array_split(y, 10)), names=("age", "height"))
     assert result.tables[1].title == "Coefficients of the regression of height"
     assert tables["coefficients"]["input"] == ["age", "intercept"]
-    np.testing.assert_allclose(tables["coefficients"]["component 0"], [-2.0, 3.0], atol=1.0)
+    np.testing.assert_allclose(tables["coefficients"]["A"], [-2.0, 3.0], atol=1.0)
     assert tables["components"]["residual standard deviation"] == pytest.approx([1.0], abs=0.2)
 
 
@@ -82,7 +86,7 @@ def test_counts(model, name):
     tables, theta, result = tables_of(Varied(**settings), block_of(np.array_split(counts, 8)))
     profiles = tables["components"]["columns that distinguish it"]
     assert sorted(profile[0] for profile in profiles) == ["a", "d"]
-    assert tables[name]["component 0"] == theta[name][0].tolist()
+    assert tables[name]["A"] == theta[name][int(np.argmax(theta["weights"]))].tolist()
     assert result.figures[0].centres.shape == (2, 4)
     block, config = counts_block(0, 0, sp.csr_matrix(counts)), Varied(kind="counts", **settings)
     tables, _, _ = tables_of(config, block, names=None)
@@ -112,5 +116,6 @@ def test_private_runs_show_what_was_published():
     y, start = three_components(300)
     block = block_of(np.array_split(y, 30))
     config = Varied(algorithm="private", rounds=2)
-    tables, theta, _ = tables_of(config, block, facts(block, start=start, rho=50.0, nominal=30))
-    assert tables["means"]["component 0"] == theta["means"][0].tolist()
+    tables, theta, result = tables_of(config, block, facts(block, start=start, rho=50.0, nominal=30))
+    assert tables["means"]["A"] == theta["means"][int(np.argmax(theta["weights"]))].tolist()
+    assert not {table.name: table for table in result.tables}["correlations"].shown  # their noise is unknown

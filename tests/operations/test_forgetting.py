@@ -39,6 +39,10 @@ def test_clients_leave_population_ledger_and_runs(place):
     assert (told["version"], told["forgotten"], told["unknown"], told["runs"]) == (2, 2, 1, ["plain"])
     assert told["bytes_freed"] == size - files.size(place / "p") and told["holes"] == 0.04 and told["hint"] is None
     assert any("personalise" in line for line in told["not_reached"])
+    said = told["explained"]
+    for part in ("of 2 clients", "these runs remembered of their clients: plain", "also after the deletion"):
+        assert part in said
+    assert "The ledger keeps" in said and "keyed hash of each id" in said and "Answer to the person" in said
     after = Population.open("p")
     assert after.versions() == [2] and ids_below(place / "p") == {"", *before} - {"c3", "c4"}
     assert {one: held for one, held in counts_of(after).items() if one} == {

@@ -243,7 +243,7 @@ TABLES = (
 
 def answers(table: Table) -> list[str]:
     """What a person types at the prompts of `population sketch --interactive`."""
-    typed = ["", str(table.people)]
+    typed = ["", str(len({row[table.client].strip() for row in table.usable()}))]
     first = {"values": True, "bounds": True}
     for column in table.columns:
         if column.kind == "category":

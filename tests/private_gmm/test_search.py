@@ -378,17 +378,23 @@ def test_the_tables_of_a_result_are_of_the_mixture(covariance):
     x, _ = simulation.sample(truth, 6000, 4)
     found = learned(truth, x, epsilon=4.0, covariance=covariance)
     method = PrivateGMM(config_of(truth, covariance=covariance))
-    result = method.result(found.state, Features(4, ["a", "b"]))
-    components, means, deviations, *correlations, valleys = result.tables
-    assert [table.name for table in correlations] == ["correlations"] * (covariance == "full")
+    result = method.result(found.state, Features(4, ["a", "b"], people=6000))
+    segments, components, means, deviations, *correlations, valleys = result.tables
+    for table in correlations:  # of the sample alone
+        shown = [(r, e) for each in table.columns[2:] for r, e in zip(each.values, each.errors, strict=True)]
+        assert all(1.96 * e < abs(r) < 0.1 for r, e in shown if np.isfinite(r))
+    assert segments.name == "segments" and segments.columns[0].values == ["A", "B"]
+    sizes = dict(zip((column.name for column in segments.columns), segments.columns, strict=True))
+    if found.state.unit == "client":
+        assert sizes["clients"].values == pytest.approx([3900, 2100], abs=120)
     assert [table.name for table in (components, means, deviations)] == ["components", "means", "standard_deviations"]
     assert valleys.name == "valleys"
-    assert valleys.columns[0].values == ["0 and 1"] and valleys.columns[3].values[0] < 0.001
-    shares = components.columns[1].values
+    assert valleys.columns[0].values == ["A and B"] and valleys.columns[3].values[0] < 0.001
+    shares = components.columns[2].values
     heaviest = int(found.mixture.weights.argmax())
     assert shares == sorted(found.mixture.weights.tolist(), reverse=True)
-    assert components.columns[0].values[0] == heaviest and components.columns[2].values[0] == covariance
-    assert means.columns[1].name == f"component {heaviest}"
+    assert components.columns[1].values[0] == heaviest and components.columns[3].values[0] == covariance
+    assert means.columns[1].name == "A"
     assert means.columns[0].values == deviations.columns[0].values == ["a", "b", "column 2", "column 3"]
     assert means.columns[1].values == found.mixture.means[heaviest].tolist()
     own = np.sqrt(np.diagonal(found.mixture.matrices()[heaviest]))

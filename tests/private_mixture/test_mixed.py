@@ -63,7 +63,7 @@ def test_tables_name_categories_and_values(fitted):
     tables = {table.name: table for table in method.result(state, Features(7, names, ["m", "kg", *[""] * 5])).tables}
     columns = {column.name: column.values for column in tables["categories"].columns}
     assert columns["category"] == ["city"] * 3 + ["a"] * 2 and columns["value"][:3] == ["Bern", "Basel", "<other>"]
-    for name in ("all", "component 0", "component 1"):
+    for name in ("all", "A", "B"):
         assert sum(columns[name][:3]) == pytest.approx(1) and sum(columns[name][3:]) == pytest.approx(1)
     assert [column.values for column in tables["means"].columns[:2]] == [["height", "weight"], ["m", "kg"]]
     assert all(column.errors is None for column in tables["categories"].columns)

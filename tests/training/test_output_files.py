@@ -13,6 +13,7 @@ import zarr
 from fedcore.papers.histograms import PaperHistograms
 
 from fedcore.errors import ConfigError
+from fedcore.evaluation.run_summary import result_of
 from fedcore.population.store import Population
 from fedcore.training import output_files as writers
 from fedcore.training.personalise import NOTE, personalise
@@ -102,7 +103,11 @@ def test_rows_have_a_file_of_their_own(tmp_path, suffix, of_rows):
     if suffix == "csv":
         found = [[line["rows_responsibilities_0"], line["rows_responsibilities_1"]] for line in lines]
         people = read_csv(tmp_path / "out.csv")
-        assert people[1]["log_likelihood"] == "nan" and people[1]["component"] == "-1"
+        assert people[1]["log_likelihood"] == "nan" and people[1]["component"] == "-1" and people[1]["segment"] == ""
+        named = json.loads((tmp_path / "out.csv.about.json").read_text())["segments"]
+        assert list(named) == ["A", "B"] and sorted(named.values()) == [0, 1]
+        assert list(named.values()) == result_of(run).tables[0].columns[1].values
+        assert all(named[one["segment"]] == int(one["component"]) for one in people if one["segment"])
     else:
         found = [line["rows_responsibilities"] for line in lines]
         assert np.isnan(parquet.read_table(tmp_path / "out.parquet")["log_likelihood"][1].as_py())

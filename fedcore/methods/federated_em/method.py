@@ -24,7 +24,7 @@ from fedcore.methods.federated_em.messages import (
 )
 from fedcore.methods.federated_em.moved import MOVED
 from fedcore.methods.federated_em.personal import personalise
-from fedcore.methods.federated_em.result import result_of
+from fedcore.methods.federated_em.result import order_of, result_of
 from fedcore.methods.federated_em.round_metrics import METRICS
 from fedcore.methods.federated_em.row_weights import rows_that_count
 from fedcore.methods.federated_em.state import FederatedEMState
@@ -208,9 +208,13 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
         if self.config.weight_column is not None:
             own = [self.config.population_column(column) for column in range(self.config.columns(features.count))]
             names, units = zip(*((features.name(column), features.unit(column)) for column in own), strict=True)
-            features = Features(len(own), names, units)
+            features = Features(len(own), names, units, people=features.people)
         learnt = result_of(self.config, self.parameters(state), features)
         return replace(learnt, tables=learnt.tables + narrow.narrow_table(self._decided(state), state, features))
+
+    def segments(self, state: FederatedEMState) -> Sequence[int]:
+        """Components of mixtures, the largest first."""
+        return order_of(self.parameters(state)) if self.config.mixture and state.round else ()
 
     def fitted_model(self, state: FederatedEMState) -> FittedMixture:
         """Raises ConfigError unless it is a mixture of Gaussians with covariances of its own, RunError before the first

@@ -1,7 +1,8 @@
 """What a mixture shows to people: the same tables and figure, whichever method found it, in the units of the data.
 
-components            a line for each component: number (that of the clients' outputs), share, what the method adds
-means                 a line for each column of the data, with a column for each component
+segments              a line for each component: its name and number, share, size and what sets it apart
+components            a line for each component: name, number (as in the clients' outputs), share, what the method adds
+means                 a line for each column of the data, with a column for each component, named A, B, C ...
 standard_deviations   likewise
 correlations          a line for each pair of columns, the strongest in any component first
 """
@@ -9,12 +10,16 @@ correlations          a line for each pair of columns, the strongest in any comp
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import numpy as np
 
-from fedcore.rounds.results import Column, Features, Positions, Table, of_coefficient
+from fedcore.rounds.results import Column, Features, Positions, Table, of_coefficient, segment_names
 
 MIDDLE = "Dots are means{bars}; the pale bands show one standard deviation of a component's rows on either side."
+Z95 = 1.959964  # 97.5 % quantile of the normal distribution
+FALSE = 0.05  # chance that the noise alone makes any correlation of a table look different from zero
+BEYOND_NOISE = "Only correlations that the privacy noise does not explain, at the 5 % level for all pairs together."
 BARS = ", bars their 95 % intervals by the noise of privacy alone"
 
 
@@ -24,6 +29,11 @@ def of_inputs(features: Features, intercept: bool) -> tuple[Column, ...]:
     names = [features.name(j) for j in range(inputs)] + ["intercept"] * intercept
     units = [of_coefficient(response, features.unit(j)) for j in range(inputs)] + [response] * intercept
     return (Column("input", names), Column("unit", units)) if any(units) else (Column("input", names),)
+
+
+def _headings(count: int, order: Sequence[int] | None) -> list[str]:
+    """Names of segments where there is an order, else the numbers of the components."""
+    return [f"component {k}" for k in range(count)] if order is None else segment_names(len(order))
 
 
 def component_columns(names: Sequence[str], values: np.ndarray) -> list[Column]:
@@ -38,11 +48,13 @@ def components_table(
     errors: np.ndarray | None = None,
     note: str = "",
 ) -> Table:
-    """weights: (G,) shares; errors: (G,) of them, NaN where they are not known, or None. more: columns in the order."""
+    """weights: (G,) shares; errors: (G,) of them, NaN where they are not known, or None. more: columns in the order.
+    order: components from the largest on, which are the segments A, B ...; None: as they are, without names."""
     chosen = list(range(len(weights)) if order is None else order)
     own = None if errors is None else known(errors[chosen])
     share = Column("share", weights[chosen].tolist(), "%", own)
-    return Table("components", "Components", (Column("component", chosen), share, *more), note)
+    names = () if order is None else (Column("segment", segment_names(len(chosen))),)
+    return Table("components", "Components", (*names, Column("component", chosen), share, *more), note)
 
 
 def by_component(
@@ -55,33 +67,49 @@ def by_component(
     errors: np.ndarray | None = None,
     note: str = "",
 ) -> Table:
-    """A column for each component. first: the columns before them. values, errors: (G, rows of the table)."""
+    """A column for each component. first: the columns before them. values, errors: (G, rows of the table). order:
+    components from the largest on, which are the segments A, B ...; None: as they are."""
+    chosen = list(range(len(values)) if order is None else order)
     columns = [
-        Column(f"component {k}", values[k].tolist(), "", None if errors is None else known(errors[k]))
-        for k in (range(len(values)) if order is None else order)
+        Column(name, values[k].tolist(), "", None if errors is None else known(errors[k]))
+        for name, k in zip(_headings(len(values), order), chosen, strict=True)
     ]
     return Table(name, title, (*first, *columns), note)
 
 
-def correlations_table(features: Features, covariances: np.ndarray, order: Sequence[int] | None = None) -> Table | None:
-    """Of covariances (G, d, d), or of the one that all components share, (1, d, d); None for a single column."""
+def correlations_table(
+    features: Features, covariances: np.ndarray, order: Sequence[int] | None = None, errors: np.ndarray | None = None
+) -> Table | None:
+    """Of covariances (G, d, d), or of the one that all components share, (1, d, d); None for a single column.
+
+    errors: (G, d, d) standard errors of the correlations by noise, NaN where unknown; None: there is no noise. With
+    errors only correlations are kept that differ from zero by more than the noise explains, at FALSE for all of them
+    together (Bonferroni), and None if there are none.
+    """
     d = covariances.shape[1]
     if d < 2:
         return None
     first, second = np.triu_indices(d, 1)
     deviations = np.sqrt(np.diagonal(covariances, axis1=1, axis2=2))
     found = covariances[:, first, second] / (deviations[:, first] * deviations[:, second])
-    strongest = np.argsort(-np.abs(found).max(axis=0), kind="stable")
+    noise = None if errors is None else errors[:, first, second]
+    if noise is not None:
+        limit = NormalDist().inv_cdf(1 - FALSE / (2 * noise.size))
+        found = np.where(np.abs(found) > limit * np.nan_to_num(noise, nan=np.inf), found, np.nan)
+    sizes = np.nan_to_num(np.abs(found)).max(axis=0)
+    strongest = np.argsort(-sizes, kind="stable")
+    if noise is not None and not len(strongest := strongest[sizes[strongest] > 0]):
+        return None
     pairs = (
         Column("column", [features.name(int(i)) for i in first[strongest]]),
         Column("other column", [features.name(int(i)) for i in second[strongest]]),
     )
-    found = found[:, strongest]
-    if len(found) == 1:
-        return Table(
-            "correlations", "Correlations within components", (*pairs, Column("correlation", found[0].tolist()))
-        )
-    return by_component("correlations", "Correlations within components", pairs, found, order=order)
+    title, found = "Correlations within components", found[:, strongest]
+    if len(found) == 1 and order is None:
+        return Table("correlations", title, (*pairs, Column("correlation", found[0].tolist())))
+    noise = None if noise is None else np.where(np.isfinite(found), noise[:, strongest], np.nan)
+    note = "" if noise is None else BEYOND_NOISE
+    return by_component("correlations", title, pairs, found, order=order, errors=noise, note=note)
 
 
 def positions(
@@ -102,7 +130,7 @@ def positions(
         "Where the components lie",
         MIDDLE.format(bars="" if errors is None else BARS),
         tuple(headings),
-        tuple(f"component {k}" for k in chosen),
+        tuple(_headings(len(means), order)),
         means[chosen],
         None if spread is None else spread[chosen],
         None if errors is None else errors[chosen],

@@ -31,7 +31,7 @@ from fedcore.rounds.method import (
     RoundInfo,
     Worth,
 )
-from fedcore.rounds.results import Features, Metric, Result
+from fedcore.rounds.results import Features, Metric, Result, heaviest
 from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
 
@@ -143,6 +143,10 @@ class PrivateGMM(PrivateMethod[PrivateGMMConfig, PrivateGMMState]):
     def result(self, state: PrivateGMMState, features: Features) -> Result:
         """Shares, means and standard deviations of the components."""
         return result_of(self.config.covariance, state, features)
+
+    def segments(self, state: PrivateGMMState) -> Sequence[int]:
+        """Components, the largest first."""
+        return heaviest(len(state.weights), state.weights, len(state.weights)) if state.found else ()
 
     def fitted_model(self, state: PrivateGMMState) -> FittedMixture:
         """Raises RunError if the run has found no components."""

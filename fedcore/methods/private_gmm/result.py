@@ -14,6 +14,7 @@ from fedcore.errors import RunError
 from fedcore.methods.mixture_models import GaussianMixture
 from fedcore.methods.mixture_models.released import column_variances
 from fedcore.methods.mixture_models.row_labels import labelled
+from fedcore.methods.mixture_models.segments import of_numbers, segments_table
 from fedcore.methods.mixture_models.tables import (
     by_component,
     components_table,
@@ -27,7 +28,7 @@ from fedcore.methods.private_gmm.config import Covariance
 from fedcore.methods.private_gmm.state import PrivateGMMState
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds.method import ClientOutputs
-from fedcore.rounds.results import Column, Features, Result, Table, heaviest, of_columns
+from fedcore.rounds.results import Column, Features, Result, Table, heaviest, of_columns, segment_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +125,8 @@ def mixture_of(form: Covariance, state: PrivateGMMState) -> PrivateMixture:
 
 
 def result_of(form: Covariance, state: PrivateGMMState, features: Features) -> Result:
-    """Shares, means, standard deviations and correlations (of full covariances) of the components, the heaviest first;
-    empty unless the run has found some.
+    """Segments, shares, means, standard deviations and correlations (of full covariances) of the components, the
+    largest first; empty unless the run has found some.
 
     Component 0 is row 0 of the state's arrays, and label 0 of the clients' outputs. Means and standard deviations are
     in the units of the data. Shares, means and standard deviations have standard errors (`errors_of`).
@@ -137,7 +138,10 @@ def result_of(form: Covariance, state: PrivateGMMState, features: Features) -> R
     of_weights, of_means, of_deviations = errors_of(form, state)
     simplified = Column("covariance", ["too noisy, simplified" if state.unreliable[k] else form for k in order])
     first = of_columns(features, state.features)
+    people = features.people if state.unit == "client" else None
+    columns = [of_numbers(features, state.means, deviations, of_means)]
     tables = [
+        segments_table(state.weights, order, columns, errors=of_weights, people=people, unit=state.unit),
         components_table(state.weights, simplified, order=order, errors=of_weights),
         by_component("means", "Means", first, state.means, order=order, errors=of_means),
         by_component(
@@ -145,13 +149,15 @@ def result_of(form: Covariance, state: PrivateGMMState, features: Features) -> R
         ),
     ]
     if form == "full":
-        tables += filter(None, [correlations_table(features, state.covariances, order)])
+        noise = _of_correlations(state)
+        tables += filter(None, [correlations_table(features, state.covariances, order, noise)])
     if len(state.valley_p):
+        names = dict(zip(order, segment_names(len(order)), strict=True))
         valleys = Table(
             "valleys",
             "Valleys between neighbouring components",
             (
-                Column("components", [f"{i} and {j}" for i, j in state.pairs]),
+                Column("segments", [" and ".join(sorted(names[int(i)] for i in pair)) for pair in state.pairs]),
                 Column("units", state.valley_mass.tolist()),
                 Column("valley / lower peak", state.valley_depth.tolist()),
                 Column("p", state.valley_p.tolist()),
@@ -208,6 +214,28 @@ def _of_variances(form: Covariance, state: PrivateGMMState, k: int, noise: float
         elif not state.unreliable[k] and not np.allclose(matrix, state.covariances[k], rtol=1e-9, atol=0):
             return np.full(d, np.nan)
     errors: np.ndarray = np.where(np.isclose(released, shown, rtol=1e-9, atol=0), error, np.nan)
+    return errors
+
+
+def _of_correlations(state: PrivateGMMState) -> np.ndarray:
+    """(m, d, d) standard errors of the correlations of full covariances, by the noise of second moments.
+
+    With r = M_ij / sqrt(M_ii M_jj), noise s in M_ij and sqrt(2) s on the diagonal, to first order
+
+        s_r^2 = s^2 / (M_ii M_jj) + r^2 s^2 / 2 (1 / M_ii^2 + 1 / M_jj^2)
+
+    NaN where it is unknown, and for simplified covariances.
+    """
+    m, d = state.means.shape
+    known = state.pool.found
+    if len(known) != m:
+        return np.full((m, d, d), np.nan)
+    noise = np.where(state.unreliable, np.nan, known.noise[:, series.MOMENTS])[:, None, None]
+    variances = np.diagonal(state.covariances, axis1=1, axis2=2)
+    products = variances[:, :, None] * variances[:, None, :]
+    inverse = 1.0 / variances**2
+    r = state.covariances / np.sqrt(products)
+    errors: np.ndarray = noise * np.sqrt(1.0 / products + r**2 / 2 * (inverse[:, :, None] + inverse[:, None, :]))
     return errors
 
 

@@ -32,7 +32,7 @@ from fedcore.population.columns import ColumnEntry
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.fitted import FittedMixture
 from fedcore.rounds.method import ClientOutputs, Memory, Message, PrivateMethod, PublicFacts, RoundInfo, Worth
-from fedcore.rounds.results import Features, Metric, Result
+from fedcore.rounds.results import Features, Metric, Result, heaviest
 from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
 
@@ -134,6 +134,10 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
     def result(self, state: PrivateMixtureState, features: Features) -> Result:
         """Weights, groups, means, standard deviations and correlations of the components, and the tested valleys."""
         return result_of(self.config, state, features)
+
+    def segments(self, state: PrivateMixtureState) -> Sequence[int]:
+        """Components, the largest first."""
+        return heaviest(len(state.means), state.weights[: len(state.means)], len(state.means))
 
     def fitted_model(self, state: PrivateMixtureState) -> FittedMixture:
         """The background is the last component. Raises RunError before the run has finished, ConfigError for one with

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from fedcore.errors import RunError
+from fedcore.methods.mixture_models.segments import Columns, of_numbers, segments_table
 from fedcore.methods.mixture_models.tables import by_component, correlations_table, known, positions
 from fedcore.methods.mixture_models.whole_rows import ONE, STEP, WholeMap
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
@@ -19,7 +20,7 @@ from fedcore.methods.private_mixture.plan import PLACE_CELLS, PLACE_ENDS
 from fedcore.methods.private_mixture.renoised import LEAST_FOUND, renoised
 from fedcore.methods.private_mixture.server import context_of
 from fedcore.methods.private_mixture.state import NORMAL, RUNNING, MixedState, PrivateMixtureState
-from fedcore.rounds.results import Column, Features, Positions, Result, Table, heaviest, of_columns
+from fedcore.rounds.results import Column, Features, Positions, Result, Table, heaviest, of_columns, segment_names
 
 SHOWN = 2.0  # standard errors: a smaller share of rows left out is not mentioned in the outcome
 NAMED = 8  # columns, in a sentence
@@ -127,8 +128,8 @@ def _found(state: PrivateMixtureState) -> str:
 
 
 def result_of(config: PrivateMixtureConfig, state: PrivateMixtureState, features: Features) -> Result:
-    """Weights, groups, means, standard deviations and correlations of the components, the heaviest first, the tested
-    edges, and the share of rows left out; empty before the run has finished.
+    """Segments, weights, groups, means, standard deviations and correlations of the components, the largest first, the
+    tested edges, and the share of rows left out; empty before the run has finished.
 
     Component 0 is row 0 of the state's arrays, and label 0 of the clients' outputs; groups likewise. Shares, means and
     standard deviations have standard errors where `errors_of` gives some.
@@ -146,11 +147,22 @@ def result_of(config: PrivateMixtureConfig, state: PrivateMixtureState, features
     of_weights, of_means, of_deviations = (
         (None, None, None) if found is None else (found[0], found[1][:, shown], found[2][:, shown])
     )
+    columns = [of_numbers(features, means, deviations, of_means)] if len(shown) else []
+    segments = segments_table(
+        model.weights,
+        order,
+        columns + _categories(stored, model),
+        errors=of_weights,
+        people=state.declared,
+        unit=state.unit,
+        groups=model.group,
+    )
     background = [*order, k]
     components = Table(
         "components",
         "Components",
         (
+            Column("segment", [*segment_names(k), None]),
             Column("component", [*order, "background"]),
             Column(
                 "share",
@@ -162,7 +174,7 @@ def result_of(config: PrivateMixtureConfig, state: PrivateMixtureState, features
         ),
         "" if found else NO_ERRORS,
     )
-    tables, figures = [components], list[Positions]()
+    tables, figures = [segments, components], list[Positions]()
     if len(shown):
         first = of_columns(features, len(shown))
         tables += [
@@ -170,7 +182,7 @@ def result_of(config: PrivateMixtureConfig, state: PrivateMixtureState, features
             by_component(
                 "standard_deviations", "Standard deviations", first, deviations, order=order, errors=of_deviations
             ),
-            *filter(None, [correlations_table(features, covariances, order)]),
+            *_correlations(features, covariances, order, _of_correlations(config, state, model, shown)),
         ]
         figures.append(positions(features, means, deviations, of_means, order))
     if (forms := _forms(numbers, model.layout, state)) is not None:
@@ -178,7 +190,7 @@ def result_of(config: PrivateMixtureConfig, state: PrivateMixtureState, features
     if isinstance(state, MixedState):
         tables.append(_answers(stored, model, order))
     if len(state.p):
-        tables.append(_valleys(config, state))
+        tables.append(_valleys(config, state, dict(zip(order, segment_names(k), strict=True))))
     tables.append(_left_out(config, state))
     return Result(tuple(tables), tuple(figures))
 
@@ -189,7 +201,7 @@ def _chosen(features: Features, columns: np.ndarray) -> Features:
     if len(chosen) == features.count:
         return features
     units = None if features.units is None else [features.unit(i) for i in chosen]
-    return Features(len(chosen), [features.name(i) for i in chosen], units)
+    return Features(len(chosen), [features.name(i) for i in chosen], units, people=features.people)
 
 
 def _forms(features: Features, layout: Layout, state: PrivateMixtureState) -> Table | None:
@@ -228,8 +240,50 @@ def _answers(features: Features, model: PrivateMixtureModel, order: Sequence[int
         Column("value", [value for _, values in names for value in values]),
         Column("all", everybody.tolist(), "%"),
     )
-    columns = [Column(f"component {j}", components[j].tolist(), "%") for j in order]
+    columns = [
+        Column(name, components[j].tolist(), "%") for name, j in zip(segment_names(len(order)), order, strict=True)
+    ]
     return Table("categories", "Categories", (*first, *columns), "Of those who have answered. " + NO_ERRORS_OF_ANSWERS)
+
+
+def _categories(features: Features, model: PrivateMixtureModel) -> list[Columns]:
+    """Shares of the values of categories by segment, for the sentences about segments."""
+    if model.probabilities is None:
+        return []
+    told = [
+        f"{category} = {value}"
+        for own in model.layout.categories
+        for category, values in [_values(features, own)]
+        for value in values
+    ]
+    return [Columns(told, ["%"] * len(told), model.probabilities[:-1])]
+
+
+def _correlations(
+    features: Features, covariances: np.ndarray, order: Sequence[int], errors: np.ndarray | None
+) -> list[Table]:
+    """Those that stand out of the noise; all of them, for exports only, where it is unknown."""
+    found = correlations_table(features, covariances, order, errors)
+    if found is None:
+        return []
+    return [found if errors is not None else replace(found, shown=False, note=NO_ERRORS)]
+
+
+def _of_correlations(
+    config: PrivateMixtureConfig, state: PrivateMixtureState, model: PrivateMixtureModel, shown: np.ndarray
+) -> np.ndarray | None:
+    """(k, d, d) standard errors of the correlations of the shown columns, or None, as `errors_of` gives them."""
+    others = renoised(config, state, model.of_coordinates)
+    if others is None:
+        return None
+    found = np.stack(
+        [
+            replace(model, weights=weights, means=means, covariances=covariances).covariances_of_data()
+            for weights, means, covariances in zip(others.weights, others.means, others.covariances, strict=True)
+        ]
+    )[:, :, shown][:, :, :, shown]
+    deviations = np.sqrt(np.diagonal(found, axis1=2, axis2=3))
+    return _spread(found / (deviations[:, :, :, None] * deviations[:, :, None, :]))
 
 
 def _values(features: Features, own: Sequence[int]) -> tuple[str, list[str]]:
@@ -272,14 +326,14 @@ def _spread(shown: np.ndarray) -> np.ndarray:
     return errors
 
 
-def _valleys(config: PrivateMixtureConfig, state: PrivateMixtureState) -> Table:
+def _valleys(config: PrivateMixtureConfig, state: PrivateMixtureState, names: Mapping[int, str]) -> Table:
     """The tested edges. The units beside an edge are a sum over noised cells."""
     noise = _noise(config, state, "valleys") * math.sqrt(PLACE_CELLS + PLACE_ENDS)
     return Table(
         "valleys",
         "Valleys between neighbouring components",
         (
-            Column("components", [f"{_members(state, i)} and {_members(state, j)}" for i, j in state.edges]),
+            Column("segments", [" and ".join(sorted(_members(names, state, i) for i in pair)) for pair in state.edges]),
             Column("units", state.mass.tolist(), "", [noise] * len(state.mass)),
             Column("valley / lower peak", state.depth.tolist()),
             Column("p", state.p.tolist()),
@@ -306,6 +360,6 @@ def _left_out(config: PrivateMixtureConfig, state: PrivateMixtureState) -> Table
     )
 
 
-def _members(state: PrivateMixtureState, node: int) -> str:
-    """The components of a node of the tree."""
-    return " + ".join(str(j) for j in np.flatnonzero(state.node == node))
+def _members(names: Mapping[int, str], state: PrivateMixtureState, node: int) -> str:
+    """The components of a node of the tree, as segments."""
+    return " + ".join(sorted(names[int(j)] for j in np.flatnonzero(state.node == node)))

@@ -1516,7 +1516,7 @@ shown: the rough mean is reliable if it is not
 shown: dead centres move
 -         return 0.0
 +         return 1.0
-= fedcore/evaluation/report.py
+= fedcore/evaluation/privacy_page.py
 @ tests/evaluation/test_report.py::test_paragraphs_of_a_statement_are_those_without_a_list
 report: items of lists are paragraphs
 - if not line.startswith(" ") and not after.startswith(" ")
