@@ -10,6 +10,7 @@ import numpy as np
 from fedcore.methods.federated_em.config import Counts, FederatedEMConfig, Tables
 from fedcore.methods.mixture_models.contract import Theta
 from fedcore.methods.mixture_models.nuclear_norm import Family, mean
+from fedcore.methods.mixture_models.student import degrees_in
 from fedcore.methods.mixture_models.tables import by_component, components_table, correlations_table, positions
 from fedcore.rounds.results import Column, Features, Profiles, Result, Table, distinguishing, of_coefficient, of_columns
 
@@ -18,6 +19,10 @@ NO_ERRORS = (
     "What the noise of privacy adds to these numbers is not known, so none has an error: noise goes on from round to "
     "round, how much of it depends on how many rows clients have and how many of them are clipped, which nobody may "
     "see."
+)
+HEAVY = (
+    "Components are Student-t with {:g} degrees of freedom. Standard deviations are those of their rows. Covariances "
+    "in exported arrays are scale matrices, which are smaller."
 )
 CAPTION = "The features whose share of a component exceeds their share of the mean the most."
 
@@ -61,10 +66,12 @@ def _gaussian(config: FederatedEMConfig, theta: Theta, features: Features) -> Re
     by_column = by_component("means", "Means", first, means)
     if config.model.covariance == "known":
         return Result((components_table(theta["weights"]), by_column), (positions(features, means, None),))
-    covariances = theta["covariances"]
+    covariances, degrees, note = theta["covariances"], degrees_in(theta), ""
+    if degrees is not None:
+        covariances, note = covariances * (degrees / (degrees - 2.0)), HEAVY.format(degrees)
     if config.model.covariance == "spherical":
         own = np.sqrt(covariances)
-        components = components_table(theta["weights"], Column("standard deviation", own.tolist()))
+        components = components_table(theta["weights"], Column("standard deviation", own.tolist()), note=note)
         figure = positions(features, means, np.repeat(own[:, None], means.shape[1], axis=1))
         return Result((components, by_column), (figure,))
     variances = covariances if config.model.covariance == "diag" else np.diagonal(covariances, axis1=-2, axis2=-1)
@@ -74,7 +81,7 @@ def _gaussian(config: FederatedEMConfig, theta: Theta, features: Features) -> Re
         spread = Table("standard_deviations", title, (*first, Column("all components", deviations.tolist())))
     else:
         spread = by_component("standard_deviations", title, first, deviations)
-    tables = [components_table(theta["weights"]), by_column, spread]
+    tables = [components_table(theta["weights"], note=note), by_column, spread]
     if config.model.covariance in ("full", "tied"):
         matrices = covariances if covariances.ndim == 3 else covariances[None]
         tables += filter(None, [correlations_table(features, matrices)])
