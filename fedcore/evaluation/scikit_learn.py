@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from fedcore.errors import ConfigError
 from fedcore.rounds.fitted import CovarianceType, Fitted, FittedDictionary, FittedMixture
 
 
 def estimator_of(fitted: Fitted, names: Sequence[str] | None = None) -> Any:
     """A `sklearn.mixture.GaussianMixture` or `sklearn.decomposition.DictionaryLearning` that scores, labels and codes
-    rows as if it had been fitted.
+    rows as if it had been fitted. Raises ConfigError for Student-t components, which scikit-learn does not have.
 
     names: of the columns, which it then asks of data frames (`feature_names_in_`); left out where they are not as many
         as its columns, such as with one of weights
     """
-    made = _mixture(fitted) if isinstance(fitted, FittedMixture) else _dictionary(fitted)
+    if isinstance(fitted, FittedMixture) and math.isfinite(fitted.degrees):
+        raise ConfigError("scikit-learn has no mixture of Student-t components.", "Use the arrays, or normal tails.")
+    made = gaussian_mixture(fitted) if isinstance(fitted, FittedMixture) else _dictionary(fitted)
     if names is not None and len(names) == made.n_features_in_:
         made.feature_names_in_ = np.array([str(name) for name in names], object)
     return made
 
 
-def _mixture(fitted: FittedMixture) -> Any:
+def gaussian_mixture(fitted: FittedMixture) -> Any:
+    """The `sklearn.mixture.GaussianMixture` with these weights, means and covariances, whatever the tails are."""
     from sklearn.mixture import GaussianMixture
 
     made = GaussianMixture(len(fitted.weights), covariance_type=fitted.covariance_type)

@@ -1,10 +1,11 @@
-"""Densities of rows under a mixture of Gaussians, and responsibilities, from the observed columns of each row.
+"""Densities of rows under a mixture, and responsibilities, from the observed columns of each row.
 
 scikit-learn's GaussianMixture refuses rows with missing entries. Here such a row has the density of what is observed.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Self
 
@@ -13,6 +14,7 @@ import numpy as np
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.methods.mixture_models.imputation import Imputation
 from fedcore.methods.mixture_models.released import standardised
+from fedcore.methods.mixture_models.student import with_tails
 from fedcore.rounds.fitted import CovarianceType
 
 ROWS_TOGETHER = 2**16
@@ -39,12 +41,23 @@ class Densities:
     scale: np.ndarray
 
     @classmethod
-    def of(cls, kind: CovarianceType, weights: np.ndarray, means: np.ndarray, covariances: np.ndarray) -> Self:
-        """weights (k,), means (k, d) and covariances by kind, in the units of the data."""
+    def of(
+        cls,
+        kind: CovarianceType,
+        weights: np.ndarray,
+        means: np.ndarray,
+        covariances: np.ndarray,
+        degrees: float = math.inf,
+    ) -> Self:
+        """weights (k,), means (k, d) and covariances by kind, in the units of the data. degrees: of freedom of the
+        components; infinite: they are normal."""
         arrays = in_standard_units(kind, weights, means, covariances)
         theta = {name: arrays[name] for name in ("weights", "means", "covariances")}
         components, features = means.shape
-        return cls(GaussianMixture(components, features, kind, missing=True), theta, arrays["centre"], arrays["scale"])
+        model = GaussianMixture(components, features, kind, missing=True)
+        if math.isfinite(degrees):
+            model = with_tails(model, degrees)
+        return cls(model, theta, arrays["centre"], arrays["scale"])
 
     def log_densities(self, x: np.ndarray) -> np.ndarray:
         """(n,) float64 of rows (n, d), nats, in the units of the data; 0 for a row without an observed entry."""

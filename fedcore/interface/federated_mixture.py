@@ -12,6 +12,7 @@ from sklearn.mixture import GaussianMixture
 from sklearn.utils.validation import _check_sample_weight
 
 from fedcore.errors import ConfigError
+from fedcore.evaluation.scikit_learn import gaussian_mixture
 from fedcore.interface.data import Groups, Stored
 from fedcore.interface.densities import Densities, in_standard_units
 from fedcore.interface.estimator import checked_seed
@@ -21,6 +22,7 @@ from fedcore.interface.starts import given_start
 from fedcore.methods.federated_em.criteria import free_parameters
 from fedcore.methods.federated_em.looks import start_passes
 from fedcore.methods.mixture_models.imputation import Imputation
+from fedcore.methods.mixture_models.student import DEGREES
 from fedcore.methods.registry import make_method
 from fedcore.population.store import Population
 from fedcore.rounds.engine import Backend
@@ -55,14 +57,17 @@ class FederatedMixture(DensityMixin, ImputingEstimator):
         is 0, so two fits agree
     warm_start: whether a second fit starts from the parameters of the first, if n_components and covariance_type are
         the same
-    settings: other settings of the method, by name (`fedcore methods federated_em`)
+    settings: other settings of the method, by name (`fedcore methods federated_em`). With algorithm="em", {"tails":
+        "auto"} chooses between normal and Student-t components by held-out rows, and {"tails": 5} sets 5 degrees of
+        freedom
     folder: keeps population and run; backend: as of `fedcore.train`
 
     Fitted: weights_ (G,), means_ (G, d), covariances_, precisions_ and precisions_cholesky_ (in scikit-learn's shapes),
     all float64; n_iter_ EM steps; converged_; lower_bound_, the mean log density of the training rows less the penalty,
     nats in the units of the data (NaN if clients have equal weights and entries are missing); lower_bounds_, a list of
     it at the steps where it is known; n_features_in_,
-    feature_names_in_ for columns with names; outcome_, statement_, run_, model_.
+    feature_names_in_ for columns with names; degrees_of_freedom_, infinite unless components are Student-t, whose
+    covariances_ are scale matrices; outcome_, statement_, run_, model_.
 
     >>> import numpy as np, fedcore
     >>> x = np.concatenate([np.random.default_rng(0).normal(size=(200, 2)) + at for at in (-4, 4)])
@@ -180,6 +185,8 @@ class FederatedMixture(DensityMixin, ImputingEstimator):
             return None
         if self._goes_on():
             arrays = in_standard_units(self._kind, self.weights_, self.means_, self.covariances_)
+            if np.isfinite(self.degrees_of_freedom_):
+                arrays[DEGREES] = np.array([self.degrees_of_freedom_])
         else:
             given = self.weights_init, self.means_init, self.precisions_init
             arrays = given_start(
@@ -197,12 +204,16 @@ class FederatedMixture(DensityMixin, ImputingEstimator):
 
     def _take(self, model: Model, stored: Stored) -> None:
         method, state = cast(tuple[Any, Any], model.fitted)
-        made = model.to_sklearn()
+        fitted = method.fitted_model(state)
+        made = gaussian_mixture(fitted)
         for name in COPIED:
             setattr(self, name, getattr(made, name))
+        self.degrees_of_freedom_ = fitted.degrees
         self.n_iter_ = max(state.round, 1)
         self._kind, self._weight_column = method.config.model.covariance, self._column_of(stored.population)
-        self._densities = Densities.of(self._kind, self.weights_, self.means_, self.covariances_)
+        self._densities = Densities.of(
+            self._kind, self.weights_, self.means_, self.covariances_, self.degrees_of_freedom_
+        )
         self._free = free_parameters(method.config, state.parameters())
         logs = float(state.seen @ np.log(state.scale)) / state.rows if len(state.scale) else 0.0
         if not method.config.by_rows and (state.seen < state.rows).any():
@@ -213,7 +224,8 @@ class FederatedMixture(DensityMixin, ImputingEstimator):
     # --- the fitted mixture -------------------------------------------------------------------------------------------
 
     def to_sklearn(self) -> GaussianMixture:
-        """The same mixture as a fitted scikit-learn estimator."""
+        """The same mixture as a fitted scikit-learn estimator. Raises ConfigError for Student-t components, which
+        scikit-learn does not have."""
         made: GaussianMixture = self._known().to_sklearn()
         made.n_iter_, made.lower_bound_, made.lower_bounds_ = self.n_iter_, self.lower_bound_, self.lower_bounds_
         names = getattr(self, "feature_names_in_", ())
@@ -254,9 +266,14 @@ class FederatedMixture(DensityMixin, ImputingEstimator):
 
         They are drawn with random_state: the same ones at each call if it is a number. Raises ValueError below 1.
         """
-        made = self.to_sklearn()
-        made.random_state = checked_seed(self.random_state)
+        method, state = self._known().fitted
+        made, seed = gaussian_mixture(cast(Any, method).fitted_model(state)), checked_seed(self.random_state)
+        made.random_state = seed
         rows, components = made.sample(n_samples)
+        degrees, means = self.degrees_of_freedom_, self.means_[components]
+        if np.isfinite(degrees):
+            shares = np.random.default_rng(seed).chisquare(degrees, n_samples) / degrees
+            rows = means + (rows - means) / np.sqrt(shares)[:, None]
         return rows, components
 
     def _imputation(self, X: Any) -> tuple[Imputation, np.ndarray]:

@@ -92,6 +92,9 @@ def plot_scores(mixture: Any, X: Any, share: float = 0.01, ax: Axes | None = Non
 def _full_covariances(mixture: Any) -> np.ndarray:
     """(G, d, d) of any type of covariance."""
     covariances, (g, d) = np.asarray(mixture.covariances_), mixture.means_.shape
+    degrees = getattr(mixture, "degrees_of_freedom_", np.inf)
+    if np.isfinite(degrees):  # they are scale matrices
+        covariances = covariances * (degrees / (degrees - 2.0))
     kind = getattr(mixture, "covariance_type", "full")
     if kind == "tied":
         return np.broadcast_to(covariances, (g, d, d))

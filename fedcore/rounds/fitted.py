@@ -6,6 +6,7 @@ private run they are made of published values.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -17,12 +18,14 @@ TransformAlgorithm = Literal["lasso_cd", "omp", "threshold"]
 
 @dataclass(frozen=True, slots=True)
 class FittedMixture:
-    """A mixture of Gaussians, in the units of the data.
+    """A mixture of Gaussians, or of Student-t components, in the units of the data.
 
     weights: (k,) float64, sum 1; means: (k, d) float64
-    covariances: (k, d, d), (d, d), (k, d) or (k,) float64, of type full, tied, diag or spherical
+    covariances: (k, d, d), (d, d), (k, d) or (k,) float64, of type full, tied, diag or spherical; of Student-t
+        components scale matrices
     rounds: that were made; converged: whether the method says so, or has no such notion and has finished
     remark: what to know of a component that is unlike the others; empty if there is none
+    degrees: of freedom of the components; infinite: they are normal
     """
 
     weights: np.ndarray
@@ -32,10 +35,12 @@ class FittedMixture:
     rounds: int
     converged: bool = True
     remark: str = ""
+    degrees: float = math.inf
 
     def arrays(self) -> dict[str, np.ndarray]:
         """By name."""
-        return {"weights": self.weights, "means": self.means, "covariances": self.covariances}
+        arrays = {"weights": self.weights, "means": self.means, "covariances": self.covariances}
+        return arrays if math.isinf(self.degrees) else arrays | {"degrees_of_freedom": np.array([self.degrees])}
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ SLOW = [
     "federated_em/fedem-gaussian-tables",
     "federated_em/private-replace-one",
     "federated_em/private-imputer",
+    "federated_em/em-tails",
     "gradient_em/fedgrem-columns",
     "gradient_em/fedgrem-sampled",
     "paper_gradient_em/fedgmm",

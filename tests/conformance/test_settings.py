@@ -21,6 +21,7 @@ HINTS: dict[tuple[str, str], Hint] = {
     ("dictionaries", "forgetting"): Hint(0.5, case="after newcomers"),
     ("federated_em", "clip"): Hint(1.0, case="federated_em/private-diag"),
     ("federated_em", "nuclear_penalty"): Hint(0.5, case="federated_em/fedem-gaussian-tables"),
+    ("federated_em", "tails"): Hint(5.0, case="federated_em/em"),
     ("federated_em", "rank"): Hint(1, case="federated_em/fedem-gaussian-tables"),
     ("federated_em", "record_bound"): Hint(1, case="federated_em/private-diag"),
     ("gradient_em", "tolerance"): Hint(1e9, {"rounds": 20}),

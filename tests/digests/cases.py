@@ -175,6 +175,8 @@ federated_em("em-imputer", "incomplete", algorithm="em", model="gaussian_imputer
 federated_em("em-imputer-factors", "incomplete", algorithm="em", model="gaussian_imputer", rank=2)
 federated_em("em-imputer-auto", "incomplete", algorithm="em", model="gaussian_imputer", rank="auto")
 federated_em("em-gaps-auto", "gaussians_with_gaps", algorithm="em", components="auto")
+federated_em("em-tails", "gaussians_with_gaps", algorithm="em", tails=5.0)
+federated_em("em-tails-auto", "gaussians_with_gaps", algorithm="em", tails="auto", components=2)
 federated_em(
     "em-tables-auto", "tables_poisson", algorithm="em", model="poisson_tables", **{**TABLES, "nuclear_penalty": "auto"}
 )

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 import fedcore
 from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig
 from fedcore.methods.federated_em.choice import _hidden_cells
-from fedcore.methods.federated_em.search import Sample
+from fedcore.methods.federated_em.sampled import Sample
 from tests.federated_em.run_in_memory import block_of, facts, run
 
 RANDOM = np.random.default_rng(7)

@@ -9,7 +9,8 @@ import scipy.sparse as sp
 from fedcore.errors import PopulationError
 from fedcore.methods.federated_em import FederatedEM, FederatedEMConfig, looks, search
 from fedcore.methods.federated_em.anderson import MEMORY, RISE, advanced, empty_trail
-from fedcore.methods.federated_em.search import Sample, sample_share, searched
+from fedcore.methods.federated_em.sampled import Sample
+from fedcore.methods.federated_em.search import sample_share, searched
 from fedcore.methods.federated_em.state import empty
 from fedcore.methods.mixture_models.counts import BernoulliMixture, MultinomialMixture, PoissonMixture
 from fedcore.methods.mixture_models.gaussian import GaussianMixture

@@ -36,6 +36,7 @@ SETTINGS = {
     "components": ({}, 3),
     "covariance": ({}, "diag"),
     "pseudo_rows": ({}, 1.0),
+    "tails": (EM, 5.0),
     **OF_TABLES,
     "weight_column": ({}, 2),
     "codec": ({}, "dithering"),

@@ -106,6 +106,9 @@ def test_components_are_drawn_where_they_are(mixtures, kind):
     own = {"full": c[0], "tied": c, "diag": np.eye(3) * c[0], "spherical": np.eye(3) * c[0]}
     area = np.sqrt(np.linalg.det(own[kind][np.ix_([2, 0], [2, 0])]))
     assert rings[0].width * rings[0].height / 4 == pytest.approx(area)
+    mixture.degrees_of_freedom_ = 4.0  # the covariance is twice the scale matrix
+    ring = next(patch for patch in fedcore.plot_components(mixture, None, (2, 0)).patches if isinstance(patch, Ellipse))
+    assert ring.width * ring.height / 4 == pytest.approx(2 * area)
     with pytest.raises(ConfigError, match="columns"):
         fedcore.plot_components(mixture, columns=(0, 3))
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import multivariate_normal
+from scipy.stats import multivariate_normal, multivariate_t
+from scipy.stats import t as student_t
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.mixture import GaussianMixture
@@ -256,3 +257,80 @@ def test_what_cannot_be_filled_is_refused():
         mixture.impute_intervals(np.zeros((3, 2)), 1.0)
     with pytest.raises(ValueError, match="features"):
         mixture.impute(np.zeros((3, 3)))
+
+
+# --- Student-t components ---------------------------------------------------------------------------------------------
+
+HEAVY = np.concatenate(
+    [at + RANDOM.normal(size=(1500, 2)) / np.sqrt(RANDOM.chisquare(4, 1500) / 4)[:, None] * [1, 20] for at in (-8, 8)]
+)
+
+
+@pytest.mark.parametrize("kind", ["full", "diag", "spherical"])
+def test_densities_of_student_components_are_scipys(kind):
+    """covariances_ are the scale matrices."""
+    ours = fedcore.FederatedMixture(2, covariance_type=kind, settings={"tails": 4.0}).fit(HEAVY)
+    scales = {"full": lambda own: own, "diag": np.diag, "spherical": lambda own: own * np.eye(2)}[kind]
+    parts = zip(ours.weights_, ours.means_, ours.covariances_, strict=True)
+    densities = np.stack([w * multivariate_t(m, scales(own), 4.0).pdf(HEAVY) for w, m, own in parts])
+    assert ours.degrees_of_freedom_ == 4.0
+    np.testing.assert_allclose(ours.score_samples(HEAVY), np.log(densities.sum(axis=0)), rtol=1e-9)
+    np.testing.assert_allclose(ours.predict_proba(HEAVY), (densities / densities.sum(axis=0)).T, atol=1e-9)
+    assert ours.lower_bound_ == pytest.approx(ours.score(HEAVY), abs=1e-3)  # less the penalty
+    seen = HEAVY[:50].copy()
+    seen[:, 1] = np.nan
+    expected = [
+        w * student_t(4.0, m[0], np.sqrt(scales(own)[0, 0])).pdf(seen[:, 0])
+        for w, m, own in zip(ours.weights_, ours.means_, ours.covariances_, strict=True)
+    ]
+    np.testing.assert_allclose(ours.score_samples(seen), np.log(np.sum(expected, axis=0)), rtol=1e-9)
+
+
+def test_tails_are_chosen_if_they_are_asked_for():
+    assert fedcore.FederatedMixture(2).fit(HEAVY).degrees_of_freedom_ == np.inf
+    ours = fedcore.FederatedMixture(2, settings={"tails": "auto"}).fit(HEAVY)
+    assert ours.degrees_of_freedom_ in (3.0, 5.0) and "Student-t" in ours.outcome_
+    assert fedcore.FederatedMixture(2, settings={"tails": "auto"}).fit(APART).degrees_of_freedom_ == np.inf
+    again = pickle.loads(pickle.dumps(ours))
+    np.testing.assert_array_equal(again.score_samples(NEW), ours.score_samples(NEW))
+    with pytest.raises(ConfigError, match="no mixture of Student-t"):
+        ours.to_sklearn()
+    with pytest.raises(ConfigError, match="for the algorithm em"):
+        fedcore.FederatedMixture(2, algorithm="fedem", settings={"tails": "auto"}).fit(HEAVY)
+
+
+def test_samples_of_student_components_have_their_tails():
+    """Of 20,000 rows the shares beyond the 5th and 95th percentile of each column's distribution, within 5 errors."""
+    ours = fedcore.FederatedMixture(1, settings={"tails": 4.0}).fit(HEAVY[:1500])
+    x, y = ours.sample(20_000)
+    assert x.shape == (20_000, 2) and not y.any()
+    for column in (0, 1):
+        scale = np.sqrt(ours.covariances_[0, column, column])
+        below = student_t(4.0, ours.means_[0, column], scale).cdf(x[:, column])
+        assert abs((below < 0.05).mean() - 0.05) < 5 * np.sqrt(0.0475 / 20_000)
+        assert abs((below > 0.999).mean() - 0.001) < 5 * np.sqrt(0.001 / 20_000)
+    np.testing.assert_array_equal(x, ours.sample(20_000)[0])
+
+
+def test_a_warm_start_keeps_the_tails():
+    ours = fedcore.FederatedMixture(2, warm_start=True, settings={"tails": 4.0}).fit(HEAVY)
+    before = ours.lower_bound_
+    assert ours.fit(HEAVY).lower_bound_ == pytest.approx(before, abs=1e-3) and ours.n_iter_ <= 3
+
+
+def test_a_warm_start_keeps_the_tails_that_were_chosen():
+    ours = fedcore.FederatedMixture(2, warm_start=True, settings={"tails": "auto"}).fit(HEAVY)
+    before = ours.degrees_of_freedom_
+    assert np.isfinite(before) and ours.fit(HEAVY).degrees_of_freedom_ == before
+
+
+def test_gaps_are_filled_by_student_components():
+    """Intervals of 90 % cover 90 % of what is hidden, within 5 errors; those of normal components too many of them."""
+    x = HEAVY.copy()
+    hidden = np.random.default_rng(1).random(len(x)) < 0.3
+    seen = np.where(np.column_stack([np.zeros(len(x), bool), hidden]), np.nan, x)
+    ours = fedcore.FederatedMixture(2, settings={"tails": 4.0}).fit(seen)
+    low, high = ours.impute_intervals(seen)
+    inside = ((low <= x) & (x <= high))[hidden, 1].mean()
+    assert abs(inside - 0.9) < 5 * np.sqrt(0.09 / hidden.sum())
+    assert np.isfinite(ours.impute(seen)).all() and ours.impute(seen, draws=2).shape == (2, *x.shape)

@@ -13,6 +13,7 @@ from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.methods.mixture_models.imputer import GaussianImputer
 from fedcore.methods.mixture_models.low_rank_tables import LowRankTables
 from fedcore.methods.mixture_models.regression import RegressionMixture
+from fedcore.methods.mixture_models.student import DEGREES, with_tails
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,15 @@ def _gaussian(covariance: str, penalty: bool = False) -> Case:
     if covariance != "known":
         theta["covariances"] = covariances[covariance]
     return Case(model, y, theta, tuple(theta))
+
+
+def _student(covariance: str, penalty: bool = False) -> Case:
+    """The same rows, of which some are far away."""
+    normal = _gaussian(covariance, penalty)
+    y = normal.y.copy()
+    y[::7] *= 4.0
+    theta = {**normal.theta, DEGREES: np.array([4.0])}
+    return Case(with_tails(normal.model, 4.0), y, theta, normal.free)
 
 
 def _regression(intercept: bool) -> Case:
@@ -125,6 +135,11 @@ MAKERS: dict[str, Callable[[], Case]] = {
     **{
         f"{kind}{'-penalised' * p}": lambda kind=kind, p=p: _gaussian(kind, p)
         for kind in ("known", "spherical", "diag", "tied", "full")
+        for p in (False, True)
+    },
+    **{
+        f"student-{kind}{'-penalised' * p}": lambda kind=kind, p=p: _student(kind, p)
+        for kind in ("spherical", "diag", "full")
         for p in (False, True)
     },
     "regression": lambda: _regression(False),

@@ -14,6 +14,7 @@ from fedcore.methods.mixture_models.low_rank_tables import LowRankTables
 from fedcore.methods.mixture_models.nuclear_norm import log_partition
 from fedcore.methods.mixture_models.packing import pack_symmetric
 from fedcore.methods.mixture_models.regression import RegressionMixture
+from fedcore.methods.mixture_models.student import StudentMixture
 
 
 @singledispatch
@@ -42,6 +43,15 @@ def _(model: GaussianMixture, theta):
         first, second = m / variances, -0.5 / variances
         log_dets = np.log(np.broadcast_to(variances, (len(m), d))).sum(axis=1)
     return model.layout.join(logs - 0.5 * log_dets - 0.5 * np.sum(m * first, axis=1), first, second), 0.0
+
+
+@natural.register
+def _(model: StudentMixture, theta):
+    """Of rows with their latent w. Weights and determinants belong to r, means and precisions to r w."""
+    zero = {**theta, "means": np.tile(model.centre, (model.components, 1))}
+    logs, rest = natural(model._normal, zero)[0][: model.components], natural(model._normal, theta)[0].copy()
+    rest[: model.components] -= logs
+    return np.concatenate([logs, rest]), 0.0
 
 
 @natural.register

@@ -17,6 +17,7 @@ from fedcore.methods.mixture_models.counts import BernoulliMixture, MultinomialM
 from fedcore.methods.mixture_models.gaussian import COVARIANCES, GaussianMixture
 from fedcore.methods.mixture_models.regression import RegressionMixture
 from fedcore.methods.mixture_models.row_view import RowView
+from fedcore.methods.mixture_models.student import with_tails
 
 NONE = np.zeros(0)
 WILD = np.array([0.0, -0.0, 1e-308, 1e8, -1e200, 1e308, np.inf, -np.inf, np.nan])
@@ -39,6 +40,9 @@ def gaussian(covariance, g, d, rng):
 def other(name, g, d, rng):
     shares = rng.uniform(0.1, 0.9, (g, d))
     weights = rng.dirichlet(np.ones(g))
+    if name == "student":
+        model, theta = gaussian("full", g, d, rng)
+        return with_tails(model, 4.0), theta
     if name == "regression":
         theta = {"weights": weights, "coefficients": rng.normal(size=(g, d)), "variances": rng.uniform(0.5, 2, g)}
         return RegressionMixture(g, d, intercept=True, a=0.1), theta
@@ -49,7 +53,7 @@ def other(name, g, d, rng):
     return cls(g, d, a=0.1), {"weights": weights, "probabilities": probabilities}
 
 
-NAMES = (*COVARIANCES, "regression", "poisson", "multinomial", "bernoulli")
+NAMES = (*COVARIANCES, "student", "regression", "poisson", "multinomial", "bernoulli")
 
 
 def made(name, g, d, rng):

@@ -23,7 +23,8 @@ import numpy as np
 
 from fedcore.errors import PopulationError
 from fedcore.methods.federated_em.config import AUTO_SHARE, CANDIDATES, MOST_CHOSEN, NO_LIMIT, PSEUDO_ROWS
-from fedcore.methods.federated_em.search import FEWEST, PENALTY_ERRORS, AnyMixture, Counted, Sample, start_of
+from fedcore.methods.federated_em.sampled import AnyMixture, Counted, Sample, better
+from fedcore.methods.federated_em.search import FEWEST, start_of
 from fedcore.methods.mixture_models.contract import Theta, is_sparse
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.methods.mixture_models.imputation import Imputation
@@ -72,7 +73,7 @@ def chosen_components(
             own, nu = _with_penalties(counted, held, seed, pseudo_rows, by_distance)
         except PopulationError:  # fewer different rows than components
             break
-        if errors is None or _better(errors, own, held.weights):
+        if errors is None or better(errors, own, held.weights):
             best, penalty, errors, since = components, nu, own, 0
             continue
         since += 1
@@ -96,14 +97,6 @@ def _with_penalties(
         found.append((loss, nu, held.errors(model, theta)))
     _, nu, own = min(found, key=lambda each: each[0])
     return own, nu
-
-
-def _better(before: np.ndarray, after: np.ndarray, weights: np.ndarray | None) -> bool:
-    """Whether the errors (n,) of rows fell by more than the standard error of that."""
-    gain = before - after
-    middle = np.average(gain, weights=weights)
-    error = np.sqrt(np.average((gain - middle) ** 2, weights=weights) / len(gain))
-    return bool(middle > PENALTY_ERRORS * error)
 
 
 def _held_out(model: AnyMixture, level: Sample, seed: int) -> HeldOut:
@@ -165,7 +158,7 @@ def chosen_rank(
     free = errors(NO_LIMIT)
     ranks = [rank for rank in RANKS if rank < level.y.shape[1]]
     best = _first_minimum(ranks, errors, weights)
-    return best[0] if best is not None and _better(free, best[1], weights) else NO_LIMIT
+    return best[0] if best is not None and better(free, best[1], weights) else NO_LIMIT
 
 
 def _first_minimum(

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self, cast
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedcore.methods.federated_em.variant import Variant
+from fedcore.methods.mixture_models.student import LEAST_DEGREES
 from fedcore.methods.mixture_models.validation import LARGEST_SHARE
 from fedcore.rounds.choices import ChoiceSettings
 from fedcore.rounds.private_settings import PrivateRunSettings
@@ -18,6 +19,7 @@ ROUNDS, REDUCED_ROUNDS, PRIVATE_ROUNDS = 100, 300, 30
 PRIVATE_GAMMA = 0.5
 PSEUDO_ROWS = 1e-3
 CANDIDATES = (PSEUDO_ROWS, 0.1, 1.0)  # pseudo-rows that "auto" tries
+DEGREES_TRIED = (3.0, 5.0, 10.0, 30.0)  # degrees of freedom of Student-t components that "auto" tries
 AUTO_SHARE = 0.2  # of the rows, on which it compares them
 STARTS_OF_EM = 4
 REGULARISATION = 1e-3  # of models whose penalty is a share of the data
@@ -74,6 +76,12 @@ class Gaussians(Mixture, Penalised):
         "full",
         description="covariances of Gaussians: one each, one for all, only variances, one variance; known: the "
         "identity, for rows that are whitened already",
+    )
+    tails: Literal["normal", "auto"] | Annotated[float, Field(gt=LEAST_DEGREES, le=1e6)] = Field(
+        "normal",
+        description="of the components, by em: normal; Student-t with this many degrees of freedom, above 2; auto: "
+        f"normal, or the best of {', '.join(f'{nu:g}' for nu in DEGREES_TRIED)} degrees for held-out rows of the "
+        "sample; with a given start those of the run that it is from. Not for covariances tied and known",
     )
     kind: ClassVar[Literal["rows"]] = "rows"
 
@@ -313,7 +321,13 @@ class FederatedEMConfig(ChoiceSettings):
         algorithm, model = self.algorithm, self.model
         counts, tables = model.kind == "counts", isinstance(model, Tables)
         weighted = self.weight_column is not None
+        heavy = self.tails != "normal"
         for wrong, text in (
+            (heavy and not algorithm.accelerated, f"tails = {self.tails} is for the algorithm em"),
+            (
+                heavy and model.covariance in ("tied", "known"),
+                f"tails = {self.tails} is for covariances full, diag and spherical, not {model.covariance}",
+            ),
             (self.natural and not self.mixture, f"natural units are of mixtures, not of {model.name}"),
             (self.natural and not self.variant.memories, "natural units need memories"),
             (weighted and (counts or tables), "weight_column is for rows of mixtures and of gaussian_imputer"),
@@ -363,6 +377,25 @@ class FederatedEMConfig(ChoiceSettings):
         if name == "rank":
             return "Chosen: no limit of the rank." if self.model.rank is None else f"Chosen: rank {self.model.rank}."
         return f"Chosen: a nuclear penalty of {cast(Tables, self.model).nuclear_penalty:.3g}."
+
+    def tails_in_words(self, degrees: float | None) -> str:
+        """One sentence: the tails of the components, where they may be heavy. degrees: of freedom; None: normal."""
+        if self.tails == "normal":
+            return ""
+        chosen = "Chosen: c" if self.tails == "auto" else "C"
+        if degrees is None:
+            return f"{chosen}omponents are normal."
+        return f"{chosen}omponents are Student-t with {degrees:g} degrees of freedom."
+
+    @property
+    def tails(self) -> Literal["normal", "auto"] | float:
+        """The setting, which other models than Gaussians do not have."""
+        return self.model.tails if isinstance(self.model, Gaussians) else "normal"
+
+    @property
+    def degrees(self) -> float | None:
+        """Degrees of freedom of the components, if the settings say them; None: they are normal, or to be chosen."""
+        return None if isinstance(self.tails, str) else self.tails
 
     @property
     def components(self) -> int:

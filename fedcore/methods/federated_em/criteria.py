@@ -22,6 +22,7 @@ from fedcore.methods.federated_em.leaf_rows import LeafRows
 from fedcore.methods.federated_em.state import FederatedEMState
 from fedcore.methods.federated_em.weighted_sums import total_of
 from fedcore.methods.mixture_models.contract import CurvedEM, Theta
+from fedcore.methods.mixture_models.student import DEGREES
 
 RESPONSIBILITIES = "responsibilities"
 
@@ -43,7 +44,7 @@ def entropy(model: CurvedEM, theta: Theta, leaf: LeafRows) -> float:
 
 
 def free_parameters(config: FederatedEMConfig, theta: Theta) -> int:
-    """Of a mixture: weights that add up to 1, and what each component has."""
+    """Of a mixture: weights that add up to 1, what each component has, and degrees of freedom that the run chose."""
     components = len(theta["weights"])
     count = components - 1
     for name, array in theta.items():
@@ -53,6 +54,8 @@ def free_parameters(config: FederatedEMConfig, theta: Theta) -> int:
             d = array.shape[-1]
             count += array.size // d**2 * (d * (d + 1) // 2)
         elif name == "covariances" and config.model.covariance == "known":
+            continue
+        elif name == DEGREES and config.tails != "auto":
             continue
         else:
             count += array.size - (components if config.model.name == "multinomial" else 0)

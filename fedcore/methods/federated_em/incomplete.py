@@ -17,17 +17,8 @@ import numpy as np
 from fedcore.methods.federated_em import models
 from fedcore.methods.federated_em.config import AUTO_SHARE, PSEUDO_ROWS, FederatedEMConfig
 from fedcore.methods.federated_em.messages import BITS_PER_NUMBER
-from fedcore.methods.federated_em.search import (
-    FEW_STEPS,
-    LEVEL_GAIN,
-    LEVEL_STEPS,
-    PENALTY_ROWS,
-    AnyMixture,
-    Counted,
-    Found,
-    Sample,
-    best_penalty,
-)
+from fedcore.methods.federated_em.sampled import AnyMixture, Counted, Sample, best_penalty
+from fedcore.methods.federated_em.search import FEW_STEPS, LEVEL_GAIN, LEVEL_STEPS, PENALTY_ROWS, Found
 from fedcore.methods.federated_em.state import FederatedEMState, pack
 from fedcore.methods.mixture_models.contract import Theta
 from fedcore.methods.mixture_models.low_rank_tables import LowRankTables

@@ -37,6 +37,7 @@ class Scaling:
     split: which rows (of tables, cells) of the clients take no part; None: all take part
     penalty_share: the model's penalty as a share of the data; None where the settings alone say it
     chosen: the number that the run chose for a setting of its model; 0 before, and where there is none
+    degrees: of freedom of the components; None: they are normal
 
     For tables variance, mean and seen are those of the J L cells.
     """
@@ -49,6 +50,7 @@ class Scaling:
     penalty_share: float | None = None
     split: Split | HiddenCells | None = None
     chosen: float = 0.0
+    degrees: float | None = None
 
 
 def plain_scaling(width: int) -> Scaling:

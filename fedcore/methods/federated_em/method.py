@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, cast
@@ -28,6 +29,7 @@ from fedcore.methods.federated_em.result import order_of, result_of
 from fedcore.methods.federated_em.round_metrics import METRICS
 from fedcore.methods.federated_em.row_weights import rows_that_count
 from fedcore.methods.federated_em.state import FederatedEMState
+from fedcore.methods.mixture_models.student import degrees_in
 from fedcore.population.blocks import ClientBlock, Kind, RowsBlock
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.fitted import FittedMixture
@@ -231,16 +233,19 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
             raise RunError("the run stopped before it had parameters.", "Resume it first.")
         converged = self.private or looks.converged(self.config, state)
         arrays = theta["weights"], theta["means"], theta["covariances"]
-        return FittedMixture(*arrays, self.config.model.covariance, state.round, converged)
+        kind = self.config.model.covariance
+        return FittedMixture(*arrays, kind, state.round, converged, degrees=degrees_in(theta) or math.inf)
 
     def outcome(self, state: FederatedEMState) -> str:
         """Whether the run converged (`fedcore.methods.federated_em.looks`; private runs do not look, but say what
         they know from runs before), and a warning of components that are narrow."""
         pooled = private.pooled_in_words(self.config, state) if self.private else ""
         chosen = self._decided(state).chosen_in_words(self.config.undecided) if state.chosen else ""
+        tails = self.config.tails_in_words(degrees_in(state.parameters())) if len(state.theta) else ""
         said = (
             looks.status(self.config, state),
             chosen,
+            tails,
             pooled,
             narrow.warning(self._decided(state), state) if state.round else "",
         )

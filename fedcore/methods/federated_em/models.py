@@ -24,6 +24,7 @@ from fedcore.methods.mixture_models.mixture import Mixture
 from fedcore.methods.mixture_models.natural_units import Units, units_at
 from fedcore.methods.mixture_models.nuclear_norm import Family
 from fedcore.methods.mixture_models.regression import RegressionMixture
+from fedcore.methods.mixture_models.student import with_tails
 
 SMALLEST_MEAN = 1e-6
 
@@ -112,13 +113,14 @@ def penalty_share(config: FederatedEMConfig, scaling: Scaling) -> float:
 
 
 def _gaussian(config: FederatedEMConfig, scaling: Scaling) -> CurvedEM:
-    return GaussianMixture(
+    model = GaussianMixture(
         config.components,
         len(scaling.variance),
         config.model.covariance,
         lam=penalty_share(config, scaling) * scaling.variance,
         missing=not config.private,  # a private run leaves rows out that are not finite
     )
+    return model if scaling.degrees is None else with_tails(model, scaling.degrees)
 
 
 def _gaussian_unscaled(config: FederatedEMConfig, theta: Theta, scaling: Scaling) -> Theta:

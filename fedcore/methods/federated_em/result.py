@@ -11,6 +11,7 @@ from fedcore.methods.federated_em.config import Counts, FederatedEMConfig, Table
 from fedcore.methods.mixture_models.contract import Theta
 from fedcore.methods.mixture_models.nuclear_norm import Family, mean
 from fedcore.methods.mixture_models.segments import of_numbers, segments_table
+from fedcore.methods.mixture_models.student import degrees_in
 from fedcore.methods.mixture_models.tables import by_component, components_table, correlations_table, positions
 from fedcore.rounds.results import (
     Column,
@@ -29,6 +30,10 @@ NO_ERRORS = (
     "What the noise of privacy adds to these numbers is not known, so none has an error: noise goes on from round to "
     "round, how much of it depends on how many rows clients have and how many of them are clipped, which nobody may "
     "see."
+)
+HEAVY = (
+    "Components are Student-t with {:g} degrees of freedom. Standard deviations are those of their rows. Covariances "
+    "in exported arrays are scale matrices, which are smaller."
 )
 CAPTION = "The features whose share of a component exceeds their share of the mean the most."
 
@@ -78,11 +83,14 @@ def _gaussian(config: FederatedEMConfig, theta: Theta, features: Features) -> Re
         segments = segments_table(theta["weights"], order, [of_numbers(features, means, None)])
         components = components_table(theta["weights"], order=order)
         return Result((segments, components, by_column), (positions(features, means, None, order=order),))
-    covariances = theta["covariances"]
+    covariances, degrees, note = theta["covariances"], degrees_in(theta), ""
+    if degrees is not None:
+        covariances, note = covariances * (degrees / (degrees - 2.0)), HEAVY.format(degrees)
     if config.model.covariance == "spherical":
         own = np.sqrt(covariances)
         spread = np.repeat(own[:, None], means.shape[1], axis=1)
-        components = components_table(theta["weights"], Column("standard deviation", own[order].tolist()), order=order)
+        column = Column("standard deviation", own[order].tolist())
+        components = components_table(theta["weights"], column, order=order, note=note)
         segments = segments_table(theta["weights"], order, [of_numbers(features, means, spread)])
         return Result((segments, components, by_column), (positions(features, means, spread, order=order),))
     variances = covariances if config.model.covariance == "diag" else np.diagonal(covariances, axis1=-2, axis2=-1)
@@ -93,7 +101,7 @@ def _gaussian(config: FederatedEMConfig, theta: Theta, features: Features) -> Re
     else:
         within = by_component("standard_deviations", title, first, deviations, order=order)
     segments = segments_table(theta["weights"], order, [of_numbers(features, means, spread)])
-    tables = [segments, components_table(theta["weights"], order=order), by_column, within]
+    tables = [segments, components_table(theta["weights"], order=order, note=note), by_column, within]
     if config.model.covariance == "full":
         tables += filter(None, [correlations_table(features, covariances, order)])
     elif config.model.covariance == "tied":

@@ -5,6 +5,8 @@
     moves     each chain deletes a component and splits another, as long as that lowers the objective
     race      two steps of EM of every chain on level 2, mostly rows that no chain has seen; the best continues
     penalty   the pseudo-rows that suit fresh rows best
+    tails     if they are to be chosen: normal or Student-t components, by fresh rows; once before the moves, which are
+              then made with such components, and once after the race
     level     accelerated EM on level 2
 
 EM with many starts stays in optima in which one component covers two groups and two share one. No acceleration leaves
@@ -20,16 +22,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias, cast
+from typing import cast
 
 import numpy as np
 import scipy
 
 from fedcore.errors import PopulationError
-from fedcore.methods.federated_em.anderson import accelerated
-from fedcore.methods.federated_em.config import AUTO_SHARE, CANDIDATES, PSEUDO_ROWS
+from fedcore.methods.federated_em.config import AUTO_SHARE, PSEUDO_ROWS
+from fedcore.methods.federated_em.sampled import AnyMixture, Counted, Sample, best_penalty, best_tails
 from fedcore.methods.mixture_models.contract import Theta, is_sparse
-from fedcore.methods.mixture_models.counts import BernoulliMixture, CountMixture, MultinomialMixture, PoissonMixture
+from fedcore.methods.mixture_models.counts import CountMixture
 from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.methods.mixture_models.initialisation import (
     PRIOR_ROWS,
@@ -57,41 +59,11 @@ STALE = 0.05  # of a component's rows that moved: its split is looked for again
 SAME = 1e-4  # nats a row: chains this near to each other are in the same optimum
 RACE_STEPS = 2
 PENALTY_STEPS, PENALTY_ROWS = 4, 10_000
-PENALTY_GAIN, PENALTY_ERRORS = 1e-3, 1.0  # nats a row, and standard errors, by which a larger penalty must win
 MANY_ROWS = 100  # of a parameter: then the smallest penalty is right
 FEW_ROWS, FEW_STEPS = 20, 20  # rows of a parameter: below, AUTO_SHARE of them is held back; steps with each penalty
 LEVEL_STEPS, LEVEL_GAIN = 12, 3e-4
 NO_VARIANCE = 1e-6  # of a standardised column, or along an axis
 SEARCH = "federated_em/search"
-
-AnyMixture: TypeAlias = GaussianMixture | RegressionMixture | PoissonMixture | MultinomialMixture | BernoulliMixture
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """y: (n, d) standardised rows, NaN where missing, or counts in CSR form, in a random order. weights: (n,) how much
-    each counts; None: all the same. first: rows of level 1. share: of the population's rows; 1: these are all."""
-
-    y: np.ndarray | scipy.sparse.csr_matrix
-    weights: np.ndarray | None
-    first: int
-    share: float
-
-    def rows(self, part: slice | np.ndarray) -> Sample:
-        return replace(self, y=self.y[part], weights=None if self.weights is None else self.weights[part])
-
-    @property
-    def count(self) -> int:
-        return int(self.y.shape[0])
-
-    @property
-    def total(self) -> float:
-        """Of the weights."""
-        return float(self.count if self.weights is None else self.weights.sum())
-
-    @property
-    def whole(self) -> bool:
-        return self.share >= 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,37 +75,6 @@ class Found:
     pseudo_rows: float
     ends: np.ndarray
     row_steps: float
-
-
-@dataclass(slots=True)
-class Counted:
-    """EM of a model on some rows. model_of: the model with a penalty of so many pseudo-rows among so many rows."""
-
-    model_of: Callable[[float, float], AnyMixture]
-    row_steps: float = 0.0
-
-    def model(self, rows: Sample, pseudo_rows: float) -> AnyMixture:
-        return self.model_of(pseudo_rows, rows.total)
-
-    def mapped(self, model: AnyMixture, theta: Theta, rows: Sample) -> tuple[np.ndarray, float]:
-        """(M (q,), the objective at theta)."""
-        (totals,), (values,) = model.e_totals_and_log_likelihoods([theta], rows.y, rows.weights)
-        self.row_steps += rows.count
-        mean = values.mean() if rows.weights is None else np.average(values, weights=rows.weights)
-        return totals / rows.total, float(model.penalty(theta) - mean)
-
-    def steps(self, model: AnyMixture, theta: Theta, rows: Sample, steps: int) -> tuple[Theta, float]:
-        """(theta after this many plain steps, its objective)."""
-        for _ in range(steps):
-            theta = model.maximise(self.mapped(model, theta, rows)[0])
-        return theta, self.mapped(model, theta, rows)[1]
-
-    def accelerated(
-        self, model: AnyMixture, theta: Theta, rows: Sample, steps: int, gain: float
-    ) -> tuple[Theta, float]:
-        """(theta after at most this many accelerated steps, less where a step gains less; the best objective seen)."""
-        trail = accelerated(model, theta, lambda at: self.mapped(model, at, rows), steps, gain)
-        return model.maximise(trail.best), trail.objective
 
 
 def sample_share(parameters: int, features: int, rows: int) -> tuple[float, float]:
@@ -152,8 +93,10 @@ def searched(
     restarts: int,
     pseudo_rows: float | None,
     by_distance: bool = True,
+    tails: bool = False,
 ) -> Found:
     """The best mixture that is found. pseudo_rows: None to choose them. by_distance: k-means++, else rows at random.
+    tails: whether it may be one of Student-t components, which its parameters then say.
 
     Axes along which no row varies are left out. There only the penalty keeps variances above 0, and they are larger in
     smaller components: each such axis makes a mixture of one large component look better, whatever the groups are.
@@ -161,7 +104,7 @@ def searched(
     wide = model_of(1.0, 1.0)
     axes = _axes(wide, sample.y) if isinstance(wide, GaussianMixture) else np.eye(1)
     if axes.shape[0] == axes.shape[1]:
-        return _searched(model_of, sample, seed, restarts, pseudo_rows, by_distance)
+        return _searched(model_of, sample, seed, restarts, pseudo_rows, by_distance, tails)
     along = replace(sample, y=sample.y[:, axes.argmax(axis=0)] if np.isnan(sample.y).any() else sample.y @ axes)
 
     def narrower(nu: float, rows: float) -> GaussianMixture:
@@ -169,7 +112,7 @@ def searched(
         size = axes.shape[1]
         return replace(model, features=size, lam=axes.T @ model.lam @ axes, centre=np.zeros(size), known=None)
 
-    found = _searched(narrower, along, seed, restarts, pseudo_rows, by_distance)
+    found = _searched(narrower, along, seed, restarts, pseudo_rows, by_distance, tails)
     return replace(
         found,
         theta=_in_all_columns(cast(GaussianMixture, model_of(found.pseudo_rows, sample.count)), found.theta, axes),
@@ -210,6 +153,7 @@ def _searched(
     restarts: int,
     pseudo_rows: float | None,
     by_distance: bool,
+    tails: bool,
 ) -> Found:
     counted = Counted(model_of)
     parameters, components = model_of(1.0, 1.0).q, model_of(1.0, 1.0).components
@@ -223,6 +167,12 @@ def _searched(
     starts = [start_of(model, first, seed, chain, by_distance) for chain in range(restarts)]
     if pseudo_rows is None and few:
         nu = best_penalty(counted, starts[0], first, fresh, FEW_STEPS)
+        model = counted.model(first, nu)
+    train, unseen = (first, fresh) if fresh.count else _cut(first)
+    tails = tails and unseen.count > 0
+    if tails:
+        theta, _ = counted.accelerated(model, starts[0], first, FIRST_STEPS, FIRST_GAIN)
+        counted.degrees = best_tails(counted, theta, train, unseen, nu)
         model = counted.model(first, nu)
     chains: list[tuple[Theta, float]] = []
     for chain, start in enumerate(starts):
@@ -242,29 +192,22 @@ def _searched(
     theta = chains[int(np.argmin(ends))][0]
     if pseudo_rows is None and not many and (few or sample.count > first.count):
         nu = best_penalty(counted, theta, first, fresh, FEW_STEPS if few else PENALTY_STEPS)
+    if tails:
+        before, counted.degrees = counted.degrees, best_tails(counted, theta, train, unseen, nu)
+        if counted.degrees != before:
+            model = counted.model(first, nu)
+            theta, objective = counted.accelerated(model, theta, first, FIRST_STEPS, FIRST_GAIN)
+            if model.components > 1:
+                theta, _ = _moved(counted, model, theta, objective, first, seed, restarts)
     model = counted.model(sample, nu)
     theta, _ = counted.accelerated(model, theta, sample, LEVEL_STEPS, LEVEL_GAIN)
     return Found(theta, nu, ends, counted.row_steps)
 
 
-def best_penalty(counted: Counted, theta: Theta, train: Sample, fresh: Sample, steps: int) -> float:
-    """Of CANDIDATES, after some steps on the training rows with each, by the loss of fresh rows. A larger one must win
-    by more than the error of that: else a few far rows would decide, and a penalty that suits them can cost all others
-    much."""
-    best, losses = PSEUDO_ROWS, None
-    for nu in CANDIDATES:
-        model = counted.model(train, nu)
-        fitted, _ = counted.steps(model, theta, train, steps)
-        own = -model.log_likelihood(fitted, fresh.y)
-        if losses is None:
-            losses = own
-            continue
-        gain = losses - own
-        mean = np.average(gain, weights=fresh.weights)
-        error = np.sqrt(np.average((gain - mean) ** 2, weights=fresh.weights) / len(gain))
-        if mean > max(PENALTY_GAIN, PENALTY_ERRORS * error):
-            best, losses = nu, own
-    return best
+def _cut(rows: Sample) -> tuple[Sample, Sample]:
+    """Some of the rows, and the AUTO_SHARE of them that is held back."""
+    cut = max(int(rows.count * (1 - AUTO_SHARE)), 1)
+    return rows.rows(slice(cut)), rows.rows(slice(cut, None))
 
 
 # --- starts ---------------------------------------------------------------------------------------------------------

@@ -33,7 +33,8 @@ from fedcore.methods.federated_em.messages import (
     plain_scaling,
 )
 from fedcore.methods.federated_em.resolution import AXES, component_step, first_resolution
-from fedcore.methods.federated_em.search import AnyMixture, Sample, searched
+from fedcore.methods.federated_em.sampled import AnyMixture, Sample
+from fedcore.methods.federated_em.search import searched
 from fedcore.methods.federated_em.seeding import decoded_sums
 from fedcore.methods.federated_em.series import SERIES_NAMES, Precision, arrays_of
 from fedcore.methods.federated_em.state import FederatedEMState, pack
@@ -43,6 +44,7 @@ from fedcore.methods.mixture_models.counts import CountMixture
 from fedcore.methods.mixture_models.initialisation import lloyd_step, parameters_from_clusters
 from fedcore.methods.mixture_models.low_rank_tables import LowRankTables
 from fedcore.methods.mixture_models.released import NATS_OF_NOISE
+from fedcore.methods.mixture_models.student import DEGREES, StudentMixture, degrees_in
 from fedcore.methods.mixture_models.validation import FEWEST
 from fedcore.randomness import stream
 from fedcore.rounds.method import PublicFacts, RoundInfo
@@ -82,6 +84,8 @@ def public_parameters(public: PublicFacts, model: CurvedEM) -> Theta:
     """The model's parameters among the arrays of the warm start. Raises ConfigError if they are not such."""
     arrays = _arrays(public)
     theta = {name: np.asarray(array, np.float64) for name, array in arrays.items() if name not in NOT_PARAMETERS}
+    if isinstance(model, StudentMixture):  # the settings say which
+        theta[DEGREES] = np.array([model.degrees])
     return model.check_theta(theta)
 
 
@@ -91,12 +95,13 @@ def public_scaling(config: FederatedEMConfig, public: PublicFacts) -> Scaling:
     """
     arrays, d = _arrays(public), config.columns(public.features)
     mean = _vector(arrays, "column_means", d) if "column_means" in arrays else np.zeros(0)
+    degrees = degrees_in(arrays) if config.tails == "auto" else config.degrees
     if "centre" not in arrays and "scale" not in arrays:
-        return replace(plain_scaling(d * config.rows_per_observation), mean=mean)
+        return replace(plain_scaling(d * config.rows_per_observation), mean=mean, degrees=degrees)
     centre, scale = (_vector(arrays, name, d) for name in ("centre", "scale"))
     if not (scale > 0).all():
         raise ConfigError("'scale' of the start must be positive.")
-    return Scaling(centre, scale, np.ones(d), mean, np.zeros(0))
+    return Scaling(centre, scale, np.ones(d), mean, np.zeros(0), degrees=degrees)
 
 
 def public_pseudo_rows(public: PublicFacts) -> float:
@@ -233,7 +238,8 @@ def after_sample(config: FederatedEMConfig, state: FederatedEMState, sample: np.
 
         def model_of(pseudo_rows: float, size: float) -> AnyMixture:
             share = own.penalty_share(size, pseudo_rows)
-            model = cast(AnyMixture, models.model_of(own, replace(state.scaling(), penalty_share=share)))
+            scaling = replace(state.scaling(), penalty_share=share, degrees=own.degrees)
+            model = cast(AnyMixture, models.model_of(own, scaling))
             return replace(model, relative=True) if isinstance(model, CountMixture) else model
 
         return model_of
@@ -250,7 +256,8 @@ def after_sample(config: FederatedEMConfig, state: FederatedEMState, sample: np.
         state = replace(state, chosen=float(rank))
     model_of, config = model_with(state.chosen), config.decided(state.chosen)
     if config.mixture:
-        found = searched(model_of, rows, state.seed, config.starts_tried, nu, by_distance)
+        tails = config.tails == "auto"
+        found = searched(model_of, rows, state.seed, config.starts_tried, nu, by_distance, tails)
     else:
         found = settled(model_of, rows, models.initial_parameters(config, state.scaling(), state.seed), asked)
     chosen = PSEUDO_ROWS if asked is not None else found.pseudo_rows
@@ -263,7 +270,7 @@ def after_sample(config: FederatedEMConfig, state: FederatedEMState, sample: np.
         expectations=found.row_steps,
         bits_up=float(sample.size * BITS_PER_NUMBER),
     )
-    model = models.model_of(config, state.scaling())
+    model = models.model_of(config, replace(state.scaling(), degrees=degrees_in(found.theta)))
     state = enter_rounds(config, model, state, model.statistic_of(found.theta))
     told = {"clients": state.clients, "rows": state.rows, "sampled_rows": state.sampled, "pseudo_rows": chosen}
     return state, RoundInfo({**told, "spread_of_starts": float(np.ptp(found.ends)), "bits_up": state.bits_up})

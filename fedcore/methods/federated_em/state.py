@@ -13,6 +13,7 @@ from fedcore.methods.federated_em.config import PSEUDO_ROWS
 from fedcore.methods.federated_em.messages import Scaling
 from fedcore.methods.mixture_models.contract import Theta
 from fedcore.methods.mixture_models.hidden_cells import HiddenCells
+from fedcore.methods.mixture_models.student import degrees_in
 from fedcore.methods.mixture_models.validation import Split
 
 ROUNDING = 1e-9  # of sums of weights
@@ -158,10 +159,9 @@ class FederatedEMState:
         return bool((self.seen <= (1.0 - ROUNDING) * self.rows).any())
 
     def scaling(self) -> Scaling:
-        """How rows are read and standardised, and the moments of the columns."""
-        return Scaling(
-            self.centre, self.scale, self.variance, self.mean, self.seen, self.penalty_share, self.split(), self.chosen
-        )
+        """How rows are read and standardised, the moments of the columns, and the tails of the components."""
+        moments = self.centre, self.scale, self.variance, self.mean, self.seen
+        return Scaling(*moments, self.penalty_share, self.split(), self.chosen, degrees_in(self.parameters()))
 
     def split(self) -> Split | HiddenCells | None:
         """Which rows, or cells, take no part at present; None: all take part."""

@@ -108,9 +108,9 @@ class CountMixture(Mixture):
     def _log_constant(self, prepared: _Prepared, z: Any) -> np.ndarray | float:
         return 0.0 if self.relative else self._row_constant(z if is_sparse(z) else z[1:].T)
 
-    def _total(self, r: np.ndarray, z: Any) -> np.ndarray:
+    def _total(self, r: np.ndarray, z: Any, work: Workspace) -> np.ndarray:
         if not is_sparse(z):
-            return super()._total(r, z)
+            return super()._total(r, z, work)
         return np.concatenate([r.sum(axis=1)[:, None], (z.T @ np.ascontiguousarray(r.T)).T], axis=1)
 
     def client_means(

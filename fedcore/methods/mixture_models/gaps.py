@@ -8,7 +8,9 @@ Of a row with observed entries o and missing ones m, and of component g with pre
 with x^ the row completed by its conditional mean. So what has to be inverted is as large as what is missing, for each
 pattern of missing entries and each component. The expected statistics are r_g, r_g x^, r_g (x^ x^' + C), C in the rows
 and columns of m: those of a complete row, with x^ for x and C besides (Little, Rubin, "Statistical analysis with
-missing data", chapter 11).
+missing data", chapter 11). Of Student-t components (`fedcore.methods.mixture_models.student`) x_m given x_o has
+nu + |o| degrees of freedom and the scale matrix C / w, with w = (nu + |o|) / (nu + delta_o). Here delta_o is the
+squared Mahalanobis distance of what was seen. Their statistics are r_g, r_g w, r_g w x^ and r_g (w x^ x^' + C).
 
 Most rows may have a pattern that no other row has. So all patterns with k missing entries, and all components, are
 inverted at once by k steps of the sweep operator (Goodnight 1979, "A tutorial on the SWEEP operator"), which run along
@@ -27,6 +29,7 @@ from typing import NamedTuple
 
 import numpy as np
 import scipy
+from scipy.special import gammaln
 
 from fedcore.methods.mixture_models.packing import LOG_TWO_PI, pack_symmetric, packed_places, products, triangle
 
@@ -79,6 +82,7 @@ class Components(NamedTuple):
              (H,) zeros
     variances: (H, d) of diagonal covariances; (0, 0) else
     second:  which second moments the statistic has: "", "sum" (spherical), "diag" or "full"
+    degrees: of freedom; infinite: components are normal
     """
 
     logs: np.ndarray
@@ -87,6 +91,7 @@ class Components(NamedTuple):
     half_log_det: np.ndarray
     variances: np.ndarray
     second: str
+    degrees: float = math.inf
 
 
 class Patterns(NamedTuple):
@@ -116,6 +121,8 @@ class Completed(NamedTuple):
     rows:      (G, d, n) x^, from the model's centre
     left:      (H, d, n) variances of the missing entries given the others, 0 elsewhere, of diagonal covariances
     patterns:  those of other covariances, by number of missing entries
+    latent:    (G, n) w of Student-t components; None of normal ones
+    degrees:   (n,) of freedom of what is missing, given what was seen; infinite of normal components
     """
 
     columns: slice
@@ -123,21 +130,25 @@ class Completed(NamedTuple):
     rows: np.ndarray
     left: np.ndarray
     patterns: list[Patterns]
+    latent: np.ndarray | None
+    degrees: np.ndarray
 
     def sums(self, r: np.ndarray, starts: np.ndarray, second: str) -> np.ndarray:
-        """(c, G, F): 1, x^, and the second moments, weighted by r (G, n) and summed over each run of rows. starts: (c,)
-        where they begin, the first at 0. second: as in `Components`."""
+        """(c, G, F): 1, x^, and the second moments, weighted by r (G, n) and summed over each run of rows; of Student-t
+        components first r alone, and the others by r w. starts: (c,) where they begin, the first at 0. second: as in
+        `Components`."""
         g, d, n = self.rows.shape
+        mass = r if self.latent is None else r * self.latent
         sums = np.zeros((len(starts), g, 1 + d + {"": 0, "sum": 1, "diag": d, "full": triangle(d)}[second]))
-        sums[:, :, 0] = np.add.reduceat(r, starts, axis=1).T
-        weighted = np.multiply(self.rows, r[:, None], out=_memory("white", self.rows.shape))
+        sums[:, :, 0] = np.add.reduceat(mass, starts, axis=1).T
+        weighted = np.multiply(self.rows, mass[:, None], out=_memory("white", self.rows.shape))
         sums[:, :, 1 : 1 + d] = np.add.reduceat(weighted, starts, axis=2).transpose(2, 0, 1)
         if second == "full":
             if len(starts) == 1:
                 sums[0, :, 1 + d :] = pack_symmetric(weighted @ np.swapaxes(self.rows, 1, 2))
             else:
                 z = np.empty((triangle(d), n))
-                for own, x, weights in zip(sums.transpose(1, 0, 2), self.rows, r, strict=True):
+                for own, x, weights in zip(sums.transpose(1, 0, 2), self.rows, mass, strict=True):
                     products(x, z)
                     own[:, 1 + d :] = np.add.reduceat(z * weights, starts, axis=1).T
             for patterns in self.patterns:
@@ -147,7 +158,9 @@ class Completed(NamedTuple):
             weighted += self.left * r[:, None]
             squares = np.add.reduceat(weighted, starts, axis=2).transpose(2, 0, 1)
             sums[:, :, 1 + d :] = squares if second == "diag" else squares.sum(axis=2, keepdims=True)
-        return sums
+        if self.latent is None:
+            return sums
+        return np.concatenate([np.add.reduceat(r, starts, axis=1).T[:, :, None], sums], axis=2)
 
 
 def _add_covariances(patterns: Patterns, r: np.ndarray, owners: np.ndarray, sums: np.ndarray) -> None:
@@ -218,20 +231,40 @@ def _batch(components: Components, columns: slice, x: np.ndarray, missing: np.nd
     off = np.subtract(x, means, out=more[:, :d])  # (G, d, n) x^ - mu
     np.copyto(off, 0.0, where=missing)
     seen = x.shape[0] - np.count_nonzero(missing, axis=0)
-    log_joint = components.logs[:, None] - 0.5 * LOG_TWO_PI * seen
+    degrees, latent = components.degrees + seen, None
     if components.whiten is None:
         variances = components.variances[:, :, None]
-        log_joint = log_joint - 0.5 * np.sum(off * off / variances, axis=1)
+        distances, patterns = np.sum(off * off / variances, axis=1), list[Patterns]()
+        left = np.where(missing, variances, 0.0)
+    else:
+        patterns, half_log_dets = _complete(components.whiten, more, missing)
+        white = np.matmul(components.whiten, off, out=_memory("white", off.shape))
+        white *= white
+        distances, left = white.sum(axis=1), np.zeros((0, 0, 0))
+    if math.isinf(components.degrees):
+        log_joint, halves = components.logs[:, None] - 0.5 * LOG_TWO_PI * seen, 0.5 * distances
+    else:
+        latent, halves = degrees / (components.degrees + distances), np.zeros(1)
+        log_joint = components.logs[:, None] + log_kernel(distances, seen, components.degrees)
+    if components.whiten is None:
+        log_joint = log_joint - halves
         log_joint -= 0.5 * np.sum(np.where(missing, 0.0, np.log(variances)), axis=1)
-        off += means
-        return Completed(columns, log_joint, off, np.where(missing, variances, 0.0), [])
-    patterns, half_log_dets = _complete(components.whiten, more, missing)
-    white = np.matmul(components.whiten, off, out=_memory("white", off.shape))
-    log_joint = log_joint + components.half_log_det[:, None] - half_log_dets
-    white *= white
-    log_joint -= 0.5 * white.sum(axis=1)
+    else:
+        log_joint = log_joint + components.half_log_det[:, None] - half_log_dets
+        log_joint -= halves
     off += means
-    return Completed(columns, log_joint, off, np.zeros((0, 0, 0)), patterns)
+    return Completed(columns, log_joint, off, left, patterns, latent, degrees)
+
+
+def log_kernel(distances: np.ndarray, columns: int | np.ndarray, degrees: float) -> np.ndarray:
+    """ln of the density of a Student-t of scale matrix I, at squared distances (G, n) from its mean. columns: number of
+    them, or (n,) that of each row. degrees: of freedom."""
+    power = 0.5 * (degrees + columns)
+    constant = gammaln(power) - gammaln(0.5 * degrees) - 0.5 * math.log(degrees * math.pi) * columns
+    values: np.ndarray = np.log1p(distances / degrees)
+    values *= -power
+    values += constant
+    return values
 
 
 def _complete(whiten: np.ndarray, more: np.ndarray, missing: np.ndarray) -> tuple[list[Patterns], np.ndarray]:

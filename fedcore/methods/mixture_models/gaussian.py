@@ -118,13 +118,18 @@ class GaussianMixture(Mixture):
         second = {"known": (), "tied": (), "spherical": (1,), "diag": (d,), "full": (triangle(d),)}[self.covariance]
         return Layout(self.components, (1, d, *second), triangle(d) if self.covariance == "tied" else 0)
 
+    @property
+    def _row_numbers(self) -> int:
+        """Features of a row."""
+        return sum(self.layout.kinds)
+
     # --- E-step -------------------------------------------------------------------------------------------------------
 
     def _columns(self, work: Workspace, n: int) -> np.ndarray:
-        return work.array("features", sum(self.layout.kinds))[1 : 1 + self.features, :n]
+        return work.array("features", self._row_numbers)[1 : 1 + self.features, :n]
 
     def _expand(self, work: Workspace, n: int, joint_only: bool = False) -> np.ndarray:
-        d, z = self.features, work.array("features", sum(self.layout.kinds))[:, :n]
+        d, z = self.features, work.array("features", self._row_numbers)[:, :n]
         x, z[0] = z[1 : 1 + d], 1.0
         if self.centre.any():
             x -= self.centre[:, None]
@@ -136,7 +141,7 @@ class GaussianMixture(Mixture):
             products(x, z[1 + d :])
         return z
 
-    def _prepare(self, theta: Theta) -> _Linear | _Whitening:
+    def _prepare(self, theta: Theta) -> Any:
         if self.covariance == "full":
             return self._whitening(theta)
         m, logs = theta["means"] - self.centre, log_weights(theta)

@@ -1,17 +1,19 @@
-"""Missing entries of rows under a mixture of Gaussians: their means, draws and intervals, given what was seen.
+"""Missing entries of rows under a mixture: their means, draws and intervals, given what was seen.
 
 With responsibilities r_g of the observed entries, a missing entry has the density sum_g r_g N(x^_g, C_g) of
-`fedcore.methods.mixture_models.gaps` (Little, Rubin, "Statistical analysis with missing data", chapter 11). Its mean
-has the smallest expected squared error. The entries of a row are drawn together; an interval is that of one entry.
+`fedcore.methods.mixture_models.gaps` (Little, Rubin, "Statistical analysis with missing data", chapter 11). Of
+Student-t components it is sum_g r_g t(x^_g, C_g / w_g), with one degree of freedom more for each observed entry. Its
+mean has the smallest expected squared error. The entries of a row are drawn together; an interval is that of one entry.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
-from scipy.special import ndtr, ndtri
+from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from fedcore.methods.mixture_models.gaps import Completed, Components, completed
 from fedcore.methods.mixture_models.mixture import responsibilities
@@ -43,15 +45,18 @@ class Imputation:
         def drawn(r: np.ndarray, batch: Completed) -> np.ndarray:
             row = np.arange(r.shape[1])
             g = np.minimum((np.cumsum(r, axis=0) < generator.random(len(row))).sum(axis=0), len(r) - 1)
-            values = batch.rows[g, :, row].T
+            values, wider = batch.rows[g, :, row].T, np.ones(len(row))
+            if batch.latent is not None:
+                wider = np.sqrt(batch.degrees / batch.latent[g, row] / generator.chisquare(batch.degrees))
             if len(batch.left):
-                values += np.sqrt(batch.left[g % len(batch.left), :, row].T) * generator.standard_normal(values.shape)
+                noise = np.sqrt(batch.left[g % len(batch.left), :, row].T) * generator.standard_normal(values.shape)
+                values += noise * wider
             more = np.vstack([values, np.zeros(len(row))])  # what stands for no entry is the last
             for patterns in batch.patterns:
                 rows, entries = patterns.rows, patterns.entries_of_rows
                 own = patterns.covariances[:, :, patterns.number, g[rows] % patterns.covariances.shape[3]]
                 noise = np.linalg.cholesky(own.transpose(2, 0, 1)) @ generator.standard_normal((*entries.shape, 1))
-                more[entries, rows[:, None]] += noise[..., 0]
+                more[entries, rows[:, None]] += noise[..., 0] * wider[rows, None]
             return more[:-1]
 
         return self._filled(x, drawn)
@@ -81,11 +86,15 @@ def _quantiles(share: float) -> Fill:
         sd = np.sqrt(_variances(batch))
         entry, row = np.nonzero(sd[0])
         mean, sd, r = batch.rows[:, entry, row], sd[:, entry, row], r[:, row]
-        ends = mean + sd * ndtri(share)
+        below_of, end = ndtr, ndtri(share)
+        if batch.latent is not None:
+            sd, degrees = sd / np.sqrt(batch.latent[:, row]), batch.degrees[row]
+            below_of, end = partial(stdtr, degrees), stdtrit(degrees, share)
+        ends = mean + sd * end
         low, high = ends.min(axis=0), ends.max(axis=0)
         for _ in range(HALVINGS):
             middle = (low + high) / 2
-            below = np.sum(r * ndtr((middle - mean) / sd), axis=0) < share
+            below = np.sum(r * below_of((middle - mean) / sd), axis=0) < share
             low, high = np.where(below, middle, low), np.where(below, high, middle)
         values = np.zeros(batch.rows.shape[1:])
         values[entry, row] = (low + high) / 2
@@ -95,7 +104,7 @@ def _quantiles(share: float) -> Fill:
 
 
 def _variances(batch: Completed) -> np.ndarray:
-    """(G, d, n) of the missing entries; 0 elsewhere."""
+    """(G, d, n) C of the missing entries; 0 elsewhere."""
     if len(batch.left):
         return np.broadcast_to(batch.left, batch.rows.shape)
     g, d, n = batch.rows.shape

@@ -20,6 +20,7 @@ from fedcore.methods.mixture_models.gaussian import GaussianMixture
 from fedcore.methods.mixture_models.imputer import GaussianImputer
 from fedcore.methods.mixture_models.mixture import Mixture
 from fedcore.methods.mixture_models.regression import RegressionMixture
+from fedcore.methods.mixture_models.student import DEGREES, StudentMixture
 from fedcore.population.blocks import segment_sums
 from fedcore.randomness import client_uniforms, stream
 from fedcore.rounds.statistics import ArgMax
@@ -242,7 +243,8 @@ def _gaussian(model: GaussianMixture, weights: np.ndarray, means: np.ndarray, va
         covariances = np.diag(weights @ variances)
     else:
         covariances = variances[:, :, None] * np.eye(means.shape[1])
-    return theta | {"covariances": covariances}
+    tails = {DEGREES: np.array([model.degrees])} if isinstance(model, StudentMixture) else {}
+    return theta | {"covariances": covariances} | tails
 
 
 def _counts(model: CountMixture, weights: np.ndarray, means: np.ndarray) -> Theta:

@@ -79,7 +79,7 @@ class Mixture(ABC):
         columns."""
         return None
 
-    def _total(self, r: np.ndarray, z: Any) -> np.ndarray:
+    def _total(self, r: np.ndarray, z: Any, work: Workspace) -> np.ndarray:
         """(G, F): sum over rows of r_g z."""
         return r @ z.T
 
@@ -176,7 +176,7 @@ class Mixture(ABC):
                         values[i, rows] = top + np.log(sums) + self._log_constant(prepared[i], z)
                     if w is not None:
                         r *= w
-                    totals[i] += self.layout.pack(self._total(r, z), self._shared_total(z, w))
+                    totals[i] += self.layout.pack(self._total(r, z, work), self._shared_total(z, w))
             if gaps_of_tiles:
                 all_gaps = joined(gaps_of_tiles)
                 own_weights = None if weights is None else np.asarray(weights, np.float64)[all_gaps.columns]

@@ -125,8 +125,8 @@ class RegressionMixture(Mixture):
         log_joint += prepared.logs
         return log_joint
 
-    def _total(self, r: np.ndarray, z: _Features) -> np.ndarray:
-        return super()._total(r, z.statistics)
+    def _total(self, r: np.ndarray, z: _Features, work: Workspace) -> np.ndarray:
+        return super()._total(r, z.statistics, work)
 
     def _by_client(self, r: np.ndarray, z: _Features, work: Workspace, each: int) -> np.ndarray:
         return super()._by_client(r, z.statistics, work, each)
