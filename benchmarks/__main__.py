@@ -33,6 +33,7 @@ NAMES = {
     "serve": "memory of `fedcore serve` over --runs quick runs, and by how much it grows with each",
     "fit": "`FederatedMixture(8).fit` of arrays of 300 to --clients rows, beside scikit-learn's GaussianMixture(8)",
     "large": "a Gaussian mixture of a table of --clients thousand rows: from files, and by scikit-learn in memory",
+    "profile": "errors of `profile` beside those of OpenDP at the same epsilon, on real and generated tables",
     "store": "store: reading and writing against raw file speed",
 }
 
@@ -84,7 +85,9 @@ def parser() -> argparse.ArgumentParser:
         one.add_argument("--history", type=Path, metavar="FILE", help="append what was measured to this file")
         one.add_argument("--clients", type=int, help="size of the population")
         one.add_argument("--least", type=int, help="of `scale`: the smallest size")
-        one.add_argument("--only", nargs="+", default=[], metavar="CASE", help="of `scale` and `plan`: these cases")
+        one.add_argument(
+            "--only", nargs="+", default=[], metavar="CASE", help="of `scale`, `plan` and `profile`: these cases"
+        )
         one.add_argument("--workers", type=int)
         one.add_argument("--repeats", type=int, default=3)
         one.add_argument("--runs", type=int, default=50, help="of `serve`: so many, one after the other")

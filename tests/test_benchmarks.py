@@ -25,6 +25,7 @@ from benchmarks import (
     peers,
     perma_mnist,
     plan,
+    profile,
     scale,
     writers,
 )
@@ -93,6 +94,16 @@ def test_the_command_line_knows_every_benchmark():
         assert chosen.clients == 5 and dict(chosen.peer) == {"pfl": "python"}
     with pytest.raises(SystemExit):
         parser().parse_args(["em", "--peer", "pfl"])
+
+
+@pytest.mark.slow
+def test_profiles_are_compared_with_opendp(tmp_path):
+    pytest.importorskip("opendp")
+    (poor, good) = rows_of(profile.measure(options(tmp_path, only=["people"]))).values()
+    assert poor["rows"] == 20_000 and good["columns"] == 4
+    for what in ("bins", "quantiles"):
+        for way in profile.WAYS:
+            assert 0 <= good[f"{what} {way}"] <= 2 * poor[f"{what} {way}"]
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic_core import to_jsonable_python
 
 from fedcore.errors import FedcoreError
+from fedcore.evaluation.bars import bars_figure
 from fedcore.evaluation.changes import since_the_run_before
 from fedcore.evaluation.figures import (
     PARTS,
@@ -40,7 +41,7 @@ from fedcore.evaluation.templates import markup, rendered
 from fedcore.evaluation.written import Shown, first_table, in_markdown, iso_date, show, show_bytes, shown_tables
 from fedcore.methods.registry import method_class
 from fedcore.rounds.choices import flat, known_settings
-from fedcore.rounds.results import Figure, Pictures, Positions, Result
+from fedcore.rounds.results import Bars, Figure, Pictures, Positions, Result
 from fedcore.rounds.scores import differences_in_words
 from fedcore.runs.plan_check import PLAN
 from fedcore.runs.run_files import METRICS
@@ -114,6 +115,8 @@ def _drawn(figure: Figure, vocabulary: Sequence[str] | None) -> bytes:
         return positions_figure(figure)
     if isinstance(figure, Pictures):
         return pictures_figure(figure)
+    if isinstance(figure, Bars):
+        return bars_figure(figure)
     return profiles_figure(figure.centres, figure.mean, figure.weights, vocabulary, TOP)
 
 

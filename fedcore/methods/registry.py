@@ -37,6 +37,7 @@ OWN = {
     "perma": "fedcore.methods.perma:Perma",
     "background": "fedcore.methods.background:Background",
     "dictionaries": "fedcore.methods.dictionaries:Dictionaries",
+    "profile": "fedcore.methods.profile:Profile",
 }
 
 

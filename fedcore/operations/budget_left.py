@@ -10,11 +10,11 @@ from typing import Any
 
 from fedcore.operations.forecast import began
 from fedcore.population.store import Population
-from fedcore.privacy.accounting import Budget, rounded_down, rounded_up
+from fedcore.privacy.accounting import Budget, rounded_up
 from fedcore.privacy.ledger.chain import Balance
-from fedcore.rounds.private_settings import cohort_rule
 from fedcore.runs.run_files import read_json
 from fedcore.runs.store import Run, list_runs
+from fedcore.training.budget import rho_asked
 from fedcore.training.cohorts import Cost, cost_of
 from fedcore.training.session import Session
 from fedcore.training.spec import RunSpec
@@ -140,13 +140,9 @@ def runs_that_fit(spec: RunSpec, balance: Balance) -> int:
 
 def _price(spec: RunSpec, budget: Budget) -> Price:
     """Of the next run like this one: its plan with spares, but no less than the share that its settings ask for."""
-    plan, settings = spec.releases, spec.method.private_settings
-    needed, horizon = cost_of(plan, settings.spare_releases), cohort_rule(settings).horizon
-    share = 0.0
-    if horizon is not None:
-        share = rounded_down(Fraction(budget.rho_max) / horizon)
-    elif settings.epsilon is not None:
-        share = budget.rho_of(settings.epsilon)
+    plan = spec.releases
+    needed = cost_of(plan, spec.method.private_settings.spare_releases)
+    share = rho_asked(spec.method, budget) or 0.0
     return Price(Cost(max(needed.rho, Fraction(share)), needed.delta), cost_of(plan, 0))
 
 

@@ -41,9 +41,9 @@ from fedcore.operations.pipelines.steps import Ingest, Pipeline
 from fedcore.operations.schedule import NAME, Compute, Scheduled
 from fedcore.population.store import Population
 from fedcore.privacy.accounting import Budget
-from fedcore.rounds.private_settings import cohort_rule
 from fedcore.storage.files import is_url
 from fedcore.storage.parsing import read_toml
+from fedcore.training.budget import rho_asked
 from fedcore.training.request import LARGEST_SEED, SHARE_NAME, Series, TrainRequest
 from fedcore.training.spec import open_inputs, resolve
 from fedcore.training.warm_start import PREVIOUS
@@ -224,13 +224,8 @@ def shares_on(
         method = make_method(item.method, item.config)
         if item.share != share_name or not method.private or Population.open(item.population).id != population.id:
             continue
-        settings = method.private_settings
-        horizon = cohort_rule(settings).horizon
-        if horizon is not None:
-            share = budget.rho_max / horizon
-        else:
-            share = budget.rho_max if settings.epsilon is None else budget.rho_of(settings.epsilon)
-        shares.append((item.name, share))
+        share = rho_asked(method, budget)
+        shares.append((item.name, budget.rho_max if share is None else share))
     return shares
 
 

@@ -176,7 +176,7 @@ def _payer(name: str, runs: Sequence[Run], starts: Sequence[datetime], now: date
         exact_sum(planned.rho for planned in plan),
         exact_sum(planned.delta for planned in plan),
         (cost.rho, cost.delta),
-        settings.epsilon is None and rule.horizon is None,
+        settings.epsilon is None and rule.horizon is None and method.usual_share is None,
         rule,
         known,
         every,

@@ -171,6 +171,10 @@ def plan_run(
         where = replace(where, workers=predictions["workers_for_deadline"], cluster=True)
         predictions = predicted(method, population, spec.releases, passes, measured, where)
     refuse(predictions, where, runs)
+    if spec.ledger is not None:
+        budget = spec.ledger.balance(population.id).of_share(spec.share).required_budget()
+        predictions["epsilon"] = budget.epsilon_of(sum(planned.rho for planned in spec.releases))
+        predictions["delta"] = budget.delta
     if spec.worth is not None:
         predictions["worth"] = spec.worth.in_words
     if spec.left_out:

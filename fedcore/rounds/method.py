@@ -18,6 +18,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -174,6 +175,8 @@ class Method(ABC, Generic[ConfigT, StateT]):
     fixed_settings: settings that the method had and that are constants now, with their values. Runs and files that have
         this value are as they were; another value is refused
     feature_outputs: names of outputs of `personalise` whose last axis are the features of the population
+    usual_share: fraction of the whole budget that a private run takes if its settings give no epsilon; None: all that
+        is left
     """
 
     name: ClassVar[str]
@@ -198,6 +201,7 @@ class Method(ABC, Generic[ConfigT, StateT]):
     moved_settings: ClassVar[Mapping[str, str]] = {}
     fixed_settings: ClassVar[Mapping[str, Any]] = {}
     feature_outputs: ClassVar[tuple[str, ...]] = ()
+    usual_share: ClassVar[Fraction | None] = None
 
     config: ConfigT
 

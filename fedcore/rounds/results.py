@@ -157,7 +157,26 @@ class Pictures:
     brightness: bool = False
 
 
-Figure: TypeAlias = "Profiles | Positions | Pictures"
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """title: with the unit; shares: (bars,) float64 >= 0; ticks: (place, label), where bar i stands at place i."""
+
+    title: str
+    shares: np.ndarray
+    ticks: tuple[tuple[float, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """A figure: a small panel of bars for each column."""
+
+    name: str
+    title: str
+    caption: str
+    panels: tuple[Panel, ...]
+
+
+Figure: TypeAlias = "Profiles | Positions | Pictures | Bars"
 
 
 @dataclass(frozen=True, slots=True)

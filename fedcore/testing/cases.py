@@ -20,7 +20,7 @@ from fedcore.rounds.statistics import IntegerSum, KeyedIntegerSum, Statistics, m
 from fedcore.testing.bits import copied
 from fedcore.testing.broken import LawBroken, require
 from fedcore.testing.populations import SmallPopulation, random_population
-from fedcore.training.budget import fit_plan
+from fedcore.training.budget import fit_plan, rho_asked
 
 EPSILON, DELTA = 60.0, 1e-6  # so large that noise does not drown few clients
 NOISE_KEY = "conformance"
@@ -306,6 +306,6 @@ def _budgeted_facts(case: Case) -> tuple[PublicFacts, tuple[PlannedRelease, ...]
     if not method.private:
         return facts(None), ()
     budget = make_budget(EPSILON, DELTA)
-    asked = method.private_settings.epsilon
-    plan, public = fit_plan(method, facts, budget.rho_max if asked is None else budget.rho_of(asked))
+    asked = rho_asked(method, budget)
+    plan, public = fit_plan(method, facts, budget.rho_max if asked is None else asked)
     return public, plan

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.rounds.results import Column, Pictures, Positions, Profiles, Result, Table
+from fedcore.rounds.results import Bars, Column, Pictures, Positions, Profiles, Result, Table
 from fedcore.testing.broken import require
 
-FIGURES = (Profiles, Positions, Pictures)
+FIGURES = (Profiles, Positions, Pictures, Bars)
 
 
 def told(found: Result) -> list[dict[str, Any]]:

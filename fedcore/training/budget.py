@@ -315,9 +315,9 @@ def plan_within_budget(
     """The plan whose price, with its spare releases, is this run's share of the budget; the public facts that it was
     made from; and who takes part, None for everybody.
 
-    The share is config.epsilon at the population's delta, or what config.horizon leaves for one of so many runs, or all
-    that is left; the relation is that of the budget. balance: of the population. share: of a divided
-    budget, which is then all that the run sees.
+    The share is config.epsilon at the population's delta, or what config.horizon leaves for one of so many runs, or the
+    method's usual share, or all that is left; the relation is that of the budget. balance: of the population. share: of
+    a divided budget, which is then all that the run sees.
     """
     required_budget(population, balance)
     balance = balance.of_share(share)
@@ -336,24 +336,35 @@ def plan_within_budget(
             f"({asked}).",
             f"Leave that out, or begin with cohorts: fedcore budget cohorts {population.path}",
         )
-    rho = share_of_all(method.private_settings.epsilon, population, balance, budget)
+    rho = share_of_all(rho_asked(method, budget), population, balance, budget)
     return *fit_plan(method, facts, rho), None
 
 
-def share_of_all(epsilon: float | None, population: Population, balance: Balance, budget: Budget) -> float:
-    """The rho of a run where one account is kept for all clients. epsilon: that it asks for; None: all that is left.
+def rho_asked(method: AnyMethod, budget: Budget) -> float | None:
+    """The rho that a run asks for, by its horizon, its epsilon or the usual share of its method; None: all that is
+    left."""
+    settings = method.private_settings
+    if (horizon := cohort_rule(settings).horizon) is not None:
+        return rounded_down(Fraction(budget.rho_max) / horizon)
+    if settings.epsilon is not None:
+        return budget.rho_of(settings.epsilon)
+    return None if method.usual_share is None else rounded_down(Fraction(budget.rho_max) * method.usual_share)
+
+
+def share_of_all(asked: float | None, population: Population, balance: Balance, budget: Budget) -> float:
+    """The rho of a run where one account is kept for all clients. asked: rho; None: all that is left.
 
     Raises BudgetExceeded if it is not left.
     """
     share = balance.rho_left
-    if epsilon is not None:
-        share = budget.rho_of(epsilon)
+    if asked is not None:
+        share = asked
         if share > balance.rho_left:
             left = epsilon_that_fits(balance)
             raise BudgetExceeded(
                 f"{balance.whose}population {population.path.name!r} has rho = {balance.rho_left:.6g} left of "
                 f"{budget.rho_max:.6g} (a run of epsilon = {left:.4g}), and this run asks for epsilon = "
-                f"{epsilon:g} (rho = {share:.6g}). Nothing was released.",
+                f"{budget.epsilon_of(share):.6g} (rho = {share:.6g}). Nothing was released.",
                 f"Lower epsilon to {left:.4g} or less, or raise the budget." if left > 0 else "Raise the budget.",
             )
     elif share <= CRUMB * budget.rho_max:
@@ -376,12 +387,11 @@ def _plan_by_cohort(
     """The same where the budget is kept by cohort: every cohort that takes part can pay the whole price."""
     settings, manifest = method.private_settings, population.manifest
     rule, accounts = cohort_rule(settings), cohorts.cohort_accounts(manifest, balance)
-    runs, share = 1, None
+    runs, share = 1, rho_asked(method, budget)
     if rule.horizon is not None:
         runs, share = rule.horizon, budget.rho_max
         least = share / runs * NEARLY
-    elif settings.epsilon is not None:
-        share = budget.rho_of(settings.epsilon)
+    elif share is not None:
         least = share * NEARLY
     else:  # everything that all who are not used up have left
         least = math.nextafter(CRUMB * budget.rho_max, math.inf)

@@ -125,7 +125,7 @@ def plan_vocabulary(
             )
         taking_part, nominal = cohorts.participants(manifest, chosen), cohorts.nominal_of(chosen)
     else:
-        whole = share_of_all(epsilon, population, balance, budget)
+        whole = share_of_all(None if epsilon is None else budget.rho_of(epsilon), population, balance, budget)
         rho = vocabulary.SHARE * whole if epsilon is None else whole
         taking_part, nominal = None, manifest.nominal_clients
     if rho <= CRUMB * budget.rho_max:

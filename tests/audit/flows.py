@@ -113,6 +113,14 @@ FLOWS: dict[str, Audited] = {
             "run_id": "ggg",
         }
     ),
+    "train-profile": Audited(
+        lambda w: {
+            "population": w / "points",
+            "config": {"epsilon": 1.0, "nominal_clients": 300, "bounds": [[-50, 50]] * 4, "anyway": True},
+            "runs": w / "runs",
+            "run_id": "iii",
+        }
+    ),
     "train-gradient-em": Audited(because="has no private algorithm; its statement says `privacy: none`"),
     "train-paper-histograms": Audited(because="has no private algorithm; its statement says `privacy: none`"),
     "train-paper-gradient-em": Audited(because="has no private algorithm; its statement says `privacy: none`"),

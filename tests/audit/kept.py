@@ -109,6 +109,14 @@ GMM = {
     "spare_releases": 0,
 }
 MIXTURE = {"components": 2, "rounds": 1, "nominal_clients": 300, "spare_releases": 0}
+PROFILE = {
+    "by": ["0"],
+    "categories": [[2]],
+    "bounds": [[-100.0, 100.0], None, None],
+    "nominal_clients": 100,
+    "spare_releases": 0,
+    "anyway": True,
+}
 DICTIONARIES = {
     "private": True,
     "atoms": 2,
@@ -133,6 +141,11 @@ def _records(canary: np.ndarray | None) -> list[np.ndarray]:
     """Clients of three rows each; the canary is a record of the first."""
     rows = np.concatenate(_points()).reshape(100, 3, 4)
     return [rows[0] if canary is None else np.vstack([rows[0], canary]), *rows[1:]]
+
+
+def _answers(*people: list[float]) -> list[np.ndarray]:
+    """Clients of one row: two numbers and an answer. Fifty of them, and those that are given."""
+    return [np.array([row]) for row in [[float(n), 2.0 * n, float(n % 2)] for n in range(50)] + [*people]]
 
 
 def _table() -> dict[str, Kept]:
@@ -174,6 +187,11 @@ def _table() -> dict[str, Kept]:
             unit="record",
             relation=relation,
         )
+        without = _answers([-90.0, 50.0, 1.0]) if replaced else _answers()
+        for unit in ("client", "record"):
+            found[f"profile, {unit}, {relation}"] = Kept(
+                "profile", PROFILE, (without, _answers([90.0, -50.0, 0.0])), unit=unit, relation=relation
+            )
         found[f"dictionaries, client, {relation}"] = Kept(
             "dictionaries", DICTIONARIES, (across, [*_points(), FAR]), relation=relation
         )

@@ -31,6 +31,7 @@ FAST = [
     "dictionaries/default",
     "dictionaries/private",
     "background/default",
+    "profile/clients",
 ]
 SLOW = [
     "paper_histograms/ifca",
@@ -63,6 +64,7 @@ SLOW = [
     "paper_gradient_em/local-fit",
     "paper_gradient_em/pooled-grem",
     "private_mixture/clients",
+    "profile/records-replace-one",
     "perma/paper",
     "perma/recommended-refined",
     "perma/recommended-few-samples",

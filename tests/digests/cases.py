@@ -357,6 +357,19 @@ private_mixture("one", "separated_not", anyway=True)
 private_mixture("series", given="private_mixture/clients")
 
 
+# --- profiles ---------------------------------------------------------------------------------------------------------
+
+
+def profile(name: str, unit: str = "client", relation: str = "add_or_remove_one", **settings):
+    settings = {"categories": [[2, 3, 4], [5]], "bounds": [[0, 100], None, None, None, None, None], **settings}
+    CASES[f"profile/{name}"] = Case("profile", "table_with_gaps", settings, None, unit, relation)
+
+
+profile("clients", by=["0", "1"])
+profile("records-replace-one", "record", "replace_one", by=["0"])
+profile("numbers", categories=[], bounds=None)
+
+
 # --- perma ------------------------------------------------------------------------------------------------------------
 
 

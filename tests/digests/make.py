@@ -43,7 +43,7 @@ import scipy
 import sklearn
 import threadpoolctl
 
-from fedcore.errors import RunError
+from fedcore.errors import ConfigError, RunError
 from fedcore.methods.registry import method_class
 from fedcore.population.blocks import leaves
 from fedcore.population.manifest import Provenance
@@ -81,7 +81,7 @@ def record_of(name: str, folder: Path) -> dict[str, Any]:
 
 def _private(case: Case) -> bool:
     asked = case.settings.get("algorithm") == "private" or bool(case.settings.get("private"))
-    return asked or case.method in ("histograms", "private_gmm", "private_mixture")
+    return asked or case.method in ("histograms", "private_gmm", "private_mixture", "profile")
 
 
 def _population(path: Path, people: People, paid: Case | None) -> Population:
@@ -172,7 +172,8 @@ def _memories(run: Run, blocks: int) -> dict[str, np.ndarray]:
 
 
 def _outputs(run: Run, population: Population) -> dict[str, np.ndarray]:
-    """For the clients of the first block, leaf after leaf; nothing if the run has found nothing."""
+    """For the clients of the first block, leaf after leaf; nothing if the run has found nothing, or its method
+    gives clients none."""
     method, state = trained(run)
     folder, block, parts = run.memories(), population.read(0), []
     memory = None if folder is None else read_values(memory_file(folder, 0))
@@ -182,7 +183,7 @@ def _outputs(run: Run, population: Population) -> dict[str, np.ndarray]:
                 clients = slice(leaf.first, leaf.first + leaf.clients)
                 mine = None if memory is None else {name: value[clients] for name, value in memory.items()}
                 parts.append(method.personalise(state, leaf, mine))
-    except RunError:
+    except (ConfigError, RunError):
         return {}
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 

@@ -214,6 +214,26 @@ def separated_not() -> People:
     return of_rows(np.full(200, 2), generator.normal(size=(400, 4)), "float32", 64, 128)
 
 
+def table_with_gaps() -> People:
+    """Two numbers, one of them with many zeros, a category of three values, a boolean, and gaps in all of them."""
+    generator = random(21)
+    sizes = sizes_of(generator, 22, 12)
+    n = int(sizes.sum())
+    answers = np.eye(3)[generator.integers(0, 3, n)]
+    answers[generator.random(n) < 0.1] = np.nan
+    x = np.column_stack(
+        [
+            np.rint(generator.uniform(0, 100, n)),
+            np.where(generator.random(n) < 0.4, 0.0, generator.normal(0, 50, n)),
+            answers,
+            generator.integers(0, 2, n),
+        ]
+    )
+    x[generator.random(n) < 0.1, 0] = np.nan
+    x[generator.random(n) < 0.1, 1] = np.nan
+    return of_rows(sizes, x, "float64")
+
+
 POPULATIONS: dict[str, Callable[[], People]] = {
     "counts": counts,
     "counts_wide": counts_wide,
@@ -235,6 +255,7 @@ POPULATIONS: dict[str, Callable[[], People]] = {
     "separated": separated,
     "separated_narrow": separated_narrow,
     "separated_not": separated_not,
+    "table_with_gaps": table_with_gaps,
 }
 
 

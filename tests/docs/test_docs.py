@@ -37,6 +37,7 @@ def commands(page: Path) -> list[str]:
 COLUMNS = Features(2, ["age", "income"])
 INCOMPLETE = block_of([np.array([[1.0, 2.0], [3.0, np.nan], [5.0, 4.0]]) + client for client in range(30)])
 ERROR, LEFT_OUT, READ = "error", "the row is left out", "read as unobserved"
+COUNTED = "counted as missing"
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,7 @@ ERROR, LEFT_OUT, READ = "error", "the row is left out", "read as unobserved"
     [
         ("`private_mixture`", "private_mixture", {}, LEFT_OUT),
         ("`private_gmm`", "private_gmm", {}, LEFT_OUT),
+        ("`profile`", "profile", {}, COUNTED),
         ('`federated_em`, `algorithm = "private"`', "federated_em", {"algorithm": "private"}, LEFT_OUT),
         ("`dictionaries`, `private = true`", "dictionaries", {"private": True}, LEFT_OUT),
         ("`federated_em`, not private", "federated_em", {"components": 1, "rounds": 2}, READ),

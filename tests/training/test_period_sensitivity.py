@@ -22,7 +22,7 @@ from fedcore.testing import SmallPopulation
 from tests.conformance.cases import case
 
 METHODS = ["histograms/private", "federated_em/private-diag", "federated_em/private-imputer", "private_gmm/diag"]
-METHODS += ["private_gmm/two-levels", "private_mixture/clients"]
+METHODS += ["private_gmm/two-levels", "private_mixture/clients", "profile/clients"]
 MONTHS, OTHERS = 4, 6
 LABELS = tuple(f"2026-0{month}" for month in range(1, MONTHS + 1))
 DEALT = Periods(column="when", unit="month", zone="UTC")

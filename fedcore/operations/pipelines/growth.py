@@ -19,7 +19,7 @@ from fedcore.privacy.accounting import Budget
 from fedcore.rounds.private_settings import cohort_rule
 from fedcore.runs.digests import COHORTS
 from fedcore.runs.store import Run, list_runs
-from fedcore.training.budget import ledger_of
+from fedcore.training.budget import ledger_of, rho_asked
 
 
 def too_little(item: Deployment, at: datetime, coming: int = 0) -> str:
@@ -66,9 +66,9 @@ def _grown(population: Population, last: Run) -> int:
 
 def _runs_funded(item: Deployment, budget: Budget) -> Fraction:
     """How many runs of this deployment a whole budget funds; 1 if each takes all that is left."""
-    settings = make_method(item.method, item.config).private_settings
-    if (horizon := cohort_rule(settings).horizon) is not None:
+    method = make_method(item.method, item.config)
+    if (horizon := cohort_rule(method.private_settings).horizon) is not None:
         return Fraction(horizon)
-    if settings.epsilon is None:
+    if (share := rho_asked(method, budget)) is None:
         return Fraction(1)
-    return max(Fraction(1), Fraction(budget.rho_max) / Fraction(budget.rho_of(settings.epsilon)))
+    return max(Fraction(1), Fraction(budget.rho_max) / Fraction(share))

@@ -488,6 +488,30 @@ weights: a row of a private GMM counts whole on each of its lines
 found: cells of a private GMM need no valley between them
 -     missing = int((~found.parted()).sum())
 +     missing = 0
+= fedcore/methods/profile/layout.py
+@ tests/profile/test_sensitivity.py
+sensitivity: groups of a profile are not paid for
+-             self._squared(self.grouped, int(len(self.by) == 2)) if self.by else 0
++             0
+sensitivity: a missing value of a profile adds more than a number
+-         return math.isqrt(LEVELS * self.level**2)
++         return LEVELS * self.level
+sensitivity: a category of a profile is not paid for
+- + flat * of.flat**2
++ + 0 * of.flat**2
+= fedcore/methods/profile/plan.py
+@ tests/profile/test_sensitivity.py
+sensitivity: a profile does not know replacement
+- (1 if relation == "add_or_remove_one" else 2)
++ 1
+= fedcore/methods/profile/clients.py
+@ tests/profile/test_sensitivity.py
+clip: rows of a client of a profile not divided by their number
+- _counts(leaf, whole.level // tile.rows, LEAVES)
++ _counts(leaf, whole.level // np.minimum(tile.rows, 1), LEAVES)
+clip: rows of a group of a profile have the weight of all rows
+- grouped.level // tile.rows
++ (2 * grouped.level) // tile.rows
 = fedcore/methods/mixture_models/whole_rows.py
 @ tests/private_mixture/test_sensitivity.py
 clip: left out of private mixtures
