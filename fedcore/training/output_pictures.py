@@ -6,9 +6,10 @@
                 client's rows from 0; frames.csv, a line for each with its outputs that are one number; contact.png,
                 some rows with four pictures each: the row, its background, what is left, and the mask; about.json
 
-The background of a row is its output `rows_global`, and what is left `rows_local`. A mask is where the largest of it
-over the colours is beyond median + 6 MAD of that picture. PNG knows black, 0, to white, 1, in 256 steps: what is beyond
-is cut, and other units are refused.
+The background of a row is its output `rows_global`, and what is left `rows_local`. Where a method gives its clients the
+`noise` of each pixel, masks are objects by `fedcore.rounds.pictures.foreground`. Else a mask is where the largest of
+what is left over the colours is beyond median + 6 MAD of that picture. PNG knows black, 0, to white, 1, in 256 steps:
+what is beyond is cut, and other units are refused.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ import numpy as np
 from fedcore.errors import ConfigError
 from fedcore.population.store import Population
 from fedcore.rounds.method import ROWS, ClientOutputs
-from fedcore.rounds.pictures import own_threshold, picture_shape
+from fedcore.rounds.pictures import foreground, own_threshold, picture_shape
 from fedcore.storage.files import flush, json_bytes, opened, seal, write_whole
 from fedcore.training.output_files import Leaf, OutputFiles
 
 BACKGROUND, LEFT, MASK = "rows_global", "rows_local", "mask"
+NOISE, LEAST = "noise", "least_change"  # of clients, which masks are made of
 LONGEST = 200  # bytes of the name of a client's folder
 SHOWN = 8  # rows on the contact sheet
 LONGEST_SIDE = 240  # pixels of a picture on it
@@ -40,7 +42,7 @@ TABLES = ("frames.csv", "contact.png", "about.json")  # beside the clients' fold
 BEYOND = 0.5  # of [0, 1]: so far outside pixels are not those of a camera
 
 
-def mask_of(left: np.ndarray) -> np.ndarray:
+def own_mask(left: np.ndarray) -> np.ndarray:
     """(n, H, W) bool: what moves, of what a background leaves of pictures (n, H, W[, 3]), each by its own threshold."""
     size = np.abs(left)
     size = size.max(axis=-1) if size.ndim == 4 else size
@@ -63,8 +65,20 @@ class _Pictures(OutputFiles):
         return {
             name: values.reshape(len(values), *self.shape)
             for name, values in outputs.items()
-            if self.shape is not None and name.startswith(ROWS) and values.shape[1:] == (self.width,)
+            if self.shape is not None and (name.startswith(ROWS) or name == NOISE) and values.shape[1:] == (self.width,)
         }
+
+    def masks(self, pictures: Mapping[str, np.ndarray], leaf: Leaf, outputs: ClientOutputs) -> np.ndarray:
+        """(n, H, W) bool: what moves in the rows of a leaf."""
+        left = pictures[LEFT]
+        if not (NOISE in pictures and LEAST in outputs) or leaf.ptr is None:
+            return own_mask(left)
+        found = np.zeros(left.shape[:3], bool)
+        for client, (noise, least) in enumerate(zip(pictures[NOISE], outputs[LEAST], strict=True)):
+            for row in range(int(leaf.ptr[client]), int(leaf.ptr[client + 1])):
+                at, behind = slice(row, row + 1), pictures[BACKGROUND][row : row + 1]
+                found[at] = foreground(behind + left[at], behind, noise, float(least))
+        return found
 
 
 class ArrayFile(_Pictures):
@@ -83,7 +97,7 @@ class ArrayFile(_Pictures):
             self.ptr.append(leaf.ptr[1:] + leaf.first_row)
         pictures = self.pictures(outputs)
         if LEFT in pictures:
-            pictures[MASK] = mask_of(pictures[LEFT])
+            pictures[MASK] = self.masks(pictures, leaf, outputs)
         for name, values in {**outputs, **pictures}.items():
             self._append(name, np.ascontiguousarray(values))
 
@@ -149,7 +163,7 @@ class PictureFolder(_Pictures):
                 "from 0 to 1.",
                 "End the name in .npz, or ingest pictures scaled to [0, 1], as --format frames does.",
             )
-        masks = mask_of(left)
+        masks = self.masks(pictures, leaf, outputs)
         numbers = {name: v for name, v in outputs.items() if name.startswith(ROWS) and v.ndim == 1}
         writer = self._writer(numbers)
         here = ~self.population.are_holes(leaf.first, leaf.clients)

@@ -253,6 +253,8 @@ def client_update(config: BackgroundConfig, message: BackgroundMessage, block: R
         return _pixels_of(block, pixels)
     if message.phase == "mean":
         return _means_of(config, message, block)
+    if message.phase == "noise":
+        return _squares_of(config, message, block, pixels)
     return _residuals_of(config, message, block, pixels)
 
 
@@ -275,6 +277,33 @@ def _means_of(config: BackgroundConfig, message: BackgroundMessage, block: RowsB
             counts[:2] += weight * len(frames), len(frames)
         counts[6] += 1
     return {"up": FloatSum.at(block.leaf, up), "counts": FloatSum.at(block.leaf, counts)}
+
+
+def _squares_of(
+    config: BackgroundConfig, message: BackgroundMessage, block: RowsBlock, pixels: np.ndarray
+) -> Statistics:
+    """Sums over frames of w r^2 and w (d,), w the biweight of a residual r by the last noise of its pixel."""
+    sizes, dtype = np.diff(block.ptr), block.x.dtype
+    images, cut = np.array(message.images, dtype), (BIWEIGHT * message.noise).astype(dtype)
+    squares, weights, counts = np.zeros(block.features), np.zeros(block.features), np.zeros(COUNTS)
+    for client in map(int, np.flatnonzero(sizes)):
+        weight = client_weight(config, int(sizes[client])) / float(sizes[client])
+        for _, frames in frames_of(block, client):
+            codes = codes_of(frames[:, pixels], images[:, pixels], message.energies)
+            there = int(codes.shown.sum())
+            counts[[0, 1, 4]] += weight * there, there, len(frames) - there
+            if not there:
+                continue
+            if there < len(frames):
+                frames, codes = frames[codes.shown], Codes(*(part[codes.shown] for part in codes))
+            rest = frames - predicted(images, codes)
+            w = np.clip(rest / cut, -1, 1)
+            w = (1 - w * w) ** 2
+            squares += weight * np.einsum("nm,nm,nm->m", w, rest, rest)
+            weights += weight * w.sum(axis=0)
+        counts[6] += 1
+    found = (("squares", squares), ("weights", weights), ("counts", counts))
+    return {name: FloatSum.at(block.leaf, total) for name, total in found}
 
 
 def _residuals_of(

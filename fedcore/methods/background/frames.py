@@ -47,12 +47,14 @@ Exposures = tuple[np.ndarray, np.ndarray, np.ndarray]
 class BackgroundMessage:
     """Asks every client for its sums.
 
-    phase:     "start": the histogram of its pixels; "mean": its mean image; "rounds": residuals by the shared image
+    phase:     "start": the histogram of its pixels; "mean": its mean image; "rounds": residuals by the shared image;
+               "noise": squares of these residuals
     number:    of the round, from 1; seed: names the stream of the sampled pixels
     images:    (1 + K, d) B and its modes, in the precision of messages; (0, d) before there is one
     energies:  (K,) mean squares of the codes of modes; sketched: modes of which the first sketch is asked for
     low, high: range that pixels of the mean are cut to, and whose width is the most that an offset counts for
     cut:       c, or k of the biweight, in the units of the data; biweight: which of the two
+    noise:     (d,) last standard deviations of the pixels, by which squares are cut; (0,) before there are any
     """
 
     phase: str
@@ -65,6 +67,7 @@ class BackgroundMessage:
     high: float
     cut: float
     biweight: bool
+    noise: np.ndarray
 
 
 # --- a client's frames ----------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
     start    clients answer with the histogram of their pixels, which gives their range
     mean     with their mean image; left out where a warm start gives one
     rounds   with two sums of each pixel (`frames`), and sums for the modes by which the image varies (`modes`)
+    noise    with two sums of each pixel more, for its standard deviation
 
 `frames` has what a frame is compared by, `clients` the sums, `server` the steps, `outputs` what clients are given.
 """
@@ -44,6 +45,7 @@ METRICS = (
     Metric("bytes_up", caption="Sent by all clients."),
     Metric("clients", caption="Clients with frames."),
     Metric("modes", caption="Images by which the background varies."),
+    Metric("noise", caption="Median over the pixels of their standard deviation.", follows_data=True),
     Metric("rows", caption="Frames."),
     Metric("silent", caption="Clients without frames."),
     Metric("strangers", caption="Frames that do not show the scene, by their gain."),
@@ -58,7 +60,7 @@ class Background(NonPrivateMethod[BackgroundConfig, BackgroundState]):
 
     name: ClassVar[str] = "background"
     kinds: ClassVar[tuple[Kind, ...]] = ("rows",)
-    arithmetic_version: ClassVar[str] = "background-1"
+    arithmetic_version: ClassVar[str] = "background-2"
     streams_rows: ClassVar[bool] = True
     Config = BackgroundConfig
     State = BackgroundState
@@ -66,6 +68,7 @@ class Background(NonPrivateMethod[BackgroundConfig, BackgroundState]):
     algorithm: ClassVar[str] = "robust sums of frames"
     accepts_warm_start: ClassVar[bool] = True
     outputs_use_memories: ClassVar[bool] = False
+    free_settings: ClassVar[tuple[str, ...]] = ("least_change",)
 
     @property
     def not_private_because(self) -> str:
@@ -80,7 +83,7 @@ class Background(NonPrivateMethod[BackgroundConfig, BackgroundState]):
 
     def total_rounds(self, state: BackgroundState) -> int:
         """With the passes for the range and, unless an image is given, for the mean."""
-        return self.config.rounds + (1 if state.given else 2)
+        return self.config.rounds + server.NOISE_PASSES + (1 if state.given else 2)
 
     def message(self, state: BackgroundState) -> BackgroundMessage | None:
         return server.message(self.config, state)
@@ -122,11 +125,14 @@ class Background(NonPrivateMethod[BackgroundConfig, BackgroundState]):
             raise ConfigError(f"'background' of {what} has shape {image.shape}, and the run needs {(features,)}.")
         return {"background": np.asarray(image, np.float64)}
 
+    def free_settings_in_force(self, state: BackgroundState) -> dict[str, Any]:
+        return {"least_change": server.least_change(self.config, state)}
+
     # --- for each client --------------------------------------------------------------------------------------------
 
     def personalise(self, state: BackgroundState, block: ClientBlock, memory: Memory | None) -> ClientOutputs:
         """Every frame split in its background and what is left; see `fedcore.methods.background.outputs`."""
-        return outputs.split_frames(state, cast(RowsBlock, block))
+        return outputs.split_frames(self.config, state, cast(RowsBlock, block))
 
     # --- scores on held-out data ------------------------------------------------------------------------------------
 

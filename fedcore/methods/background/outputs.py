@@ -9,7 +9,9 @@ import numpy as np
 
 from fedcore.errors import RunError
 from fedcore.methods.background.clients import codes_of, predicted
+from fedcore.methods.background.config import BackgroundConfig
 from fedcore.methods.background.frames import frames_of, sampled_pixels
+from fedcore.methods.background.server import least_change, least_noise
 from fedcore.methods.background.state import BackgroundState
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds import scores as held_rows
@@ -29,12 +31,14 @@ def check_trained(state: BackgroundState) -> None:
         raise RunError("the run stopped before it had a background.", "Resume it first.")
 
 
-def split_frames(state: BackgroundState, block: RowsBlock) -> ClientOutputs:
+def split_frames(config: BackgroundConfig, state: BackgroundState, block: RowsBlock) -> ClientOutputs:
     """Of every frame of a leaf; also of clients that took no part in the run: nobody has to remember anything.
 
     rows_gain, rows_offset, rows_spread: (N,) float64: its exposure, and 1.4826 median |frame - background|
     rows_shown: (N,) int64: 0 for frames that do not show the scene, whose backgrounds mean nothing
     rows_global, rows_local: (N, d) float32 background, and the frame less it; they add up to the frame
+    noise: (C, d) float32 standard deviation of each pixel about its background, the same for all
+    least_change: (C,) float64 change of a pixel below which it is in no mask, the same for all
     """
     check_trained(state)
     images = state.images.astype(np.float32)
@@ -53,7 +57,10 @@ def split_frames(state: BackgroundState, block: RowsBlock) -> ClientOutputs:
             outputs["rows_spread"][at], outputs["rows_shown"][at] = found.spreads, found.shown
             shared[at] = predicted(images, found)
             np.subtract(frames, shared[at], out=local[at], casting="same_kind")
-    return {**outputs, "rows_global": shared, "rows_local": local}
+    noise = state.noise if len(state.noise) else np.full(state.features, max(state.spread, least_noise(state)))
+    noise = np.broadcast_to(noise.astype(np.float32), (block.clients, state.features))
+    change = np.full(block.clients, least_change(config, state))
+    return {**outputs, "rows_global": shared, "rows_local": local, "noise": noise.copy(), "least_change": change}
 
 
 def result_of(state: BackgroundState, features: Features) -> Result:
@@ -68,6 +75,7 @@ def result_of(state: BackgroundState, features: Features) -> Result:
         "largest": float(image.max()),
         "modes": float(len(state.energies)),
         "median spread of a frame about it": state.spread,
+        **({"median noise of a pixel": float(np.median(state.noise))} if len(state.noise) else {}),
     }
     table = Table("background", "Background", (Column("of the image", list(rows)), Column("", list(rows.values()))))
     if features.image is None:

@@ -11,8 +11,9 @@ import numpy as np
 class BackgroundState:
     """State after a round. d: pixels of a frame, of all channels; K: modes.
 
-    phase:     "start" until the range of the pixels is known, "mean" unless an image was given, "rounds", "done"
-    round:     number of rounds after the mean
+    phase:     "start" until the range of the pixels is known, "mean" unless an image was given, "rounds", "noise",
+               "done"
+    round:     number of rounds after the mean, those of the noise included
     seed:      of the streams of simulation randomness
     features:  d
     given:     whether the run began with the image of a warm start
@@ -21,6 +22,7 @@ class BackgroundState:
     energies:  (K,) mean squares of the codes of the modes
     low, high: range of the pixels, in the units of the data
     spread:    median spread of the frames about the image before the last round, -1 before there is any
+    noise:     (d,) standard deviation of each pixel about its background; (0,) before there is any
     """
 
     phase: str
@@ -35,3 +37,4 @@ class BackgroundState:
     low: float = 0.0
     high: float = 0.0
     spread: float = -1.0
+    noise: np.ndarray = field(default_factory=lambda: np.zeros(0))
