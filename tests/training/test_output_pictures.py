@@ -61,6 +61,22 @@ def test_arrays_of_pictures(trained):
     np.testing.assert_array_equal(np.asarray(Image.open(place / "background.png")), np.rint(np.clip(image, 0, 1) * 255))
 
 
+def test_frames_of_two_cameras(tmp_path):
+    made = [clips.surveillance(seed, 15, 15, 20, gain=0.06) for seed in (3, 6)]
+    for name, clip in zip("ab", made, strict=True):
+        np.save(tmp_path / f"{name}.npy", np.clip(clip.frames, 0, 1))
+    population = ingest([tmp_path / "a.npy", tmp_path / "b.npy"], tmp_path / "p", format="frames", frames_per_client=5)
+    run = train(population, tmp_path, "background")
+    personalise(run.path, population.path, tmp_path / "out.npz")
+    with np.load(tmp_path / "out.npz") as out:
+        scenes = {name: out["scene"][[one.startswith(name) for one in out["clients"]]].tolist() for name in "ab"}
+        assert sorted(scenes.values()) == [[0] * 3, [1] * 3]
+        order = np.argsort(out["clients"], kind="stable")
+        masks = np.concatenate([out["mask"][out["ptr"][one] : out["ptr"][one + 1]] for one in order])
+    assert mask_scores(masks, np.concatenate([clip.masks for clip in made])).f1 > 0.95
+    export_run(run, tmp_path / "backgrounds.png")
+
+
 @pytest.mark.slow
 def test_rows_that_are_no_pictures_are_refused(trained, tmp_path):
     _, population, run, _ = trained

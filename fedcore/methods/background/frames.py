@@ -22,7 +22,7 @@ Source: Huber, "Robust Statistics" (1981), Chapter 7; Beaton, Tukey 1974 (biweig
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -55,6 +55,8 @@ class BackgroundMessage:
     low, high: range that pixels of the mean are cut to, and whose width is the most that an offset counts for
     cut:       c, or k of the biweight, in the units of the data; biweight: which of the two
     noise:     (d,) last standard deviations of the pixels, by which squares are cut; (0,) before there are any
+    every:     in the phase "start": every k-th client sends a signature of its scene
+    leaders:   (S, G) signatures of several scenes, each of which has a message in scenes; empty for a single one
     """
 
     phase: str
@@ -68,6 +70,9 @@ class BackgroundMessage:
     cut: float
     biweight: bool
     noise: np.ndarray
+    every: int = 1
+    leaders: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    scenes: tuple[BackgroundMessage, ...] = ()
 
 
 # --- a client's frames ----------------------------------------------------------------------------------------------

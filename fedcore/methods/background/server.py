@@ -1,6 +1,7 @@
 """The server's side: a range, a mean image, then steps of reweighted least squares.
 
-start    histogram of the pixels: the range that pixels of the mean are cut to
+start    histogram of the pixels: the range that pixels of the mean are cut to; and signatures, which show whether
+         clients have several scenes (`fedcore.methods.background.scenes`), for each of which all else is done
 mean     the first image; left out where a warm start gives one
 rounds   image += sum v g w r / sum v g^2 w; then gains have mean 1 and offsets mean 0 over the frames that show the
          scene, which gain and image do not tell apart otherwise. The first round cuts at the range, and fits gains
@@ -22,7 +23,8 @@ import numpy as np
 from fedcore.errors import PopulationError, RunError
 from fedcore.methods.background.clients import first_modes, kept, moved_modes
 from fedcore.methods.background.config import BackgroundConfig
-from fedcore.methods.background.frames import BIWEIGHT, BackgroundMessage, quantile
+from fedcore.methods.background.frames import BIWEIGHT, BackgroundMessage, quantile, sampled_pixels
+from fedcore.methods.background.scenes import leaders_of, matched, of_scene, round_of, scenes_of, together
 from fedcore.methods.background.state import BackgroundState
 from fedcore.rounds.method import RoundInfo
 
@@ -48,6 +50,14 @@ LEAST_LEVELS, LEAST_DEVIATIONS = 20.0, 8.0  # of a change that is movement, with
 def message(config: BackgroundConfig, state: BackgroundState) -> BackgroundMessage | None:
     if state.phase == "done":
         return None
+    if not len(state.leaders):
+        return _message(config, state)
+    parts = tuple(_message(config, one) for one in scenes_of(state))
+    empty: dict[str, Any] = {"images": np.zeros((0, state.features)), "energies": np.zeros(0), "noise": np.zeros(0)}
+    return replace(parts[0], **empty, leaders=state.leaders, scenes=parts)
+
+
+def _message(config: BackgroundConfig, state: BackgroundState) -> BackgroundMessage:
     number = state.round + 1
     biweight = _biweight(config, number)
     width = state.high - state.low
@@ -69,6 +79,7 @@ def message(config: BackgroundConfig, state: BackgroundState) -> BackgroundMessa
         cut,
         biweight,
         state.noise.astype(config.precision, copy=False),
+        state.every,
     )
 
 
@@ -86,6 +97,16 @@ def server_update(
     """Raises PopulationError if nobody has frames, RunError if no frame shows what the others show."""
     if state.phase == "start":
         return _after_start(state, result)
+    scenes = scenes_of(state)
+    if len(scenes) == 1:
+        return _of_a_scene(config, state, result)
+    moved = [_of_a_scene(config, one, of_scene(result, scene)) for scene, one in enumerate(scenes)]
+    return together([one for one, _ in moved], state.leaders), round_of([info for _, info in moved])
+
+
+def _of_a_scene(
+    config: BackgroundConfig, state: BackgroundState, result: Mapping[str, Any]
+) -> tuple[BackgroundState, RoundInfo]:
     if state.phase == "mean":
         weight, frames = (float(value) for value in np.asarray(result["counts"])[:2])
         image = np.asarray(result["up"]) / weight
@@ -108,9 +129,18 @@ def _after_start(state: BackgroundState, result: Mapping[str, Any]) -> tuple[Bac
     else:
         raise PopulationError(f"all pixels of all frames are about {low:g}.", "There is no background to be found.")
     low, high = low - WIDER * (high - low), high + WIDER * (high - low)
-    scalars = {"clients": clients, "rows": rows, "silent": silent, "bytes_up": 8.0 * pixels.size * clients}
-    phase = "rounds" if state.given else "mean"
-    return replace(state, phase=phase, clients=clients, rows=rows, low=low, high=high), RoundInfo(scalars)
+    signed = np.asarray(result["signatures"])
+    leaders = leaders_of(signed[:, 1:], signed[:, 0] * state.every)
+    scalars = {"clients": clients, "rows": rows, "silent": silent, "scenes": float(len(leaders))}
+    scalars["bytes_up"] = 8.0 * pixels.size * clients + signed.nbytes
+    images = matched(state.images, sampled_pixels(state.seed, state.features), leaders) if state.given else None
+    state = replace(state, clients=clients, rows=rows, low=low, high=high, given=images is not None)
+    if images is None:
+        none = np.zeros((0, state.features))
+        scenes = [replace(state, phase="mean", images=none)] * len(leaders)
+    else:
+        scenes = [replace(state, phase="rounds", images=image[None]) for image in images]
+    return together(scenes, leaders), RoundInfo(scalars)
 
 
 def _after_round(
@@ -182,7 +212,7 @@ def least_change(config: BackgroundConfig, state: BackgroundState) -> float | No
     """The setting, or what stands for it; None before there is a background."""
     if config.least_change is not None or not len(state.images):
         return config.least_change
-    if _of_a_camera(state):
+    if all(_of_a_camera(one) for one in scenes_of(state)):
         return LEAST_LEVELS * LEVEL
     return LEAST_DEVIATIONS * (float(np.median(state.noise)) if len(state.noise) else state.spread)
 
