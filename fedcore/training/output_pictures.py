@@ -3,8 +3,9 @@
     NAME.npz    every output as an array, of rows `ptr` and of clients `clients`; outputs as wide as a picture are
                 (rows, height, width), or (rows, height, width, 3), and `mask` (rows, height, width) says what moves
     NAME.pngs   a folder: CLIENT/NUMBER-background.png and CLIENT/NUMBER-mask.png of every row, by its number among the
-                client's rows from 0; frames.csv, a line for each with its outputs that are one number; contact.png,
-                some rows with four pictures each: the row, its background, what is left, and the mask; about.json
+                client's rows from 0; frames.csv, a line for each with its outputs that are one number; objects.csv, a
+                line for each object of a mask with its box and its track (`fedcore.rounds.tracks`); contact.png, some
+                rows with four pictures each: the row, its background, what is left, and the mask; about.json
 
 The background of a row is its output `rows_global`, and what is left `rows_local`. Where a method gives its clients the
 `noise` of each pixel, masks are objects by `fedcore.rounds.pictures.foreground`. Else a mask is where the largest of
@@ -29,6 +30,7 @@ from fedcore.errors import ConfigError
 from fedcore.population.store import Population
 from fedcore.rounds.method import ROWS, ClientOutputs
 from fedcore.rounds.pictures import foreground, own_threshold, picture_shape
+from fedcore.rounds.tracks import Box, Tracker
 from fedcore.storage.files import flush, json_bytes, opened, seal, write_whole
 from fedcore.training.output_files import Leaf, OutputFiles
 
@@ -38,7 +40,7 @@ LONGEST = 200  # bytes of the name of a client's folder
 SHOWN = 8  # rows on the contact sheet
 LONGEST_SIDE = 240  # pixels of a picture on it
 GAP = 4  # pixels between them
-TABLES = ("frames.csv", "contact.png", "about.json")  # beside the clients' folders
+TABLES = ("frames.csv", "objects.csv", "contact.png", "about.json")  # beside the clients' folders
 BEYOND = 0.5  # of [0, 1]: so far outside pixels are not those of a camera
 
 
@@ -146,6 +148,8 @@ class PictureFolder(_Pictures):
                 "Say their height and width when you ingest them (--option image=28x28), or end the name otherwise.",
             )
         self.lines: IO[str] | None = None
+        self.boxes: IO[str] | None = None
+        self.tracker, self.sequence = Tracker(), ""
         self.columns: list[str] = []
         self.sheet: list[np.ndarray] = []
         self.shown = set(np.linspace(0, population.n_rows - 1, SHOWN).round().astype(int).tolist())
@@ -165,16 +169,18 @@ class PictureFolder(_Pictures):
             )
         masks = self.masks(pictures, leaf, outputs)
         numbers = {name: v for name, v in outputs.items() if name.startswith(ROWS) and v.ndim == 1}
-        writer = self._writer(numbers)
+        writer, boxes = self._writer(numbers), self._boxes()
         here = ~self.population.are_holes(leaf.first, leaf.clients)
         self.clients += int(here.sum())
         for client in map(int, np.flatnonzero(here)):
             folder = self.partial / folder_name(ids[client])
             folder.mkdir(mode=0o700, exist_ok=True)
+            self._follow(ids[client])
             for number, row in enumerate(range(int(leaf.ptr[client]), int(leaf.ptr[client + 1]))):
                 _save(folder / f"{number:04d}-background.png", background[row])
                 _save(folder / f"{number:04d}-mask.png", masks[row])
                 writer.writerow([ids[client], number, *(values[row] for values in numbers.values())])
+                boxes.writerows([ids[client], number, *box] for box in self.tracker.boxes(masks[row]))
                 if leaf.first_row + row in self.shown:
                     self.sheet.append(_column(background[row], left[row], masks[row]))
 
@@ -183,6 +189,19 @@ class PictureFolder(_Pictures):
             self.lines = open(self.partial / "frames.csv", "w", newline="")
             csv.writer(self.lines).writerow(["client", "row", *(name.removeprefix(ROWS) for name in numbers)])
         return csv.writer(self.lines)
+
+    def _boxes(self) -> Any:
+        if self.boxes is None:
+            self.boxes = open(self.partial / "objects.csv", "w", newline="")
+            csv.writer(self.boxes).writerow(["client", "row", *Box._fields])
+        return csv.writer(self.boxes)
+
+    def _follow(self, client: str) -> None:
+        """Tracks go over to a client whose frames come after those before: FILE:8 after FILE:0."""
+        sequence = client.rpartition(":")[0] if client.rpartition(":")[2].isdigit() else ""
+        if not sequence or sequence != self.sequence:
+            self.tracker.begin()
+        self.sequence = sequence
 
     def commit(self) -> None:
         self.close()
@@ -196,8 +215,9 @@ class PictureFolder(_Pictures):
         flush(self.path.parent)
 
     def close(self) -> None:
-        if self.lines is not None:
-            self.lines.close()
+        for lines in (self.lines, self.boxes):
+            if lines is not None:
+                lines.close()
 
 
 def folder_name(client: str) -> str:

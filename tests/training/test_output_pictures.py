@@ -52,6 +52,13 @@ def test_arrays_of_pictures(trained):
     with open(place / "out.pngs" / "frames.csv", newline="") as file:
         lines = list(csv.DictReader(file))
     assert [line["row"] for line in lines] == ["0", "1", "2", "3", "0", "1", "2", "3", "0"]
+    with open(place / "out.pngs" / "objects.csv", newline="") as file:
+        objects = list(csv.DictReader(file))
+    with np.load(place / "out.npz") as out:
+        assert sum(int(line["pixels"]) for line in objects) == out["mask"].sum()
+    assert objects[0].keys() == {"client", "row", "track", "top", "left", "height", "width", "pixels"}
+    followed = [line["client"] for line in objects if line["track"] == "0"]
+    assert {"clip.npy:000000", "clip.npy:000004"} <= {*followed}
     assert all(0.7 < float(line["gain"]) < 1.4 and line["shown"] == "1" for line in lines)
     assert np.asarray(Image.open(place / "out.pngs" / "contact.png")).shape == (4 * 15 + 3 * 4, 8 * 20 + 7 * 4, 3)
     assert stat.S_IMODE((place / "out.pngs").stat().st_mode) == 0o700
