@@ -5,6 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 COLOURS = ("red", "green", "blue")
+WEAK, STRONG, NEAR = 5.0, 7.0, 4.0  # deviations of a pixel that may move, of one that moves, and of it from all nearby
+REACH = 2  # pixels by which an edge may sway
+FAINT = 0.5  # of the least change, which a pixel of an object need not reach
+FEWEST, SMALLEST = 4, 1e-4  # pixels of an object, and their share of the picture
+SOLID = 0.2  # least share of the pixels of an object that are strong
 
 
 def picture_shape(image: tuple[int, int], count: int) -> tuple[int, ...]:
@@ -16,6 +21,61 @@ def difference(frames: np.ndarray, background: np.ndarray) -> np.ndarray:
     """(F, H, W) largest over the channels of |frame - background|; background broadcasts over the frames."""
     largest: np.ndarray = np.abs(frames - background).max(axis=-1)
     return largest
+
+
+def foreground(frames: np.ndarray, background: np.ndarray, noise: np.ndarray, least: float) -> np.ndarray:
+    """(F, H, W) bool: the objects before a background, by hysteresis.
+
+    frames, background: (F, H, W) or (F, H, W, 3) pixels and what they would be without objects; noise: (H, W[, 3]) > 0
+    standard deviation of each; least: change in a channel, in the units of the pixels, below which nothing moves.
+
+    A pixel is weak where it changes by more than 5 deviations and by more than half of `least`. It is strong where it
+    changes by more than 7 deviations and by more than `least`, and by more than 4 deviations from all of the 5 x 5
+    pixels of the background around it; so an edge that sways by 2 pixels is not. A majority of 3 x 3 pixels decides.
+    An object is a connected part of the weak pixels (8 neighbours) that has at least 4 of them, 1e-4 of the picture,
+    and a fifth of them strong.
+
+    Source: Canny, "A computational approach to edge detection" (1986), for the two thresholds.
+    """
+    inverse = _planes(1.0 / noise)
+    found = np.zeros(frames.shape[:3], bool)
+    for mask, one, behind in zip(found, frames, background, strict=True):
+        mask[:] = _objects(_planes(one), _planes(behind), inverse, least)
+    return found
+
+
+def _planes(picture: np.ndarray) -> np.ndarray:
+    """(C, H, W) float32 channels of a picture (H, W[, C])."""
+    return np.ascontiguousarray(np.moveaxis(np.atleast_3d(picture), -1, 0), np.float32)
+
+
+def _objects(frame: np.ndarray, background: np.ndarray, inverse: np.ndarray, least: float) -> np.ndarray:
+    """(H, W) bool of channels (C, H, W); inverse: 1 / noise."""
+    from scipy.ndimage import label
+
+    height, width = frame.shape[1:]
+    change = np.abs(frame - background)
+    size, deviations = change.max(axis=0), (change * inverse).max(axis=0)
+    weak = (deviations > WEAK) & (size > FAINT * least)
+    certain: np.ndarray = (deviations > STRONG) & (size > least)
+    if not certain.any():
+        return certain
+    edged, near = np.pad(background, ((0, 0), (REACH, REACH), (REACH, REACH)), mode="edge"), deviations
+    for down, across in np.ndindex(2 * REACH + 1, 2 * REACH + 1):
+        np.subtract(frame, edged[:, down : down + height, across : across + width], out=change)
+        np.abs(change, out=change)
+        change *= inverse
+        near = np.minimum(near, change.max(axis=0))
+    around = np.pad(certain & (near > NEAR), 1, mode="edge").astype(np.uint8)
+    rows = around[:-2] + around[1:-1] + around[2:]
+    strong = (rows[:, :-2] + rows[:, 1:-1] + rows[:, 2:] >= 5) & weak
+    numbers, count = label(weak, np.ones((3, 3), bool))
+    sizes = np.bincount(numbers.ravel(), minlength=count + 1)
+    solid = np.bincount(numbers[strong], minlength=count + 1)
+    kept = (sizes >= max(FEWEST, SMALLEST * weak.size)) & (solid >= np.maximum(SOLID * sizes, 1))
+    kept[0] = False
+    found: np.ndarray = kept[numbers]
+    return found
 
 
 def own_threshold(values: np.ndarray, deviations: float = 6.0) -> float:

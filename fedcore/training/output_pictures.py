@@ -3,12 +3,14 @@
     NAME.npz    every output as an array, of rows `ptr` and of clients `clients`; outputs as wide as a picture are
                 (rows, height, width), or (rows, height, width, 3), and `mask` (rows, height, width) says what moves
     NAME.pngs   a folder: CLIENT/NUMBER-background.png and CLIENT/NUMBER-mask.png of every row, by its number among the
-                client's rows from 0; frames.csv, a line for each with its outputs that are one number; contact.png,
-                some rows with four pictures each: the row, its background, what is left, and the mask; about.json
+                client's rows from 0; frames.csv, a line for each with its outputs that are one number; objects.csv, a
+                line for each object of a mask with its box and its track (`fedcore.rounds.tracks`); contact.png, some
+                rows with four pictures each: the row, its background, what is left, and the mask; about.json
 
-The background of a row is its output `rows_global`, and what is left `rows_local`. A mask is where the largest of it
-over the colours is beyond median + 6 MAD of that picture. PNG knows black, 0, to white, 1, in 256 steps: what is beyond
-is cut, and other units are refused.
+The background of a row is its output `rows_global`, and what is left `rows_local`. Where a method gives its clients the
+`noise` of each pixel, masks are objects by `fedcore.rounds.pictures.foreground`. Else a mask is where the largest of
+what is left over the colours is beyond median + 6 MAD of that picture. PNG knows black, 0, to white, 1, in 256 steps:
+what is beyond is cut, and other units are refused.
 """
 
 from __future__ import annotations
@@ -27,20 +29,22 @@ import numpy as np
 from fedcore.errors import ConfigError
 from fedcore.population.store import Population
 from fedcore.rounds.method import ROWS, ClientOutputs
-from fedcore.rounds.pictures import own_threshold, picture_shape
+from fedcore.rounds.pictures import foreground, own_threshold, picture_shape
+from fedcore.rounds.tracks import Box, Tracker
 from fedcore.storage.files import flush, json_bytes, opened, seal, write_whole
 from fedcore.training.output_files import Leaf, OutputFiles
 
 BACKGROUND, LEFT, MASK = "rows_global", "rows_local", "mask"
+NOISE, LEAST = "noise", "least_change"  # of clients, which masks are made of
 LONGEST = 200  # bytes of the name of a client's folder
 SHOWN = 8  # rows on the contact sheet
 LONGEST_SIDE = 240  # pixels of a picture on it
 GAP = 4  # pixels between them
-TABLES = ("frames.csv", "contact.png", "about.json")  # beside the clients' folders
+TABLES = ("frames.csv", "objects.csv", "contact.png", "about.json")  # beside the clients' folders
 BEYOND = 0.5  # of [0, 1]: so far outside pixels are not those of a camera
 
 
-def mask_of(left: np.ndarray) -> np.ndarray:
+def own_mask(left: np.ndarray) -> np.ndarray:
     """(n, H, W) bool: what moves, of what a background leaves of pictures (n, H, W[, 3]), each by its own threshold."""
     size = np.abs(left)
     size = size.max(axis=-1) if size.ndim == 4 else size
@@ -63,8 +67,20 @@ class _Pictures(OutputFiles):
         return {
             name: values.reshape(len(values), *self.shape)
             for name, values in outputs.items()
-            if self.shape is not None and name.startswith(ROWS) and values.shape[1:] == (self.width,)
+            if self.shape is not None and (name.startswith(ROWS) or name == NOISE) and values.shape[1:] == (self.width,)
         }
+
+    def masks(self, pictures: Mapping[str, np.ndarray], leaf: Leaf, outputs: ClientOutputs) -> np.ndarray:
+        """(n, H, W) bool: what moves in the rows of a leaf."""
+        left = pictures[LEFT]
+        if not (NOISE in pictures and LEAST in outputs) or leaf.ptr is None:
+            return own_mask(left)
+        found = np.zeros(left.shape[:3], bool)
+        for client, (noise, least) in enumerate(zip(pictures[NOISE], outputs[LEAST], strict=True)):
+            for row in range(int(leaf.ptr[client]), int(leaf.ptr[client + 1])):
+                at, behind = slice(row, row + 1), pictures[BACKGROUND][row : row + 1]
+                found[at] = foreground(behind + left[at], behind, noise, float(least))
+        return found
 
 
 class ArrayFile(_Pictures):
@@ -83,7 +99,7 @@ class ArrayFile(_Pictures):
             self.ptr.append(leaf.ptr[1:] + leaf.first_row)
         pictures = self.pictures(outputs)
         if LEFT in pictures:
-            pictures[MASK] = mask_of(pictures[LEFT])
+            pictures[MASK] = self.masks(pictures, leaf, outputs)
         for name, values in {**outputs, **pictures}.items():
             self._append(name, np.ascontiguousarray(values))
 
@@ -132,6 +148,8 @@ class PictureFolder(_Pictures):
                 "Say their height and width when you ingest them (--option image=28x28), or end the name otherwise.",
             )
         self.lines: IO[str] | None = None
+        self.boxes: IO[str] | None = None
+        self.tracker, self.sequence = Tracker(), ""
         self.columns: list[str] = []
         self.sheet: list[np.ndarray] = []
         self.shown = set(np.linspace(0, population.n_rows - 1, SHOWN).round().astype(int).tolist())
@@ -149,18 +167,20 @@ class PictureFolder(_Pictures):
                 "from 0 to 1.",
                 "End the name in .npz, or ingest pictures scaled to [0, 1], as --format frames does.",
             )
-        masks = mask_of(left)
+        masks = self.masks(pictures, leaf, outputs)
         numbers = {name: v for name, v in outputs.items() if name.startswith(ROWS) and v.ndim == 1}
-        writer = self._writer(numbers)
+        writer, boxes = self._writer(numbers), self._boxes()
         here = ~self.population.are_holes(leaf.first, leaf.clients)
         self.clients += int(here.sum())
         for client in map(int, np.flatnonzero(here)):
             folder = self.partial / folder_name(ids[client])
             folder.mkdir(mode=0o700, exist_ok=True)
+            self._follow(ids[client])
             for number, row in enumerate(range(int(leaf.ptr[client]), int(leaf.ptr[client + 1]))):
                 _save(folder / f"{number:04d}-background.png", background[row])
                 _save(folder / f"{number:04d}-mask.png", masks[row])
                 writer.writerow([ids[client], number, *(values[row] for values in numbers.values())])
+                boxes.writerows([ids[client], number, *box] for box in self.tracker.boxes(masks[row]))
                 if leaf.first_row + row in self.shown:
                     self.sheet.append(_column(background[row], left[row], masks[row]))
 
@@ -169,6 +189,19 @@ class PictureFolder(_Pictures):
             self.lines = open(self.partial / "frames.csv", "w", newline="")
             csv.writer(self.lines).writerow(["client", "row", *(name.removeprefix(ROWS) for name in numbers)])
         return csv.writer(self.lines)
+
+    def _boxes(self) -> Any:
+        if self.boxes is None:
+            self.boxes = open(self.partial / "objects.csv", "w", newline="")
+            csv.writer(self.boxes).writerow(["client", "row", *Box._fields])
+        return csv.writer(self.boxes)
+
+    def _follow(self, client: str) -> None:
+        """Tracks go over to a client whose frames come after those before: FILE:8 after FILE:0."""
+        sequence = client.rpartition(":")[0] if client.rpartition(":")[2].isdigit() else ""
+        if not sequence or sequence != self.sequence:
+            self.tracker.begin()
+        self.sequence = sequence
 
     def commit(self) -> None:
         self.close()
@@ -182,8 +215,9 @@ class PictureFolder(_Pictures):
         flush(self.path.parent)
 
     def close(self) -> None:
-        if self.lines is not None:
-            self.lines.close()
+        for lines in (self.lines, self.boxes):
+            if lines is not None:
+                lines.close()
 
 
 def folder_name(client: str) -> str:

@@ -1,7 +1,8 @@
 """The background of a camera on generated clips that are harder: what sways, light that moves, objects that stay.
 
-`background` with and without modes, beside the median of the frames and robust PCA of all
-of them in one place; on clips of `swaying`, whose truth is known for every frame.
+`background` with and without modes, beside the median of the frames, robust PCA of all of them in one place, and the
+two subtractors of OpenCV, where it is installed. Clips are those of `swaying`, whose truth is known for every frame,
+and frames of a real camera with objects pasted before them, where FEDCORE_DATA has them.
 
 Then a clip of your own, separated into background and what moves, and what all clips of experiments share. The clip is
 a video file, an NPZ or NPY of frames or a folder of images (`clips.read_clip`) from a camera that stands still. Its
@@ -14,14 +15,15 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from fedcore.papers.data import rows_population
+from fedcore.papers.data import data_file, needed_data, rows_population
 from fedcore.papers.perma import baselines, clips
 from fedcore.papers.perma.baselines import principal_component_pursuit
-from fedcore.papers.perma.clips import CONDITIONS, HEIGHT, WIDTH, Clip, swaying
+from fedcore.papers.perma.clips import CONDITIONS, HEIGHT, WIDTH, Clip, pasted, swaying
 from fedcore.papers.perma.learning import Trained, train
 from fedcore.papers.perma.truth import best_mask_scores, energy_inside, mask_scores, psnr
 from fedcore.papers.table import Column, Condition, Experiment, Found, Options, Place, Row, Seeds, Trial, mean
@@ -29,7 +31,7 @@ from threadpoolctl import threadpool_limits
 
 from fedcore.methods.background.frames import TO_STANDARD_DEVIATION
 from fedcore.population.ingest.sources_frames import VIDEOS, video_frames
-from fedcore.rounds.pictures import difference, own_threshold
+from fedcore.rounds.pictures import difference, foreground, own_threshold
 
 SHOWN = 4
 FEATURES = 576  # numbers of a sample that blocks of a clip are chosen for, as in the paper
@@ -238,9 +240,13 @@ CLIPS = {
     "sways": "sways",
     "sways-widely": "sways widely",
     "all": "all of it",
+    "pasted": "a tree, objects pasted",
 }
+PASTED = ("video_tree", "tree.npz")
+BEFORE_THE_HAND, EVERY = 48, 2  # frames of it, of which each second one is taken
 QUICK_CLIPS = ("still", "stays-larger", "light", "sways")
 LINES = {"median": "median of the frames", "pursuit": "robust PCA", "no-modes": "modes = 0", "default": "default"}
+OPENCV = {"mog2": "OpenCV MOG2", "knn": "OpenCV KNN"}  # which have masks alone
 SETTINGS: dict[str, dict[str, int]] = {"no-modes": {"modes": 0}, "default": {}}
 DRAWN = ("sways", "all")
 
@@ -249,26 +255,41 @@ def conditions(options: Options) -> dict[str, Condition]:
     return {
         f"{clip}-{line}": Condition(f"{CLIPS[clip]}, {title}", {"clip": clip, "line": line})
         for clip in clip_names(options)
-        for line, title in LINES.items()
+        for line, title in {**LINES, **subtractors()}.items()
     }
 
 
 def clip_names(options: Options) -> Sequence[str]:
-    return QUICK_CLIPS if options.quick else tuple(CLIPS)
+    there = [name for name in CLIPS if name != "pasted" or data_file(*PASTED)]
+    return QUICK_CLIPS if options.quick else there
+
+
+def subtractors() -> Mapping[str, str]:
+    """OPENCV, if it is installed."""
+    return OPENCV if find_spec("cv2") else {}
+
+
+def clip_of(name: str, seed: int) -> Clip:
+    if name == "pasted":
+        return pasted(seed, clips.read_clip(needed_data(*PASTED))[:BEFORE_THE_HAND:EVERY])
+    return swaying(seed, CONDITIONS[name])
 
 
 def measure(trial: Trial) -> dict:
     name, seed = trial["clip"], trial.seed
-    clip = swaying(seed, CONDITIONS[name])
+    clip = clip_of(name, seed)
     with threadpool_limits(1):
         began = time.process_time()
-        background, modes = estimated(trial.place, trial.key, clip.frames, trial["line"], seed)
+        if trial["line"] in OPENCV:
+            masks = subtracted(clip.frames, trial["line"])
+            return {"own_f1": mask_scores(masks, clip.masks).f1, "cpu": time.process_time() - began}
+        background, masks, modes = estimated(trial.place, trial.key, clip.frames, trial["line"], seed)
         seconds = time.process_time() - began
     pictures = {}
     if seed == 1 and name in DRAWN:
         at = shown_frames(len(clip.frames))
         pictures = {"backgrounds": to_text(np.broadcast_to(background, clip.frames.shape)[at])}
-    return {**scores(clip, background), "modes": modes, "cpu": seconds, **pictures}
+    return {**scores(clip, background, masks), "modes": modes, "cpu": seconds, **pictures}
 
 
 def joined(*columns: Column) -> Column:
@@ -279,11 +300,12 @@ def columns(options: Options) -> dict[str, Column]:
     def of(line: str, score: str, form: str = ".3f") -> Column:
         return mean(score, form, at=f"{{}}-{line}")
 
+    both = (*LINES, *subtractors())
     return {
         **{title: joined(of(line, "f1"), of(line, "psnr", ".1f"), of(line, "inside")) for line, title in LINES.items()},
         "modes kept": of("default", "modes", ".1f"),
-        "F1, own threshold": joined(*(of(line, "own_f1") for line in LINES)),
-        "CPU s": joined(*(of(line, "cpu", ".1f") for line in LINES)),
+        "F1 of masks": joined(*(of(line, "own_f1") for line in both)),
+        "CPU s": joined(*(of(line, "cpu", ".1f") for line in both)),
     }
 
 
@@ -301,25 +323,45 @@ def figure(found: Found) -> bytes:
     return grid_figure(rows, "Backgrounds of what sways")
 
 
-def estimated(place: Place, key: str, frames: np.ndarray, line: str, seed: int) -> tuple[np.ndarray, int]:
-    """(backgrounds (F, H, W, C) or one (H, W, C), modes kept) of frames (F, H, W, C)."""
-    if line == "median":
-        return baselines.frame_median(frames), 0
-    if line == "pursuit":
-        return principal_component_pursuit(frames.reshape(len(frames), -1)).reshape(frames.shape), 0
+def estimated(place: Place, key: str, frames: np.ndarray, line: str, seed: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """(backgrounds (F, H, W, C) or one (H, W, C), masks (F, H, W), modes kept) of frames (F, H, W, C)."""
+    if line in ("median", "pursuit"):
+        if line == "median":
+            background = baselines.frame_median(frames)
+        else:
+            background = principal_component_pursuit(frames.reshape(len(frames), -1)).reshape(frames.shape)
+        change = difference(frames, background)
+        return background, change > own_threshold(change), 0
     found, ran = background_run(place, key, frames, "clip", seed, FRAMES_PER_CLIENT, SETTINGS[line])
-    return found, len(ran.state.energies)
+    return found, delivered(ran, frames, found), len(ran.state.energies)
 
 
-def scores(clip: Clip, background: np.ndarray) -> dict:
-    """JSON. f1: of the best threshold; own_f1: of one that needs no truth; psnr: mean over the frames, in dB, about the
-    true frames without objects; inside: of the energy of frame - background, in frames with objects, the share inside
-    these."""
+def delivered(ran: Trained, frames: np.ndarray, background: np.ndarray) -> np.ndarray:
+    """(F, H, W) masks of frames (F, H, W, C) as `fedcore personalise` writes them."""
+    least = ran.method.free_settings_in_force(ran.state)["least_change"]
+    return foreground(frames, background, ran.outputs["noise"][0].reshape(frames.shape[1:]), least)
+
+
+def subtracted(frames: np.ndarray, line: str) -> np.ndarray:
+    """(F, H, W) bool masks of a subtractor of OpenCV, which sees frames (F, H, W, 3) of [0, 1] once before."""
+    import cv2
+
+    make = {"mog2": cv2.createBackgroundSubtractorMOG2, "knn": cv2.createBackgroundSubtractorKNN}[line]
+    subtractor, pictures = make(detectShadows=False), np.rint(frames * 255).astype(np.uint8)
+    for one in pictures:
+        subtractor.apply(one)
+    return np.stack([subtractor.apply(one) > 0 for one in pictures])
+
+
+def scores(clip: Clip, background: np.ndarray, masks: np.ndarray) -> dict:
+    """JSON. f1: of the best threshold; own_f1: of the masks, which need no truth; psnr: mean over the frames, in dB,
+    about the true frames without objects; inside: of the energy of frame - background, in frames with objects, the
+    share inside these."""
     has = clip.masks.any(axis=(1, 2))
     left, change = clip.frames - background, difference(clip.frames, background)
     return {
         "f1": best_mask_scores(change, clip.masks, LEVELS)[0].f1,
-        "own_f1": mask_scores(change > own_threshold(change), clip.masks).f1,
+        "own_f1": mask_scores(masks, clip.masks).f1,
         "psnr": float(psnr(((background - clip.background) ** 2).mean(axis=(1, 2, 3))).mean()),
         "inside": energy_inside(left[has], clip.masks[has]),
     }
@@ -332,7 +374,13 @@ def notes(found: Found) -> list[str]:
         "objects; share of the energy of frame - background that lies in the objects.",
         "robust PCA: principal component pursuit of all frames in one place, not federated. modes = 0 and default: "
         f'model = "background", clients of {FRAMES_PER_CLIENT} frames, float32.',
-        "F1 at own threshold (median + 6 MAD, which needs no truth) and CPU seconds: of each in turn.",
+        "F1 of masks that need no truth, and CPU seconds, of each in turn: median of the frames and robust PCA beyond "
+        "median + 6 MAD; modes = 0 and default as delivered; "
+        + (
+            "OpenCV's MOG2 and KNN with their defaults, without shadows, in the second pass over the frames."
+            if subtractors()
+            else "OpenCV is not installed."
+        ),
     ]
 
 

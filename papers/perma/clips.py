@@ -323,6 +323,20 @@ def _codes(generator: np.random.Generator, frames: int, count: int, memory: floa
     return codes
 
 
+def pasted(seed: int, frames: np.ndarray, objects: int = 4, share: float = 0.06) -> Clip:
+    """Frames (F, H, W, 3) of [0, 1] of a camera, as the truth of the background, with rectangles that cross them.
+
+    objects, share: of them, and of the pixels that they cover, about. Pixels have 8 bits.
+    """
+    generator = stream(seed, "dictionaries/pasted-video")
+    clip = Clip(frames.copy(), frames, np.zeros(frames.shape[:3], bool))
+    conditions = Conditions(len(frames), objects=objects, share=share)
+    for _ in range(objects):
+        _cross(generator, clip, conditions, frames.mean(axis=(0, 1, 2)))
+    clip.frames[:] = np.rint(clip.frames * 255.0) / 255.0
+    return clip
+
+
 def _swayed(generator: np.random.Generator, wide: np.ndarray, conditions: Conditions) -> np.ndarray:
     """(F, H, W, 3) the scene with a margin, (H + 2 margin, W + 2 margin, 3), moved where it sways."""
     height, width = wide.shape[0] - 2 * MARGIN, wide.shape[1] - 2 * MARGIN

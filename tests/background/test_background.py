@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fedcore.papers.perma import clips
-from fedcore.papers.perma.truth import best_mask_scores, psnr
+from fedcore.papers.perma.truth import best_mask_scores, mask_scores, psnr
 
 from fedcore.errors import ConfigError, PopulationError, RunError
-from fedcore.methods.background import Background
+from fedcore.methods.background import Background, BackgroundConfig
 from fedcore.methods.background.clients import BOUND
 from fedcore.methods.background.frames import exposures, histogram, quantile
 from fedcore.randomness import stream
@@ -92,6 +92,63 @@ def test_a_client_moves_a_pixel_by_no_more_than_its_cut():
     np.testing.assert_allclose(answers[1][100], answers[2][100], rtol=1e-4)
 
 
+def delivered(ran, made, least=20 / 255):
+    """Masks of a clip as files of outputs have them."""
+    out = ran.outputs()
+    background = out["rows_global"].reshape(made.frames.shape)
+    return pictures.foreground(
+        made.frames.astype(np.float32), background, out["noise"][0].reshape(made.background.shape), least
+    )
+
+
+def test_masks_are_those_of_the_noise_of_each_pixel():
+    """A third of the picture is 3 times as noisy as the rest: its noise is in no mask, and objects are."""
+    made = clip()
+    noisy = np.s_[:, :, : WIDE // 3]
+    rest = stream(7, "noise").standard_normal(made.frames[noisy].shape)
+    made.frames[noisy] += 0.0283 * rest
+    ran = run(clients(made.frames))
+    noise = ran.state.noise.reshape(made.background.shape)
+    assert np.median(noise[:, : WIDE // 3]) == pytest.approx(0.03, rel=0.25)
+    assert np.median(noise[:, WIDE // 3 :]) == pytest.approx(0.01, rel=0.15)
+    assert ran.column("noise").shape == (3,) and ran.column("noise")[-1] == np.median(noise)
+    masks = delivered(ran, made)
+    assert not (masks & ~made.masks).mean() > 1e-3
+    assert mask_scores(masks, made.masks).f1 > 0.95
+    background = ran.outputs()["rows_global"].reshape(made.frames.shape)
+    change = pictures.difference(made.frames, background)
+    assert mask_scores(change > pictures.own_threshold(change), made.masks).f1 < 0.8
+
+
+def test_a_client_adds_bounded_squares_to_the_noise():
+    made = clip()
+    method = Background()
+    state = replace(run(clients(made.frames)).state, phase="noise")
+    bad = made.frames[3:6].astype(np.float32).reshape(3, -1)
+    bad[:, 100:120] = 1e6
+    statistics, _ = method.client_update(method.message(state), block_of([bad]), None)
+    assert (statistics["squares"].value()[100:120] == 0).all() and (statistics["weights"].value()[100:120] == 0).all()
+    assert (statistics["squares"].value() <= 0.15 * (4.685 * state.noise) ** 2 * (1 + 1e-5)).all()
+
+
+@pytest.mark.parametrize("scale", [1.0, 255.0])
+def test_the_least_change_follows_the_range_of_the_pixels(scale):
+    made = clip()
+    method = Background()
+    state = run(clients(made.frames * scale), rounds=4).state
+    found = method.free_settings_in_force(state)["least_change"]
+    assert found == pytest.approx(20 / 255 if scale == 1 else 8 * np.median(state.noise))
+    given = Background(BackgroundConfig(least_change=0.5))
+    assert given.free_settings_in_force(state) == {"least_change": 0.5}
+    assert method.free_settings_in_force(method.init(facts(clients(made.frames)))) == {"least_change": None}
+
+
+def test_a_run_without_a_noise_image_has_its_median_spread_for_it():
+    ran = run(clients(clip().frames))
+    state = replace(ran.state, noise=np.zeros(0))
+    np.testing.assert_allclose(ran.method.personalise(state, ran.block, None)["noise"], state.spread, rtol=1e-6)
+
+
 def lit(made, size=0.15):
     """Its frames and backgrounds, with light that moves over them."""
     down, across = np.mgrid[-1 : 1 : HIGH * 1j, -1 : 1 : WIDE * 1j]
@@ -117,7 +174,7 @@ def test_light_that_moves_is_background():
 def test_what_a_client_adds_to_the_modes_is_bounded():
     frames, _ = lit(clip())
     method = Background()
-    state = replace(run(clients(frames), rounds=12).state, phase="rounds")
+    state = replace(run(clients(frames), rounds=12).state, phase="rounds", round=12)
     message, answers = method.message(state), []
     assert len(message.energies) >= 2
     for value in (0.9, 1e6):
@@ -137,7 +194,7 @@ def test_a_run_from_an_earlier_one_ends_where_one_from_scratch_does():
     first = run(clients(made.frames[:12]), rounds=6)
     left = first.method.checked_warm_start(first.method.warm_start_of(first.state), "a run", HIGH * WIDE * 3)
     warm, cold = (run(clients(made.frames), given=given) for given in (left, None))
-    assert len(warm.infos) == len(cold.infos) - 1 == 17
+    assert len(warm.infos) == len(cold.infos) - 1 == 20
     np.testing.assert_allclose(warm.state.images[0], cold.state.images[0], atol=2e-3)
     assert miss(warm.state.images[0], made.background) > 48
 

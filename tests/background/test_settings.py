@@ -13,7 +13,7 @@ from fedcore.randomness import stream
 from tests.background.run_in_memory import block_of, run
 
 # name: what it is changed to
-CHANGES = {"modes": 0, "rounds": 13, "cut": 3.0, "weight_cap": None, "precision": "float32"}
+CHANGES = {"modes": 0, "rounds": 13, "cut": 3.0, "weight_cap": None, "precision": "float32", "least_change": 0.3}
 
 
 def frames():
@@ -27,7 +27,7 @@ def frames():
 
 def ends(settings):
     ran = run(frames(), **{"rounds": 12, **settings})
-    return {**asdict(ran.state), "bytes_down": ran.column("bytes_down")[-1]}
+    return {**asdict(ran.state), **ran.outputs(), "bytes_down": ran.column("bytes_down")[-1]}
 
 
 def test_all_settings_are_here():

@@ -4,8 +4,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fedcore.papers.perma.background_clips import CLIPS, CLIPS_TABLE, LINES, QUICK_CLIPS, estimated, scores
-from fedcore.papers.perma.clips import CONDITIONS, Conditions, swaying
+from fedcore.papers.perma.background_clips import (
+    CLIPS,
+    CLIPS_TABLE,
+    LINES,
+    OPENCV,
+    QUICK_CLIPS,
+    clip_names,
+    estimated,
+    scores,
+    subtracted,
+    subtractors,
+)
+from fedcore.papers.perma.clips import CONDITIONS, Conditions, pasted, swaying
+from fedcore.papers.perma.truth import mask_scores
 from fedcore.papers.table import Options, Place
 
 from fedcore.rounds.engine import InProcessBackend
@@ -53,9 +65,28 @@ def test_noise_of_a_codec_is_where_there_is_texture():
 
 def test_every_cell_has_its_conditions():
     cells = CLIPS_TABLE.cells(Options())
-    assert {cell.arguments["clip"] for cell in cells} == set(CLIPS) == set(CONDITIONS)
-    assert len({cell.key for cell in cells}) == len(cells) == 3 * len(CLIPS) * len(LINES)
-    assert len(CLIPS_TABLE.cells(Options(quick=True))) == len(QUICK_CLIPS) * len(LINES)
+    names, lines = clip_names(Options()), {**LINES, **subtractors()}
+    assert {cell.arguments["clip"] for cell in cells} == {*names} and {*CLIPS} == {*CONDITIONS, "pasted"}
+    assert len({cell.key for cell in cells}) == len(cells) == 3 * len(names) * len(lines)
+    assert len(CLIPS_TABLE.cells(Options(quick=True))) == len(QUICK_CLIPS) * len(lines)
+
+
+def test_objects_that_are_pasted_before_frames():
+    truth = swaying(1, replace(STILL, objects=0), *SIZE).frames
+    clip = pasted(2, truth)
+    assert (clip.background == truth).all() and 0.03 < clip.masks.mean() < 0.12
+    assert np.abs(clip.frames - truth)[~clip.masks].max() < 1e-9
+    assert (np.abs(clip.frames - truth).max(axis=-1)[clip.masks] > 0.02).mean() > 0.9
+
+
+@pytest.mark.parametrize("line", OPENCV)
+def test_rivals_find_objects(line):
+    pytest.importorskip("cv2")
+    frames, masks = np.full((40, *SIZE, 3), 0.4), np.zeros((40, *SIZE), bool)
+    for at in range(40):
+        masks[at, 5:11, at : at + 3] = True
+    frames[masks] = 0.8
+    assert mask_scores(subtracted(frames, line), masks).f1 > 0.8
 
 
 @pytest.mark.slow
@@ -63,8 +94,9 @@ def test_modes_follow_what_sways(tmp_path):
     clip = swaying(1, replace(CONDITIONS["sways"], frames=24), 48, 64)
     found = {}
     for line in LINES:
-        background, modes = estimated(Place(tmp_path, InProcessBackend(), 2**24), line, clip.frames, line, 1)
-        found[line] = scores(clip, background)
+        background, masks, modes = estimated(Place(tmp_path, InProcessBackend(), 2**24), line, clip.frames, line, 1)
+        found[line] = scores(clip, background, masks)
         assert (modes > 0) == (line == "default")
     assert found["default"]["psnr"] > 1 + max(found["no-modes"]["psnr"], found["median"]["psnr"])
     assert found["default"]["inside"] > found["no-modes"]["inside"]
+    assert found["default"]["own_f1"] > 0.05 + found["median"]["own_f1"]

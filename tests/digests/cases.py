@@ -427,4 +427,5 @@ dictionaries("private-series", given="dictionaries/private", **OF_PRIVATE)
 # --- background -------------------------------------------------------------------------------------------------------
 
 CASES["background/default"] = Case("background", "frames", {"rounds": 12})
+CASES["background/scenes"] = Case("background", "cameras", {"rounds": 12})
 CASES["background/samples"] = Case("background", "frames", {"weight_cap": 3, "precision": "float32"})

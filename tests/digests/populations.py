@@ -160,13 +160,25 @@ def tables(family: str) -> People:
     return of_rows(5 * number, x.reshape(-1, 4))
 
 
+def cameras() -> People:
+    """Frames of two scenes, whose clients take turns."""
+    parts = [of_camera(random(6 + scene)) for scene in range(2)]
+    starts = [np.cumsum([0, *sizes]) for sizes, _ in parts]
+    order = [(scene, client) for client in range(len(parts[0][0])) for scene in range(2)]
+    rows = [parts[s][1][starts[s][c] : starts[s][c + 1]] for s, c in order]
+    return of_rows(np.array([len(own) for own in rows]), np.concatenate(rows))
+
+
 def frames() -> People:
-    """Of one scene by gains and offsets, a tenth of the pixels covered."""
-    generator = random(5)
+    return of_rows(*of_camera(random(5)))
+
+
+def of_camera(generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of frames of clients, and frames of one scene by gains and offsets, a tenth of the pixels covered."""
     sizes = sizes_of(generator, 14, 6)
     seen = generator.uniform(0.8, 1.2, (sizes.sum(), 1)) * generator.random(40) + 0.05 * generator.random((1, 40))
     seen += 0.01 * generator.standard_normal(seen.shape)
-    return of_rows(sizes, np.where(generator.random(seen.shape) < 0.1, generator.random(seen.shape), seen))
+    return sizes, np.where(generator.random(seen.shape) < 0.1, generator.random(seen.shape), seen)
 
 
 def atoms(few: bool = False) -> People:
@@ -251,6 +263,7 @@ POPULATIONS: dict[str, Callable[[], People]] = {
     "tables_bernoulli": lambda: tables("bernoulli"),
     "atoms": atoms,
     "frames": frames,
+    "cameras": cameras,
     "atoms_few_samples": lambda: atoms(few=True),
     "separated": separated,
     "separated_narrow": separated_narrow,

@@ -13,7 +13,8 @@ from PIL import Image
 from fedcore.errors import ConfigError
 from fedcore.evaluation.export import export_run
 from fedcore.population.ingest.ingest import ingest
-from fedcore.training.output_pictures import folder_name, mask_of
+from fedcore.rounds.pictures import foreground
+from fedcore.training.output_pictures import folder_name
 from fedcore.training.personalise import personalise
 from tests.training.test_personalise import train
 
@@ -36,7 +37,11 @@ def test_arrays_of_pictures(trained):
         assert out["rows_global"].shape == clip.frames.shape and out["rows_gain"].shape == (9,)
         np.testing.assert_allclose(out["rows_global"] + out["rows_local"], np.clip(clip.frames, 0, 1), atol=1e-6)
         assert mask_scores(out["mask"], clip.masks).f1 > 0.95
-        np.testing.assert_array_equal(out["mask"], mask_of(out["rows_local"]))
+        frames, settings = np.clip(clip.frames, 0, 1).astype(np.float32), json.loads(str(out["about"]))["settings"]
+        assert out["noise"].shape == (3, 15, 20, 3) and settings == {"least_change": pytest.approx(20 / 255)}
+        assert (out["least_change"] == settings["least_change"]).all()
+        masks = foreground(frames, out["rows_global"], out["noise"][0], 20 / 255)
+        assert (out["mask"] != masks).mean() < 1e-3  # frames that are put together again differ in the last bit
         expected = np.rint(np.clip(out["rows_global"][5], 0, 1) * 255), out["mask"][5]
     assert stat.S_IMODE((place / "out.npz").stat().st_mode) == 0o600
     told = personalise(run.path, population.path, place / "out.pngs")
@@ -47,6 +52,13 @@ def test_arrays_of_pictures(trained):
     with open(place / "out.pngs" / "frames.csv", newline="") as file:
         lines = list(csv.DictReader(file))
     assert [line["row"] for line in lines] == ["0", "1", "2", "3", "0", "1", "2", "3", "0"]
+    with open(place / "out.pngs" / "objects.csv", newline="") as file:
+        objects = list(csv.DictReader(file))
+    with np.load(place / "out.npz") as out:
+        assert sum(int(line["pixels"]) for line in objects) == out["mask"].sum()
+    assert objects[0].keys() == {"client", "row", "track", "top", "left", "height", "width", "pixels"}
+    followed = [line["client"] for line in objects if line["track"] == "0"]
+    assert {"clip.npy:000000", "clip.npy:000004"} <= {*followed}
     assert all(0.7 < float(line["gain"]) < 1.4 and line["shown"] == "1" for line in lines)
     assert np.asarray(Image.open(place / "out.pngs" / "contact.png")).shape == (4 * 15 + 3 * 4, 8 * 20 + 7 * 4, 3)
     assert stat.S_IMODE((place / "out.pngs").stat().st_mode) == 0o700
@@ -54,6 +66,22 @@ def test_arrays_of_pictures(trained):
     export_run(run, place / "background.png")
     image = run.read_state()["images"].reshape(15, 20, 3)
     np.testing.assert_array_equal(np.asarray(Image.open(place / "background.png")), np.rint(np.clip(image, 0, 1) * 255))
+
+
+def test_frames_of_two_cameras(tmp_path):
+    made = [clips.surveillance(seed, 15, 15, 20, gain=0.06) for seed in (3, 6)]
+    for name, clip in zip("ab", made, strict=True):
+        np.save(tmp_path / f"{name}.npy", np.clip(clip.frames, 0, 1))
+    population = ingest([tmp_path / "a.npy", tmp_path / "b.npy"], tmp_path / "p", format="frames", frames_per_client=5)
+    run = train(population, tmp_path, "background")
+    personalise(run.path, population.path, tmp_path / "out.npz")
+    with np.load(tmp_path / "out.npz") as out:
+        scenes = {name: out["scene"][[one.startswith(name) for one in out["clients"]]].tolist() for name in "ab"}
+        assert sorted(scenes.values()) == [[0] * 3, [1] * 3]
+        order = np.argsort(out["clients"], kind="stable")
+        masks = np.concatenate([out["mask"][out["ptr"][one] : out["ptr"][one + 1]] for one in order])
+    assert mask_scores(masks, np.concatenate([clip.masks for clip in made])).f1 > 0.95
+    export_run(run, tmp_path / "backgrounds.png")
 
 
 @pytest.mark.slow

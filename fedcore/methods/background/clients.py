@@ -43,9 +43,10 @@ from fedcore.methods.background.frames import (
     sampled_pixels,
     shows_the_scene,
 )
+from fedcore.methods.background.scenes import scene_numbers, signatures
 from fedcore.population.blocks import RowsBlock
 from fedcore.randomness import stream
-from fedcore.rounds.statistics import FloatSum, Statistic, Statistics
+from fedcore.rounds.statistics import FloatSum, Stack, Statistic, Statistics
 
 HUBER_STEPS, BIWEIGHT_STEPS = 4, 3  # of the regression of a frame
 BOUND = 1.7  # of a code, in roots of its mode's energy
@@ -248,26 +249,46 @@ def client_weight(config: BackgroundConfig, frames: int) -> float:
 
 def client_update(config: BackgroundConfig, message: BackgroundMessage, block: RowsBlock) -> Statistics:
     """The answer of a leaf of clients. Raises PopulationError for values that are not finite."""
-    pixels = sampled_pixels(message.seed, block.features)
+    pixels, sizes = sampled_pixels(message.seed, block.features), np.diff(block.ptr)
     if message.phase == "start":
-        return _pixels_of(block, pixels)
+        return _pixels_of(message, block, pixels, sizes)
+    if not message.scenes:
+        return _answer(config, message, block, pixels, sizes)
+    numbers, found = scene_numbers(block, pixels, message.leaders), dict[str, Statistic]()
+    for scene, one in enumerate(message.scenes):
+        answer = _answer(config, one, block, pixels, np.where(numbers == scene, sizes, 0))
+        found |= {f"{name}_{scene}": statistic for name, statistic in answer.items()}
+    return found
+
+
+def _answer(
+    config: BackgroundConfig, message: BackgroundMessage, block: RowsBlock, pixels: np.ndarray, sizes: np.ndarray
+) -> Statistics:
+    """Of clients with these numbers of frames (C,); 0 for those that do not answer."""
     if message.phase == "mean":
-        return _means_of(config, message, block)
-    return _residuals_of(config, message, block, pixels)
+        return _means_of(config, message, block, sizes)
+    if message.phase == "noise":
+        return _squares_of(config, message, block, pixels, sizes)
+    return _residuals_of(config, message, block, pixels, sizes)
 
 
-def _pixels_of(block: RowsBlock, pixels: np.ndarray) -> Statistics:
-    sizes = np.diff(block.ptr)
+def _pixels_of(message: BackgroundMessage, block: RowsBlock, pixels: np.ndarray, sizes: np.ndarray) -> Statistics:
     total = np.zeros_like(histogram(np.zeros(1)))
     for client in map(int, np.flatnonzero(sizes)):
         for _, frames in frames_of(block, client):
             total += histogram(frames[:, pixels]) * len(frames) / float(sizes[client])
     counts = [(sizes > 0).sum(), sizes.sum(), (sizes == 0).sum()]
-    return {"pixels": FloatSum.at(block.leaf, total), "counts": FloatSum.at(block.leaf, counts)}
+    asked = [client for client in map(int, np.flatnonzero(sizes)) if (block.first + client) % message.every == 0]
+    signed = np.column_stack([sizes[asked].astype(np.float32), signatures(block, pixels, asked)])
+    return {
+        "pixels": FloatSum.at(block.leaf, total),
+        "counts": FloatSum.at(block.leaf, counts),
+        "signatures": Stack({block.first: signed}),
+    }
 
 
-def _means_of(config: BackgroundConfig, message: BackgroundMessage, block: RowsBlock) -> Statistics:
-    sizes, up, counts = np.diff(block.ptr), np.zeros(block.features), np.zeros(COUNTS)
+def _means_of(config: BackgroundConfig, message: BackgroundMessage, block: RowsBlock, sizes: np.ndarray) -> Statistics:
+    up, counts = np.zeros(block.features), np.zeros(COUNTS)
     for client in map(int, np.flatnonzero(sizes)):
         weight = client_weight(config, int(sizes[client])) / float(sizes[client])
         for _, frames in frames_of(block, client):
@@ -277,10 +298,37 @@ def _means_of(config: BackgroundConfig, message: BackgroundMessage, block: RowsB
     return {"up": FloatSum.at(block.leaf, up), "counts": FloatSum.at(block.leaf, counts)}
 
 
-def _residuals_of(
-    config: BackgroundConfig, message: BackgroundMessage, block: RowsBlock, pixels: np.ndarray
+def _squares_of(
+    config: BackgroundConfig, message: BackgroundMessage, block: RowsBlock, pixels: np.ndarray, sizes: np.ndarray
 ) -> Statistics:
-    sizes, d, width = np.diff(block.ptr), block.features, message.high - message.low
+    """Sums over frames of w r^2 and w (d,), w the biweight of a residual r by the last noise of its pixel."""
+    dtype = block.x.dtype
+    images, cut = np.array(message.images, dtype), (BIWEIGHT * message.noise).astype(dtype)
+    squares, weights, counts = np.zeros(block.features), np.zeros(block.features), np.zeros(COUNTS)
+    for client in map(int, np.flatnonzero(sizes)):
+        weight = client_weight(config, int(sizes[client])) / float(sizes[client])
+        for _, frames in frames_of(block, client):
+            codes = codes_of(frames[:, pixels], images[:, pixels], message.energies)
+            there = int(codes.shown.sum())
+            counts[[0, 1, 4]] += weight * there, there, len(frames) - there
+            if not there:
+                continue
+            if there < len(frames):
+                frames, codes = frames[codes.shown], Codes(*(part[codes.shown] for part in codes))
+            rest = frames - predicted(images, codes)
+            w = np.clip(rest / cut, -1, 1)
+            w = (1 - w * w) ** 2
+            squares += weight * np.einsum("nm,nm,nm->m", w, rest, rest)
+            weights += weight * w.sum(axis=0)
+        counts[6] += 1
+    found = (("squares", squares), ("weights", weights), ("counts", counts))
+    return {name: FloatSum.at(block.leaf, total) for name, total in found}
+
+
+def _residuals_of(
+    config: BackgroundConfig, message: BackgroundMessage, block: RowsBlock, pixels: np.ndarray, sizes: np.ndarray
+) -> Statistics:
+    d, width = block.features, message.high - message.low
     images = np.array(message.images, block.x.dtype)
     at_pixels, count = images[:, pixels], len(message.energies)
     up, down, counts = np.zeros(d), np.zeros(d), np.zeros(COUNTS)

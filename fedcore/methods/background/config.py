@@ -36,3 +36,10 @@ class BackgroundConfig(BaseModel):
     precision: Literal["float64", "float32"] = Field(
         "float64", description="of the images that are sent to clients; sums are in float64"
     )
+    least_change: float | None = Field(
+        None,
+        ge=0,
+        le=1e12,
+        description="change of a pixel below which it is in no mask, in the units of the rows; None: 20 / 255 for "
+        "pixels of [0, 1], else 8 times the median noise of a pixel",
+    )

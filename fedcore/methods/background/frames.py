@@ -22,7 +22,7 @@ Source: Huber, "Robust Statistics" (1981), Chapter 7; Beaton, Tukey 1974 (biweig
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -47,12 +47,16 @@ Exposures = tuple[np.ndarray, np.ndarray, np.ndarray]
 class BackgroundMessage:
     """Asks every client for its sums.
 
-    phase:     "start": the histogram of its pixels; "mean": its mean image; "rounds": residuals by the shared image
+    phase:     "start": the histogram of its pixels; "mean": its mean image; "rounds": residuals by the shared image;
+               "noise": squares of these residuals
     number:    of the round, from 1; seed: names the stream of the sampled pixels
     images:    (1 + K, d) B and its modes, in the precision of messages; (0, d) before there is one
     energies:  (K,) mean squares of the codes of modes; sketched: modes of which the first sketch is asked for
     low, high: range that pixels of the mean are cut to, and whose width is the most that an offset counts for
     cut:       c, or k of the biweight, in the units of the data; biweight: which of the two
+    noise:     (d,) last standard deviations of the pixels, by which squares are cut; (0,) before there are any
+    every:     in the phase "start": every k-th client sends a signature of its scene
+    leaders:   (S, G) signatures of several scenes, each of which has a message in scenes; empty for a single one
     """
 
     phase: str
@@ -65,6 +69,10 @@ class BackgroundMessage:
     high: float
     cut: float
     biweight: bool
+    noise: np.ndarray
+    every: int = 1
+    leaders: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    scenes: tuple[BackgroundMessage, ...] = ()
 
 
 # --- a client's frames ----------------------------------------------------------------------------------------------

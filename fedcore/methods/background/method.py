@@ -3,8 +3,10 @@
     start    clients answer with the histogram of their pixels, which gives their range
     mean     with their mean image; left out where a warm start gives one
     rounds   with two sums of each pixel (`frames`), and sums for the modes by which the image varies (`modes`)
+    noise    with two sums of each pixel more, for its standard deviation
 
-`frames` has what a frame is compared by, `clients` the sums, `server` the steps, `outputs` what clients are given.
+Clients of several cameras have an image for each (`scenes`). `frames` has what a frame is compared by, `clients` the
+sums, `server` the steps, `outputs` what clients are given.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from fedcore.errors import ConfigError
 from fedcore.methods.background import clients, outputs, server
 from fedcore.methods.background.config import BackgroundConfig
 from fedcore.methods.background.frames import BackgroundMessage
+from fedcore.methods.background.scenes import MOST, SIGNED, scenes_of
 from fedcore.methods.background.state import BackgroundState
 from fedcore.population.blocks import ClientBlock, Kind, RowsBlock
 from fedcore.rounds.method import ClientOutputs, Memory, NonPrivateMethod, PublicFacts, RoundInfo
@@ -44,7 +47,9 @@ METRICS = (
     Metric("bytes_up", caption="Sent by all clients."),
     Metric("clients", caption="Clients with frames."),
     Metric("modes", caption="Images by which the background varies."),
+    Metric("noise", caption="Median over the pixels of their standard deviation.", follows_data=True),
     Metric("rows", caption="Frames."),
+    Metric("scenes", caption="Scenes that clients show, such as those of several cameras."),
     Metric("silent", caption="Clients without frames."),
     Metric("strangers", caption="Frames that do not show the scene, by their gain."),
 )
@@ -58,7 +63,7 @@ class Background(NonPrivateMethod[BackgroundConfig, BackgroundState]):
 
     name: ClassVar[str] = "background"
     kinds: ClassVar[tuple[Kind, ...]] = ("rows",)
-    arithmetic_version: ClassVar[str] = "background-1"
+    arithmetic_version: ClassVar[str] = "background-2"
     streams_rows: ClassVar[bool] = True
     Config = BackgroundConfig
     State = BackgroundState
@@ -66,6 +71,7 @@ class Background(NonPrivateMethod[BackgroundConfig, BackgroundState]):
     algorithm: ClassVar[str] = "robust sums of frames"
     accepts_warm_start: ClassVar[bool] = True
     outputs_use_memories: ClassVar[bool] = False
+    free_settings: ClassVar[tuple[str, ...]] = ("least_change",)
 
     @property
     def not_private_because(self) -> str:
@@ -75,12 +81,13 @@ class Background(NonPrivateMethod[BackgroundConfig, BackgroundState]):
 
     def init(self, public: PublicFacts) -> BackgroundState:
         given = public.warm_start
-        images = given["background"][None] if given else np.zeros((0, public.features))
-        return BackgroundState("start", 0, public.seed, public.features, images, given=bool(given))
+        images = np.atleast_2d(given["background"]) if given else np.zeros((0, public.features))
+        every = -(-(public.clients or 1) // SIGNED)
+        return BackgroundState("start", 0, public.seed, public.features, images, given=bool(given), every=every)
 
     def total_rounds(self, state: BackgroundState) -> int:
         """With the passes for the range and, unless an image is given, for the mean."""
-        return self.config.rounds + (1 if state.given else 2)
+        return self.config.rounds + server.NOISE_PASSES + (1 if state.given else 2)
 
     def message(self, state: BackgroundState) -> BackgroundMessage | None:
         return server.message(self.config, state)
@@ -95,7 +102,7 @@ class Background(NonPrivateMethod[BackgroundConfig, BackgroundState]):
         return server.server_update(self.config, state, result)
 
     def clients_kept_apart(self, clients: int) -> int:
-        return 0
+        return min(clients, SIGNED)
 
     def phase(self, state: BackgroundState, message: BackgroundMessage) -> str:
         return state.phase
@@ -107,26 +114,32 @@ class Background(NonPrivateMethod[BackgroundConfig, BackgroundState]):
         return outputs.result_of(state, features)
 
     def warm_start_of(self, state: BackgroundState) -> dict[str, np.ndarray]:
-        """background: (d,) the image. Gains, offsets and modes are found anew: from the modes of an earlier run the
-        rounds ended farther from the truth. Raises ConfigError before the first round."""
+        """background: (d,) the image, or (S, d) of several scenes. Gains, offsets and modes are found anew: from the
+        modes of an earlier run the rounds ended farther from the truth. Raises ConfigError before the first round."""
         if state.round < 1:
             raise ConfigError("stopped before it had a background.", "Name a run that has.")
-        return {"background": state.images[0]}
+        images = np.concatenate([one.images[:1] for one in scenes_of(state)])
+        return {"background": images if len(images) > 1 else images[0]}
 
     def checked_warm_start(self, arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
-        """The array 'background' as float64 (d,). Raises ConfigError, naming `what`."""
+        """The array 'background' as float64 (d,), or (S, d) of several scenes. Raises ConfigError, naming `what`."""
         image = arrays.get("background")
         if image is None or image.dtype.kind not in "iuf" or not np.isfinite(image).all():
             raise ConfigError(f"{what} has no array 'background' of finite numbers.")
-        if image.shape != (features,):
+        if image.shape != (features,) and not (
+            image.ndim == 2 and image.shape[1] == features and 1 < len(image) <= MOST
+        ):
             raise ConfigError(f"'background' of {what} has shape {image.shape}, and the run needs {(features,)}.")
         return {"background": np.asarray(image, np.float64)}
+
+    def free_settings_in_force(self, state: BackgroundState) -> dict[str, Any]:
+        return {"least_change": server.least_change(self.config, state)}
 
     # --- for each client --------------------------------------------------------------------------------------------
 
     def personalise(self, state: BackgroundState, block: ClientBlock, memory: Memory | None) -> ClientOutputs:
         """Every frame split in its background and what is left; see `fedcore.methods.background.outputs`."""
-        return outputs.split_frames(state, cast(RowsBlock, block))
+        return outputs.split_frames(self.config, state, cast(RowsBlock, block))
 
     # --- scores on held-out data ------------------------------------------------------------------------------------
 

@@ -9,7 +9,10 @@ import numpy as np
 
 from fedcore.errors import RunError
 from fedcore.methods.background.clients import codes_of, predicted
+from fedcore.methods.background.config import BackgroundConfig
 from fedcore.methods.background.frames import frames_of, sampled_pixels
+from fedcore.methods.background.scenes import scene_numbers, scenes_of
+from fedcore.methods.background.server import least_change, least_noise
 from fedcore.methods.background.state import BackgroundState
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds import scores as held_rows
@@ -29,51 +32,72 @@ def check_trained(state: BackgroundState) -> None:
         raise RunError("the run stopped before it had a background.", "Resume it first.")
 
 
-def split_frames(state: BackgroundState, block: RowsBlock) -> ClientOutputs:
+def split_frames(config: BackgroundConfig, state: BackgroundState, block: RowsBlock) -> ClientOutputs:
     """Of every frame of a leaf; also of clients that took no part in the run: nobody has to remember anything.
 
     rows_gain, rows_offset, rows_spread: (N,) float64: its exposure, and 1.4826 median |frame - background|
     rows_shown: (N,) int64: 0 for frames that do not show the scene, whose backgrounds mean nothing
     rows_global, rows_local: (N, d) float32 background, and the frame less it; they add up to the frame
+    scene: (C,) int64 number of the client's scene, from 0
+    noise: (C, d) float32 standard deviation of each pixel about its background, the same for all of a scene
+    least_change: (C,) float64 change of a pixel below which it is in no mask, the same for all
     """
     check_trained(state)
-    images = state.images.astype(np.float32)
-    pixels = sampled_pixels(state.seed, state.features)
-    at_pixels = state.images[:, pixels]
+    pixels, scenes = sampled_pixels(state.seed, state.features), scenes_of(state)
+    numbers = scene_numbers(block, pixels, state.leaders)
+    noise = np.array([_noise(scenes[number]) for number in numbers], np.float32).reshape(len(numbers), state.features)
     count = len(block.x)
     outputs = {name: np.zeros(count) for name in ("rows_gain", "rows_offset", "rows_spread")}
     outputs["rows_shown"] = np.zeros(count, np.int64)
     shared = np.empty((count, state.features), np.float32)
     local = np.empty_like(shared)
     for client in range(block.clients):
+        own = scenes[numbers[client]]
+        images = own.images.astype(np.float32)
         for first, frames in frames_of(block, client):
-            found = codes_of(frames[:, pixels], at_pixels, state.energies)
+            found = codes_of(frames[:, pixels], own.images[:, pixels], own.energies)
             at = slice(first, first + len(frames))
             outputs["rows_gain"][at], outputs["rows_offset"][at] = found.gains, found.offsets
             outputs["rows_spread"][at], outputs["rows_shown"][at] = found.spreads, found.shown
             shared[at] = predicted(images, found)
             np.subtract(frames, shared[at], out=local[at], casting="same_kind")
-    return {**outputs, "rows_global": shared, "rows_local": local}
+    change = np.full(block.clients, least_change(config, state))
+    of_clients = {"scene": numbers, "noise": noise, "least_change": change}
+    return {**outputs, "rows_global": shared, "rows_local": local, **of_clients}
+
+
+def _noise(state: BackgroundState) -> np.ndarray:
+    """(d,) of a scene; the median spread for all pixels in states that have no more."""
+    return state.noise if len(state.noise) else np.full(state.features, max(state.spread, least_noise(state)))
 
 
 def result_of(state: BackgroundState, features: Features) -> Result:
     """How bright and how sharp the background is; and the image, where rows are pictures."""
     if state.round < 1:
         return Result()
+    scenes = scenes_of(state)
+    columns = [_numbers(one) for one in scenes]
+    titles = tuple(f"scene {number}" for number in range(len(scenes))) if len(scenes) > 1 else ("",)
+    shown = (Column(title, list(own.values())) for title, own in zip(titles, columns, strict=True))
+    table = Table("background", "Background", (Column("of the image", list(columns[0])), *shown))
+    if features.image is None:
+        return Result((table,))
+    picture = features.pictures(np.stack([one.images[0] for one in scenes]))
+    labels = titles if len(scenes) > 1 else ("background",)
+    return Result((table,), (Pictures("background", "Background", CAPTION, labels, picture, brightness=True),))
+
+
+def _numbers(state: BackgroundState) -> dict[str, float]:
     image = state.images[0]
-    rows = {
+    return {
         "numbers": float(image.size),
         "mean": float(image.mean()),
         "least": float(image.min()),
         "largest": float(image.max()),
         "modes": float(len(state.energies)),
         "median spread of a frame about it": state.spread,
+        **({"median noise of a pixel": float(np.median(state.noise))} if len(state.noise) else {}),
     }
-    table = Table("background", "Background", (Column("of the image", list(rows)), Column("", list(rows.values()))))
-    if features.image is None:
-        return Result((table,))
-    picture = features.pictures(image[None])
-    return Result((table,), (Pictures("background", "Background", CAPTION, ("background",), picture, brightness=True),))
 
 
 def score_frames(state: BackgroundState, block: RowsBlock) -> Statistics:
@@ -81,14 +105,15 @@ def score_frames(state: BackgroundState, block: RowsBlock) -> Statistics:
     of the frame. What moves is in all of them. Raises RunError if there is no background."""
     held = cast(RowsBlock, held_out(block))
     check_trained(state)
-    images, pixels = state.images, sampled_pixels(state.seed, state.features)
-    at_pixels = images[:, pixels]
+    pixels, scenes = sampled_pixels(state.seed, state.features), scenes_of(state)
+    numbers = scene_numbers(held, pixels, state.leaders)
     losses = {name: np.zeros(block.clients) for name in LINES}
     for client in range(block.clients):
+        own = scenes[numbers[client]]
         for _, frames in frames_of(held, client):
             estimates = {
-                RUN: predicted(images, codes_of(frames[:, pixels], at_pixels, state.energies)),
-                PLAIN: images[0],
+                RUN: predicted(own.images, codes_of(frames[:, pixels], own.images[:, pixels], own.energies)),
+                PLAIN: own.images[0],
                 FLAT: frames.mean(axis=1, keepdims=True, dtype=np.float64),
             }
             for name, estimate in estimates.items():

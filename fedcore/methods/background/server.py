@@ -1,12 +1,15 @@
 """The server's side: a range, a mean image, then steps of reweighted least squares.
 
-start    histogram of the pixels: the range that pixels of the mean are cut to
+start    histogram of the pixels: the range that pixels of the mean are cut to; and signatures, which show whether
+         clients have several scenes (`fedcore.methods.background.scenes`), for each of which all else is done
 mean     the first image; left out where a warm start gives one
 rounds   image += sum v g w r / sum v g^2 w; then gains have mean 1 and offsets mean 0 over the frames that show the
          scene, which gain and image do not tell apart otherwise. The first round cuts at the range, and fits gains
          by it; the others at multiples of the median spread of the frames about the image before. Round SKETCHED asks
          for a sketch of what the image leaves; from then on modes move with it (`modes`), and from round
          TESTED on those that are not of the scene are dropped
+noise    after the last round, the standard deviation of each pixel: root of sum w r^2 / sum w, w the biweight by the
+         last one, drawn towards the median spread of the frames as by PRIOR more frames
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ import numpy as np
 from fedcore.errors import PopulationError, RunError
 from fedcore.methods.background.clients import first_modes, kept, moved_modes
 from fedcore.methods.background.config import BackgroundConfig
-from fedcore.methods.background.frames import BIWEIGHT, BackgroundMessage, quantile
+from fedcore.methods.background.frames import BIWEIGHT, BackgroundMessage, quantile, sampled_pixels
+from fedcore.methods.background.scenes import leaders_of, matched, of_scene, round_of, scenes_of, together
 from fedcore.methods.background.state import BackgroundState
 from fedcore.rounds.method import RoundInfo
 
@@ -34,11 +38,26 @@ SKETCHED, TESTED = 7, 10  # numbers of rounds; with fewer than FEWEST there are 
 FEWEST = 12
 BIWEIGHT_OF_MODES = 7.0  # standard deviations: while modes are learnt, what sways is beyond the usual
 SMALLEST = 1e-6  # cut, of the range: below it residuals are rounding
+NOISE_PASSES = 3
+PRIOR = 4.0  # frames that the median spread counts for in the noise of a pixel
+LEAST_NOISE = 0.7  # of a pixel, in median spreads of the frames
+KEPT_SQUARE = 0.8  # of a normal variable's square, under the biweight and over its mean weight
+LEVEL = 1 / 255  # of a camera's pixel of [0, 1]
+DARKEST, BRIGHTEST = 0.1, 1.5  # of the largest pixels that those of [0, 1] have
+LEAST_LEVELS, LEAST_DEVIATIONS = 20.0, 8.0  # of a change that is movement, without and with a known range
 
 
 def message(config: BackgroundConfig, state: BackgroundState) -> BackgroundMessage | None:
     if state.phase == "done":
         return None
+    if not len(state.leaders):
+        return _message(config, state)
+    parts = tuple(_message(config, one) for one in scenes_of(state))
+    empty: dict[str, Any] = {"images": np.zeros((0, state.features)), "energies": np.zeros(0), "noise": np.zeros(0)}
+    return replace(parts[0], **empty, leaders=state.leaders, scenes=parts)
+
+
+def _message(config: BackgroundConfig, state: BackgroundState) -> BackgroundMessage:
     number = state.round + 1
     biweight = _biweight(config, number)
     width = state.high - state.low
@@ -49,7 +68,18 @@ def message(config: BackgroundConfig, state: BackgroundState) -> BackgroundMessa
     images = state.images.astype(config.precision, copy=False) if len(state.images) else state.images
     sketched = config.modes if number == SKETCHED and config.rounds >= FEWEST else 0
     return BackgroundMessage(
-        state.phase, number, state.seed, images, state.energies, sketched, state.low, state.high, cut, biweight
+        state.phase,
+        number,
+        state.seed,
+        images,
+        state.energies,
+        sketched,
+        state.low,
+        state.high,
+        cut,
+        biweight,
+        state.noise.astype(config.precision, copy=False),
+        state.every,
     )
 
 
@@ -67,11 +97,23 @@ def server_update(
     """Raises PopulationError if nobody has frames, RunError if no frame shows what the others show."""
     if state.phase == "start":
         return _after_start(state, result)
+    scenes = scenes_of(state)
+    if len(scenes) == 1:
+        return _of_a_scene(config, state, result)
+    moved = [_of_a_scene(config, one, of_scene(result, scene)) for scene, one in enumerate(scenes)]
+    return together([one for one, _ in moved], state.leaders), round_of([info for _, info in moved])
+
+
+def _of_a_scene(
+    config: BackgroundConfig, state: BackgroundState, result: Mapping[str, Any]
+) -> tuple[BackgroundState, RoundInfo]:
     if state.phase == "mean":
         weight, frames = (float(value) for value in np.asarray(result["counts"])[:2])
         image = np.asarray(result["up"]) / weight
         sent = 8.0 * image.size * state.clients
         return replace(state, phase="rounds", images=image[None]), RoundInfo({"rows": frames, "bytes_up": sent})
+    if state.phase == "noise":
+        return _after_squares(config, state, result)
     return _after_round(config, state, result)
 
 
@@ -87,9 +129,18 @@ def _after_start(state: BackgroundState, result: Mapping[str, Any]) -> tuple[Bac
     else:
         raise PopulationError(f"all pixels of all frames are about {low:g}.", "There is no background to be found.")
     low, high = low - WIDER * (high - low), high + WIDER * (high - low)
-    scalars = {"clients": clients, "rows": rows, "silent": silent, "bytes_up": 8.0 * pixels.size * clients}
-    phase = "rounds" if state.given else "mean"
-    return replace(state, phase=phase, clients=clients, rows=rows, low=low, high=high), RoundInfo(scalars)
+    signed = np.asarray(result["signatures"])
+    leaders = leaders_of(signed[:, 1:], signed[:, 0] * state.every)
+    scalars = {"clients": clients, "rows": rows, "silent": silent, "scenes": float(len(leaders))}
+    scalars["bytes_up"] = 8.0 * pixels.size * clients + signed.nbytes
+    images = matched(state.images, sampled_pixels(state.seed, state.features), leaders) if state.given else None
+    state = replace(state, clients=clients, rows=rows, low=low, high=high, given=images is not None)
+    if images is None:
+        none = np.zeros((0, state.features))
+        scenes = [replace(state, phase="mean", images=none)] * len(leaders)
+    else:
+        scenes = [replace(state, phase="rounds", images=image[None]) for image in images]
+    return together(scenes, leaders), RoundInfo(scalars)
 
 
 def _after_round(
@@ -123,10 +174,53 @@ def _after_round(
         "bytes_up": sent,
         "bytes_down": clients * np.dtype(config.precision).itemsize * state.images.size,
     }
-    phase = "done" if number >= config.rounds else "rounds"
     images = np.concatenate([image[None], modes])
-    moved = replace(state, round=number, phase=phase, images=images, energies=energies, spread=spread)
+    moved = replace(state, round=number, images=images, energies=energies, spread=spread)
+    if number >= config.rounds:
+        moved = replace(moved, phase="noise", noise=np.full(image.size, max(spread, least_noise(moved))))
     return moved, RoundInfo(scalars)
+
+
+def _after_squares(
+    config: BackgroundConfig, state: BackgroundState, result: Mapping[str, Any]
+) -> tuple[BackgroundState, RoundInfo]:
+    counts = np.asarray(result["counts"])
+    weight, frames, strangers, clients = (float(counts[place]) for place in (0, 1, 4, 6))
+    per_weight = frames / weight if weight > 0 else 0.0  # so that PRIOR is in frames, whatever a client weighs
+    prior = PRIOR * KEPT_SQUARE * state.spread**2
+    variance = np.asarray(result["squares"]) * per_weight + prior
+    variance /= KEPT_SQUARE * (np.asarray(result["weights"]) * per_weight + PRIOR)
+    noise, number = np.maximum(np.sqrt(variance), least_noise(state)), state.round + 1
+    scalars = {
+        "noise": float(np.median(noise)),
+        "strangers": strangers,
+        "active_clients": clients,
+        "bytes_up": 16.0 * clients * noise.size,
+        "bytes_down": clients * np.dtype(config.precision).itemsize * (state.images.size + noise.size),
+    }
+    phase = "done" if number >= config.rounds + NOISE_PASSES else "noise"
+    return replace(state, round=number, phase=phase, noise=noise), RoundInfo(scalars)
+
+
+def least_noise(state: BackgroundState) -> float:
+    """The least standard deviation of a pixel: a share of the median spread, and that of rounding to 8 bits."""
+    tiny = SMALLEST * (state.high - state.low)
+    return max(LEAST_NOISE * state.spread, LEVEL / np.sqrt(12.0) if _of_a_camera(state) else tiny)
+
+
+def least_change(config: BackgroundConfig, state: BackgroundState) -> float | None:
+    """The setting, or what stands for it; None before there is a background."""
+    if config.least_change is not None or not len(state.images):
+        return config.least_change
+    if all(_of_a_camera(one) for one in scenes_of(state)):
+        return LEAST_LEVELS * LEVEL
+    return LEAST_DEVIATIONS * (float(np.median(state.noise)) if len(state.noise) else state.spread)
+
+
+def _of_a_camera(state: BackgroundState) -> bool:
+    """Whether the pixels of the background look like a camera's, scaled to [0, 1]."""
+    image = state.images[0]
+    return bool(DARKEST <= image.max() <= BRIGHTEST and image.min() > -DARKEST)
 
 
 def _modes_after(
