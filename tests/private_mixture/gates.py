@@ -11,6 +11,7 @@
     steps        groups claimed where there is one, of whole numbers, as they are and by steps
     hard         density on tables with many zeros, or with a few rows far out
     small        groups found where 5 % of the rows lie apart
+    errors       how often intervals by standard errors hold
     time         CPU seconds of a run with 60,000 rows of 10 columns
     NAME         density and labels on the data set of this name below FEDCORE_DATA, beside non-private EM
 
@@ -32,6 +33,7 @@ from fedcore.methods.private_mixture import PrivateMixtureConfig, PrivateMixture
 from fedcore.methods.private_mixture.feasibility import strength
 from fedcore.methods.private_mixture.scores import normal_of
 from tests.private_mixture import hard
+from tests.private_mixture.coverage import coverages
 from tests.private_mixture.mixed import mixed
 from tests.private_mixture.worlds import adjusted_rand, block_of, facts, mixture, records, run
 
@@ -39,7 +41,7 @@ CELLS = ((2, 2), (5, 3), (10, 5), (20, 3), (20, 10), (50, 5))
 MIXED = ((5, 3, 2, (4, 6)), (10, 5, 2, (3, 3, 8)), (2, 4, 1, (5, 5, 5, 5)), (5, 4, 3, (20,)))
 SEPARATIONS = (1, 2, 3, 4, 8)
 HELD_OUT = 4000
-KINDS = "mixtures false clients t3 series worth units mixed steps hard small time".split()
+KINDS = "mixtures false clients t3 series worth units mixed steps hard small errors time".split()
 
 
 def groups_of(model: PrivateMixtureModel) -> int:
@@ -326,6 +328,7 @@ def main() -> None:
             "steps",
             "hard",
             "small",
+            "errors",
             "time",
             *SETS,
         ],
@@ -363,6 +366,8 @@ def main() -> None:
         hard.tables(seeds, asked.epsilon)
     elif asked.table == "small":
         hard.small_groups(seeds, asked.epsilon)
+    elif asked.table == "errors":
+        coverages(seeds)
     elif asked.table == "time":
         seconds_of_a_run()
     else:

@@ -9,7 +9,7 @@ import pytest
 
 from fedcore.methods.mixture_models.whole_rows import ONE
 from fedcore.methods.private_mixture import PrivateMixtureConfig
-from fedcore.methods.private_mixture.feasibility import EXPECT, strength, words_of
+from fedcore.methods.private_mixture.feasibility import EXPECT, FINE, strength, words_of, worth
 from tests.private_mixture.test_forms import zeros_and_numbers
 from tests.private_mixture.worlds import facts, records, run
 
@@ -55,3 +55,14 @@ def test_columns_that_stand_alone_and_a_large_background_are_mentioned():
     assert "background" not in method.outcome(replace(state, weights=weights))
     many = replace(state, share=np.full(4, 0.5))
     assert "1 more columns stand alone" in method.outcome(many)
+
+
+def test_a_run_whose_first_whitening_is_drowned_is_not_called_good():
+    """2,221 clients of 10 columns: the density of 3 of 4 runs was behind one normal distribution."""
+    config = PrivateMixtureConfig(components=4)
+    public = facts(10, 2221, 1.0, "client")
+    found = strength(config, public)
+    assert found.edge < FINE < found.first and found.word == "fair"
+    said = worth(config, replace(public, nominal_clients=300))
+    assert said.word == "none" and "about 2,700 clients would be enough for a good one at this budget" in said.expect
+    assert strength(config, replace(public, nominal_clients=2687)).word == "good"

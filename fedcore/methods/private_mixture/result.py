@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -13,10 +12,10 @@ from fedcore.methods.mixture_models.tables import by_component, correlations_tab
 from fedcore.methods.mixture_models.whole_rows import ONE, STEP, WholeMap
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
 from fedcore.methods.private_mixture.density import PrivateMixtureModel
+from fedcore.methods.private_mixture.errors import Errors, errors_of
 from fedcore.methods.private_mixture.feasibility import EXPECT, words_of
 from fedcore.methods.private_mixture.layout import Layout, layout_now
 from fedcore.methods.private_mixture.plan import PLACE_CELLS, PLACE_ENDS
-from fedcore.methods.private_mixture.renoised import LEAST_FOUND, renoised
 from fedcore.methods.private_mixture.server import context_of
 from fedcore.methods.private_mixture.state import NORMAL, RUNNING, MixedState, PrivateMixtureState
 from fedcore.rounds.results import Column, Features, Positions, Result, Table, heaviest, of_columns
@@ -25,11 +24,6 @@ SHOWN = 2.0  # standard errors: a smaller share of rows left out is not mentione
 NAMED = 8  # columns, in a sentence
 LISTED = 3  # columns, in the outcome
 MUCH = 0.05  # of the rows in the background, from which on the outcome mentions it
-NO_ERRORS = (
-    "What the noise of privacy adds to these numbers is not known: that can be told only where valleys part every "
-    "component from all others, and where making the rounds again with other noise does not take too long."
-)
-NO_ERRORS_OF_ANSWERS = "What the noise of privacy adds to these numbers is not told."
 
 
 def model_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> PrivateMixtureModel:
@@ -131,7 +125,7 @@ def result_of(config: PrivateMixtureConfig, state: PrivateMixtureState, features
     edges, and the share of rows left out; empty before the run has finished.
 
     Component 0 is row 0 of the state's arrays, and label 0 of the clients' outputs; groups likewise. Shares, means and
-    standard deviations have standard errors where `errors_of` gives some.
+    standard deviations have standard errors where `errors_of` gives some; the first table states why others have none.
     """
     if not state.done:
         return Result()
@@ -143,24 +137,17 @@ def result_of(config: PrivateMixtureConfig, state: PrivateMixtureState, features
     means, covariances = model.means_of_data()[:, shown], model.covariances_of_data()[:, shown][:, :, shown]
     deviations = np.sqrt(np.diagonal(covariances, axis1=1, axis2=2))
     found = errors_of(config, state, model)
-    of_weights, of_means, of_deviations = (
-        (None, None, None) if found is None else (found[0], found[1][:, shown], found[2][:, shown])
-    )
+    of_means, of_deviations = _if_any(found.means[:, shown]), _if_any(found.deviations[:, shown])
     background = [*order, k]
     components = Table(
         "components",
         "Components",
         (
             Column("component", [*order, "background"]),
-            Column(
-                "share",
-                model.weights[background].tolist(),
-                "%",
-                None if of_weights is None else known(of_weights[background]),
-            ),
+            Column("share", model.weights[background].tolist(), "%", _known(found.weights[background])),
             Column("group", [*(int(model.group[j]) for j in order), None]),
         ),
-        "" if found else NO_ERRORS,
+        found.why,
     )
     tables, figures = [components], list[Positions]()
     if len(shown):
@@ -176,7 +163,7 @@ def result_of(config: PrivateMixtureConfig, state: PrivateMixtureState, features
     if (forms := _forms(numbers, model.layout, state)) is not None:
         tables.append(forms)
     if isinstance(state, MixedState):
-        tables.append(_answers(stored, model, order))
+        tables.append(_answers(stored, model, order, found))
     if len(state.p):
         tables.append(_valleys(config, state))
     tables.append(_left_out(config, state))
@@ -218,18 +205,31 @@ def _forms(features: Features, layout: Layout, state: PrivateMixtureState) -> Ta
     )
 
 
-def _answers(features: Features, model: PrivateMixtureModel, order: Sequence[int]) -> Table:
-    """A line for each value of each category, with its probability in each component and among all units."""
+def _if_any(errors: np.ndarray) -> np.ndarray | None:
+    """None if no number has one."""
+    return errors if np.isfinite(errors).any() else None
+
+
+def _known(errors: np.ndarray) -> list[float | None] | None:
+    return known(errors) if np.isfinite(errors).any() else None
+
+
+def _answers(features: Features, model: PrivateMixtureModel, order: Sequence[int], errors: Errors) -> Table:
+    """A line for each value of each category, with its probability in each component and among all units. errors: of
+    them."""
     assert model.probabilities is not None
     names = [_values(features, own) for own in model.layout.categories]
     *components, everybody = model.probabilities
     first = (
         Column("category", [category for category, values in names for _ in values]),
         Column("value", [value for _, values in names for value in values]),
-        Column("all", everybody.tolist(), "%"),
+        Column("all", everybody.tolist(), "%", _known(errors.probabilities[-1])),
     )
-    columns = [Column(f"component {j}", components[j].tolist(), "%") for j in order]
-    return Table("categories", "Categories", (*first, *columns), "Of those who have answered. " + NO_ERRORS_OF_ANSWERS)
+    columns = [Column(f"component {j}", components[j].tolist(), "%", _known(errors.probabilities[j])) for j in order]
+    note = "Of those who have answered."
+    if not np.isfinite(errors.probabilities).all():
+        note += " The table of components states why numbers have no error bars."
+    return Table("categories", "Categories", (*first, *columns), note)
 
 
 def _values(features: Features, own: Sequence[int]) -> tuple[str, list[str]]:
@@ -241,35 +241,6 @@ def _values(features: Features, own: Sequence[int]) -> tuple[str, list[str]]:
     if len({(category, equals) for category, equals, _ in parts}) == 1 and parts[0][1]:
         return parts[0][0], [value for _, _, value in parts]
     return names[0], names
-
-
-def errors_of(
-    config: PrivateMixtureConfig, state: PrivateMixtureState, model: PrivateMixtureModel
-) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """Standard errors of the weights (k + 1,), means (k, d) and standard deviations (k, d), in the units of the data,
-    by noise: see `fedcore.methods.private_mixture.renoised`. None where there are none. NaN of a component that
-    too few of its runs found again, and of what a limit held in all of them.
-    """
-    others = renoised(config, state, model.of_coordinates)
-    if others is None:
-        return None
-    models = [
-        replace(model, weights=weights, means=means, covariances=covariances)
-        for weights, means, covariances in zip(others.weights, others.means, others.covariances, strict=True)
-    ]
-    weights = _spread(others.weights)
-    means = _spread(np.stack([each.means_of_data() for each in models]))
-    variances = np.stack([np.diagonal(each.covariances_of_data(), axis1=1, axis2=2) for each in models])
-    deviations = _spread(np.sqrt(variances))
-    return np.where(weights > 0, weights, np.nan), means, deviations
-
-
-def _spread(shown: np.ndarray) -> np.ndarray:
-    """Standard deviations over the first axis; NaN for what too few runs found."""
-    found = np.isfinite(shown).mean(axis=0) >= LEAST_FOUND
-    errors = np.full(shown.shape[1:], np.nan)
-    errors[found] = np.nanstd(shown[:, found], axis=0, ddof=1)
-    return errors
 
 
 def _valleys(config: PrivateMixtureConfig, state: PrivateMixtureState) -> Table:
