@@ -23,7 +23,13 @@ from fedcore.rounds.results import Column, Features, Positions, Result, Table, h
 SHOWN = 2.0  # standard errors: a smaller share of rows left out is not mentioned in the outcome
 NAMED = 8  # columns, in a sentence
 LISTED = 3  # columns, in the outcome
+NARROW = 1 / 30  # of the standard deviation of all rows: a component may be a single value
+OF_ATOM = 0.2  # of the width of zeros: they have 1 / sqrt(12) of it
 MUCH = 0.05  # of the rows in the background, from which on the outcome mentions it
+REPEATED = (
+    "The released histograms show repeated values at zero only. For columns of whole or rounded numbers use the "
+    "setting steps."
+)
 
 
 def model_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> PrivateMixtureModel:
@@ -52,7 +58,15 @@ def outcome_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> str:
         return ""
     left_out = int((~state.told).sum())
     said = f"; {left_out} of {state.features} columns say nothing: noise drowned their scale" if left_out else ""
-    said += _alone(layout_now(config, state))
+    layout = layout_now(config, state)
+    said += _alone(layout)
+    if narrow := [str(layout.numeric[column]) for column in _narrow(layout, state)]:
+        more = f" and {len(narrow) - LISTED} more" if len(narrow) > LISTED else ""
+        said += (
+            f"; columns that may hold repeated values other than zero: {', '.join(narrow[:LISTED])}{more}. A component "
+            f"there is less than {NARROW:.1%} as wide as all rows. The histograms cannot show whether it is one value; "
+            "if numbers come in steps, use the setting steps"
+        )
     background = float(state.weights[-1])
     if background > MUCH:
         said += f"; {100 * background:.0f} % of the rows are in the broad background, far from all components"
@@ -84,6 +98,18 @@ def _alone(layout: Layout) -> str:
     ]
     more = f"; {len(found) - LISTED} more columns stand alone" if len(found) > LISTED else ""
     return "".join(said) + more
+
+
+def _narrow(layout: Layout, state: PrivateMixtureState) -> np.ndarray:
+    """The columns in which a component is so narrow that it may be one repeated value."""
+    if state.outcome == NORMAL:
+        return np.zeros(0, np.int64)
+    back = np.linalg.pinv(state.map.linear()) * state.scale
+    own = np.sqrt(np.einsum("ai,kab,bi->ki", back, state.covariances, back)).min(axis=0)
+    limit = np.minimum(
+        NARROW * np.sqrt((back**2).sum(axis=0)), np.where(layout.atoms > 0, OF_ATOM * layout.atoms, np.inf)
+    )
+    return np.flatnonzero((own < limit) & (layout.steps == 0) & ~layout.alone)
 
 
 def incomplete_rows(layout: Layout, columns: Features) -> str:
@@ -155,7 +181,13 @@ def result_of(config: PrivateMixtureConfig, state: PrivateMixtureState, features
         tables += [
             by_component("means", "Means", first, means, order=order, errors=of_means),
             by_component(
-                "standard_deviations", "Standard deviations", first, deviations, order=order, errors=of_deviations
+                "standard_deviations",
+                "Standard deviations",
+                first,
+                deviations,
+                order=order,
+                errors=of_deviations,
+                note=REPEATED if (model.layout.steps[shown] == 0).any() else "",
             ),
             *filter(None, [correlations_table(features, covariances, order)]),
         ]
