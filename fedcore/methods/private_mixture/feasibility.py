@@ -35,11 +35,12 @@ BEYOND = 1.64  # of norms beyond sqrt(d), at which whitened rows are cut
 PEAK, LOW = 0.2, 0.3  # of a component's units in the fullest cell of an edge; of that in the valley
 TOLD, LOST, ROUGH, FINE = 1.0, 4.0, 1.5, 0.75  # columns at least; edges at most: of any use, for groups, for both
 GROUPS, SURELY = 1.5, 3.0  # valleys at least
+SMALL = "; groups of less than 3 % of the rows are mostly missed"
 EXPECT: dict[Word, str] = {
     "none": "noise drowns the columns, so that not even one normal distribution is told well",
     "weak": "a rough density; groups of equal size would not be told apart",
-    "fair": "a density, and perhaps groups of equal size that lie apart",
-    "good": "a density, and groups of equal size that lie apart",
+    "fair": f"a density, and perhaps groups of equal size that are well separated{SMALL}",
+    "good": f"a density, and groups of equal size that are well separated{SMALL}",
 }
 STEP, MOST_STEPS = 1.1, 200  # of the search for a number of units that would be enough
 
