@@ -27,9 +27,7 @@ OVERLAP = (
     "These numbers have no error bars: no density dip separates {}. With other noise the run could have found other "
     "components there."
 )
-RARE = (
-    "There are no error bars of {}: in more than 1 of 10 repetitions with other noise the run does not find it again."
-)
+RARE = "There are no error bars of {}: more than 1 of 10 repetitions with other noise found no such component."
 IN_SERIES = "In a series the share of the background and the answers of all units have no error bars."
 LOST = "These numbers have no error bars: they are those of an earlier run of the series."
 
