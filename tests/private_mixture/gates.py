@@ -9,8 +9,10 @@
     units        columns times 1e-6 to 1e6, and shifted by 1e6 standard deviations
     mixed        labels and density on tables of numbers and categories, with the categories and without them
     steps        groups claimed where there is one, of whole numbers, as they are and by steps
+    sets         density beside one normal distribution with the same point masses, set by set, beside the forecast
     hard         density on tables with many zeros, or with a few rows far out
-    small        groups found where 5 % of the rows lie apart
+    small        groups found where 2 to 5 % of the rows are far from the others
+    errors       how often intervals by standard errors hold
     time         CPU seconds of a run with 60,000 rows of 10 columns
     NAME         density and labels on the data set of this name below FEDCORE_DATA, beside non-private EM
 
@@ -32,6 +34,7 @@ from fedcore.methods.private_mixture import PrivateMixtureConfig, PrivateMixture
 from fedcore.methods.private_mixture.feasibility import strength
 from fedcore.methods.private_mixture.scores import normal_of
 from tests.private_mixture import hard
+from tests.private_mixture.coverage import coverages
 from tests.private_mixture.mixed import mixed
 from tests.private_mixture.worlds import adjusted_rand, block_of, facts, mixture, records, run
 
@@ -39,7 +42,7 @@ CELLS = ((2, 2), (5, 3), (10, 5), (20, 3), (20, 10), (50, 5))
 MIXED = ((5, 3, 2, (4, 6)), (10, 5, 2, (3, 3, 8)), (2, 4, 1, (5, 5, 5, 5)), (5, 4, 3, (20,)))
 SEPARATIONS = (1, 2, 3, 4, 8)
 HELD_OUT = 4000
-KINDS = "mixtures false clients t3 series worth units mixed steps hard small time".split()
+KINDS = "mixtures false clients t3 series worth units mixed steps sets hard small errors time".split()
 
 
 def groups_of(model: PrivateMixtureModel) -> int:
@@ -157,14 +160,15 @@ def _settings(seed: int, name: str) -> tuple[np.random.Generator, int, int, int,
     return generator, d, n, int(generator.integers(2, 11)), float(generator.choice([0.5, 1.0, 4.0]))
 
 
-def false(seeds: range, names: list[str]) -> None:
+def false(seeds: range, names: list[str], rounds: int) -> None:
     print("family | false groups of runs, 95 % | by epsilon .5, 1, 4")
-    for name in names or list(FAMILIES):
+    families = FAMILIES | hard.NULLS
+    for name in names or list(families):
         found, by = 0, {0.5: [0, 0], 1.0: [0, 0], 4.0: [0, 0]}
         for seed in seeds:
             generator, d, n, k, epsilon = _settings(seed, name)
-            x = FAMILIES[name](n, d, generator)
-            method, state = run(records(x), PrivateMixtureConfig(components=k), epsilon, seed)
+            x = families[name](n, d, generator)
+            method, state = run(records(x), PrivateMixtureConfig(components=k, rounds=rounds), epsilon, seed)
             wrong = int(groups_of(method.model(state)) > 1)
             found += wrong
             by[epsilon] = [by[epsilon][0] + wrong, by[epsilon][1] + 1]
@@ -324,8 +328,10 @@ def main() -> None:
             "units",
             "mixed",
             "steps",
+            "sets",
             "hard",
             "small",
+            "errors",
             "time",
             *SETS,
         ],
@@ -334,17 +340,18 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=1000, help="first seed")
     parser.add_argument("--epsilon", type=float, nargs="*", default=[1.0])
     parser.add_argument("--rows", type=int, default=10_000)
-    parser.add_argument("--cells", type=int, nargs="*", default=list(range(len(CELLS))))
+    parser.add_argument("--cells", type=int, nargs="*", help="lines of mixtures or small; default: all")
     parser.add_argument("--separations", type=float, nargs="*", default=list(SEPARATIONS))
+    parser.add_argument("--rounds", type=int, default=PrivateMixtureConfig().rounds, help="of EM, for small and false")
     parser.add_argument("--families", nargs="*", default=[])
     asked = parser.parse_args()
     seeds = range(asked.first, asked.first + asked.seeds)
     if asked.table == "mixtures":
-        cells = [CELLS[index] for index in asked.cells]
+        cells = list(CELLS) if asked.cells is None else [CELLS[index] for index in asked.cells]
         for epsilon in asked.epsilon:
             mixtures(seeds, epsilon, asked.rows, cells, asked.separations)
     elif asked.table == "false":
-        false(seeds, asked.families)
+        false(seeds, asked.families, asked.rounds)
     elif asked.table == "clients":
         clients(seeds)
     elif asked.table == "t3":
@@ -359,10 +366,15 @@ def main() -> None:
         mixed_tables(seeds, asked.epsilon, asked.rows)
     elif asked.table == "steps":
         steps(seeds, asked.epsilon)
+    elif asked.table == "sets":
+        hard.sets(seeds, asked.epsilon)
     elif asked.table == "hard":
         hard.tables(seeds, asked.epsilon)
     elif asked.table == "small":
-        hard.small_groups(seeds, asked.epsilon)
+        chosen = list(range(len(hard.GROUPS))) if asked.cells is None else asked.cells
+        hard.small_groups(seeds, asked.epsilon, chosen, asked.rounds)
+    elif asked.table == "errors":
+        coverages(seeds)
     elif asked.table == "time":
         seconds_of_a_run()
     else:

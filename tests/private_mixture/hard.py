@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
+import sklearn.datasets
+from fedcore.papers.private_mixture.data import SETS, split_of
 
 from fedcore.methods.private_mixture import PrivateMixtureConfig, PrivateMixtureModel
+from fedcore.methods.private_mixture.feasibility import words_of
+from fedcore.methods.private_mixture.layout import COPIES
+from fedcore.methods.private_mixture.scores import normal_of
 from tests.private_mixture.worlds import records, run
 
 ROWS, HELD_OUT, COMPONENTS = 8000, 2000, 8
 ZERO = 0.05  # standard deviations of a column: the width that a zero counts as, where it has a probability
-GROUPS = ((2, 8, 5000), (2, 16, 5000), (3, 8, 5000), (10, 8, 5000))  # columns, distance, rows
+# Columns, distance, rows, share of the group, its scale.
+GROUPS = (
+    (2, 8, 5000, 0.05, 1.0),
+    (2, 16, 5000, 0.05, 1.0),
+    (3, 8, 5000, 0.05, 1.0),
+    (10, 8, 5000, 0.05, 1.0),
+    (2, 8, 8000, 0.05, 1.0),
+    (2, 8, 10_000, 0.05, 0.02),
+    (2, 8, 10_000, 0.02, 1.0),
+    (2, 8, 20_000, 0.02, 1.0),
+    (2, 8, 10_000, 0.03, 1.0),
+)
 
 
 def _mostly_zeros(n, generator):
@@ -87,20 +104,99 @@ def tables(seeds: range, epsilons: list[float]) -> None:
         print(f"{name} | {one_normal(train, test, sd):.1f} | {', '.join(found)}", flush=True)
 
 
-def small_group(d: int, distance: float, n: int, seed: int) -> np.ndarray:
-    """5 % of the rows lie so many standard deviations from the others."""
-    generator = np.random.default_rng([seed, d, int(distance)])
-    x, direction = generator.normal(size=(n, d)), generator.normal(size=d)
-    x[generator.random(n) < 0.05] += distance * direction / np.linalg.norm(direction)
+# --- one group, in tables that are harder than `fedcore.papers.private_mixture.data.FAMILIES` ------------------------
+
+
+def _cut_off(n, d, generator):
+    return np.maximum(generator.normal(size=(n, d)) + 0.3, 0.0)
+
+
+def _with_zeros(n, d, generator):
+    x = generator.normal(size=(n, d)) + 3.0
+    x[generator.random(n) < 0.4, 0] = 0.0
     return x
 
 
-def small_groups(seeds: range, epsilons: list[float]) -> None:
-    print("columns, distance, rows, epsilon | runs with exactly 2 groups")
-    for (d, distance, n), epsilon in itertools.product(GROUPS, epsilons):
+NULLS = {
+    "exponential": lambda n, d, generator: generator.exponential(size=(n, d)),
+    "cut off at zero": _cut_off,
+    "whole numbers": lambda n, d, generator: generator.poisson(1.0, (n, d)).astype(np.float64),
+    "far rows": lambda n, d, generator: (
+        generator.normal(size=(n, d)) * np.where(generator.random((n, 1)) < 0.01, 1e3, 1)
+    ),
+    "Pareto 2.5, products": lambda n, d, generator: generator.pareto(2.5, (n, d)),
+    "a column with 40 % zeros": _with_zeros,
+}
+
+# --- density, next to one normal distribution that reads rows alike ---------------------------------------------------
+
+
+def rival(model: PrivateMixtureModel, x: np.ndarray) -> PrivateMixtureModel:
+    """One normal distribution without privacy, with the point masses and the tail of the model. x: training rows."""
+    numbers = model.layout.numbers(x, COPIES if model.layout.moves else 1)
+    centre, scale = np.median(numbers, axis=0), np.maximum(numbers.std(axis=0), 1e-12)
+    z = (numbers - centre) / scale
+    values, vectors = np.linalg.eigh(np.atleast_2d(np.cov(z.T)))
+    root = vectors / np.sqrt(np.maximum(values, 1e-9))
+    return replace(normal_of(model), centre=centre, scale=scale, origin=z.mean(axis=0), linear=root)
+
+
+def _of_scikit_learn() -> dict[str, np.ndarray]:
+    known = ("iris", "wine", "breast_cancer", "diabetes")
+    return {name: np.asarray(getattr(sklearn.datasets, f"load_{name}")().data, np.float64) for name in known}
+
+
+def sets(seeds: range, epsilons: list[float]) -> None:
+    """Nats a column that a run is behind one normal distribution with the same point masses, without privacy; below 0:
+    ahead. With the word before the run, and after the first releases."""
+    print("set, rows x columns | at each epsilon: nats a column behind, median (words before > after)")
+    for name, (train, test, components) in _sets().items():
+        found = []
+        for epsilon in epsilons:
+            behind, words = [], []
+            for seed in seeds:
+                config = PrivateMixtureConfig(components=components)
+                method, state = run(records(train), config, epsilon, seed)
+                model = method.model(state)
+                other = rival(model, train).log_likelihood(test).mean()
+                behind.append(float(other - model.log_likelihood(test).mean()) / train.shape[1])
+                words.append(" > ".join(words_of(config, state)))
+            found.append(f"{np.median(behind):.2f} ({', '.join(sorted(set(words)))})")
+        print(f"{name}, {train.shape[0]} x {train.shape[1]} | {'; '.join(found)}", flush=True)
+
+
+def _sets() -> dict[str, tuple[np.ndarray, np.ndarray, int]]:
+    """Rows to train, rows held out, components; generated ones, those of scikit-learn, and published ones."""
+    found = {}
+    for name, make in TABLES.items():
+        x = make(ROWS + HELD_OUT, np.random.default_rng([*name.encode()]))
+        found[name] = (x[:ROWS], x[ROWS:], COMPONENTS)
+    for name, x in _of_scikit_learn().items():
+        x = x[np.random.default_rng(0).permutation(len(x))]
+        found[name] = (x[: 4 * len(x) // 5], x[4 * len(x) // 5 :], 3)
+    for name, known in SETS.items():
+        split = split_of(name)
+        train = split.train[np.random.default_rng(0).permutation(len(split.train))[:ROWS]]
+        found[name] = (train, split.test[:HELD_OUT], known.components)
+    return found
+
+
+def small_group(d: int, distance: float, n: int, seed: int, share: float = 0.05, scale: float = 1.0) -> np.ndarray:
+    """A share of the rows is so many standard deviations from the others, and is scaled."""
+    generator = np.random.default_rng([seed, d, int(distance)])
+    x, direction = generator.normal(size=(n, d)), generator.normal(size=d)
+    inside = generator.random(n) < share
+    x[inside] = scale * x[inside] + distance * direction / np.linalg.norm(direction)
+    return x
+
+
+def small_groups(seeds: range, epsilons: list[float], groups: list[int], rounds: int) -> None:
+    print("columns, distance, rows, share, scale, epsilon | runs with exactly 2 groups")
+    for number, epsilon in itertools.product(groups, epsilons):
+        d, distance, n, share, scale = GROUPS[number]
         found = 0
         for seed in seeds:
-            x = small_group(d, distance, n, seed)
-            method, state = run(records(x), PrivateMixtureConfig(components=4), epsilon, seed)
+            x = small_group(d, distance, n, seed, share, scale)
+            method, state = run(records(x), PrivateMixtureConfig(components=4, rounds=rounds), epsilon, seed)
             found += len(set(method.model(state).group.tolist())) == 2
-        print(f"{d}, {distance}, {n}, {epsilon} | {found} of {len(seeds)}", flush=True)
+        print(f"{d}, {distance}, {n}, {share}, {scale}, {epsilon} | {found} of {len(seeds)}", flush=True)

@@ -304,3 +304,20 @@ def test_clients_of_zeros_alone_add_a_client():
     method, state = run(block_of([np.zeros((3, 2))] * 800), config, 4.0, unit="client")
     assert state.count == pytest.approx(800, abs=40) and (state.share > 0).all()
     assert method.result(state, Features(2)).tables and not method.result(state, Features(2)).figures
+
+
+def test_a_narrow_component_is_said_to_be_perhaps_a_repeated_value():
+    generator = np.random.default_rng(2)
+    x = generator.normal(size=(6000, 3)) + [0.0, 100.0, 0.0]
+    repeated = generator.random(6000) < 0.5
+    x[repeated, 1] = 103.5
+    method, state = run(records(x), PrivateMixtureConfig(components=3), 4.0)
+    said = "columns that may hold repeated values other than zero: 1. A component there is less than 3.3% as wide"
+    assert said in method.outcome(state)
+    tables = {table.name: table for table in method.result(state, Features(3)).tables}
+    assert tables["standard_deviations"].note.startswith("The released histograms show repeated values at zero only.")
+    _, state = run(records(x), PrivateMixtureConfig(components=3, steps={"0": 1.0, "1": 1.0, "2": 1.0}), 4.0)
+    assert "repeated" not in method.outcome(state)
+    x[repeated, 1] = 103.5 + generator.normal(size=int(repeated.sum()))
+    method, state = run(records(x), PrivateMixtureConfig(components=3), 4.0)
+    assert "repeated" not in method.outcome(state)

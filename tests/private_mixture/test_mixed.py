@@ -66,7 +66,7 @@ def test_tables_name_categories_and_values(fitted):
     for name in ("all", "A", "B"):
         assert sum(columns[name][:3]) == pytest.approx(1) and sum(columns[name][3:]) == pytest.approx(1)
     assert [column.values for column in tables["means"].columns[:2]] == [["height", "weight"], ["m", "kg"]]
-    assert all(column.errors is None for column in tables["categories"].columns)
+    assert tables["categories"].note.endswith("states why numbers have no error bars.")
     with pytest.raises(ConfigError, match="categories"):
         method.fitted_model(state)
 

@@ -9,7 +9,9 @@ import pytest
 
 from fedcore.methods.mixture_models.whole_rows import ONE
 from fedcore.methods.private_mixture import PrivateMixtureConfig
-from fedcore.methods.private_mixture.feasibility import EXPECT, strength, words_of
+from fedcore.methods.private_mixture.feasibility import EXPECT, FINE, strength, words_of, worth
+from fedcore.methods.private_mixture.round_metrics import info_of
+from fedcore.methods.private_mixture.server import context_of
 from tests.private_mixture.test_forms import zeros_and_numbers
 from tests.private_mixture.worlds import facts, records, run
 
@@ -55,3 +57,26 @@ def test_columns_that_stand_alone_and_a_large_background_are_mentioned():
     assert "background" not in method.outcome(replace(state, weights=weights))
     many = replace(state, share=np.full(4, 0.5))
     assert "1 more columns stand alone" in method.outcome(many)
+
+
+def test_a_run_whose_first_whitening_is_drowned_is_not_called_good():
+    """2,221 clients of 10 columns: the density of 3 of 4 runs was behind one normal distribution."""
+    config = PrivateMixtureConfig(components=4)
+    public = facts(10, 2221, 1.0, "client")
+    found = strength(config, public)
+    assert found.edge < FINE < found.first and found.word == "fair"
+    said = worth(config, replace(public, nominal_clients=300))
+    assert said.word == "none" and "about 2,700 clients would be enough for a good one at this budget" in said.expect
+    assert strength(config, replace(public, nominal_clients=2687)).word == "good"
+
+
+def test_a_lower_word_is_logged_before_em_spends():
+    method, state, seen = ended(np.random.default_rng(0).normal(size=(3000, 8)), 1.0)
+    at = next(number for number, (message, _) in enumerate(seen) if message.kind == "norms" and message.step == 1)
+    first_of_em = next(number for number, (message, _) in enumerate(seen) if message.kind == "components")
+    made = context_of(CONFIG, seen[at - 1][1]).now
+    assert at < first_of_em and info_of(CONFIG, made, seen[at][1]).note == ""  # it is as good as planned
+    drowned = replace(seen[at][1], edge=2.0)
+    said = info_of(CONFIG, made, drowned).note
+    assert said.startswith("by the first releases the expected utility is weak, not good") and "runs abandon" in said
+    assert info_of(CONFIG, context_of(CONFIG, drowned).now, drowned).note == ""  # in one round only

@@ -14,10 +14,10 @@ from fedcore.methods.mixture_models.tables import by_component, correlations_tab
 from fedcore.methods.mixture_models.whole_rows import ONE, STEP, WholeMap
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
 from fedcore.methods.private_mixture.density import PrivateMixtureModel
+from fedcore.methods.private_mixture.errors import Errors, errors_of
 from fedcore.methods.private_mixture.feasibility import EXPECT, words_of
 from fedcore.methods.private_mixture.layout import Layout, layout_now
 from fedcore.methods.private_mixture.plan import PLACE_CELLS, PLACE_ENDS
-from fedcore.methods.private_mixture.renoised import LEAST_FOUND, renoised
 from fedcore.methods.private_mixture.server import context_of
 from fedcore.methods.private_mixture.state import NORMAL, RUNNING, MixedState, PrivateMixtureState
 from fedcore.rounds.results import Column, Features, Positions, Result, Table, heaviest, of_columns, segment_names
@@ -25,12 +25,13 @@ from fedcore.rounds.results import Column, Features, Positions, Result, Table, h
 SHOWN = 2.0  # standard errors: a smaller share of rows left out is not mentioned in the outcome
 NAMED = 8  # columns, in a sentence
 LISTED = 3  # columns, in the outcome
+NARROW = 1 / 30  # of the standard deviation of all rows: a component may be a single value
+OF_ATOM = 0.2  # of the width of zeros: they have 1 / sqrt(12) of it
 MUCH = 0.05  # of the rows in the background, from which on the outcome mentions it
-NO_ERRORS = (
-    "What the noise of privacy adds to these numbers is not known: that can be told only where valleys part every "
-    "component from all others, and where making the rounds again with other noise does not take too long."
+REPEATED = (
+    "The released histograms show repeated values at zero only. For columns of whole or rounded numbers use the "
+    "setting steps."
 )
-NO_ERRORS_OF_ANSWERS = "What the noise of privacy adds to these numbers is not told."
 
 
 def model_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> PrivateMixtureModel:
@@ -59,7 +60,15 @@ def outcome_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> str:
         return ""
     left_out = int((~state.told).sum())
     said = f"; {left_out} of {state.features} columns say nothing: noise drowned their scale" if left_out else ""
-    said += _alone(layout_now(config, state))
+    layout = layout_now(config, state)
+    said += _alone(layout)
+    if narrow := [str(layout.numeric[column]) for column in _narrow(layout, state)]:
+        more = f" and {len(narrow) - LISTED} more" if len(narrow) > LISTED else ""
+        said += (
+            f"; columns that may hold repeated values other than zero: {', '.join(narrow[:LISTED])}{more}. A component "
+            f"there is less than {NARROW:.1%} as wide as all rows. The histograms cannot show whether it is one value; "
+            "if numbers come in steps, use the setting steps"
+        )
     background = float(state.weights[-1])
     if background > MUCH:
         said += f"; {100 * background:.0f} % of the rows are in the broad background, far from all components"
@@ -91,6 +100,18 @@ def _alone(layout: Layout) -> str:
     ]
     more = f"; {len(found) - LISTED} more columns stand alone" if len(found) > LISTED else ""
     return "".join(said) + more
+
+
+def _narrow(layout: Layout, state: PrivateMixtureState) -> np.ndarray:
+    """The columns in which a component is so narrow that it may be one repeated value."""
+    if state.outcome == NORMAL:
+        return np.zeros(0, np.int64)
+    back = np.linalg.pinv(state.map.linear()) * state.scale
+    own = np.sqrt(np.einsum("ai,kab,bi->ki", back, state.covariances, back)).min(axis=0)
+    limit = np.minimum(
+        NARROW * np.sqrt((back**2).sum(axis=0)), np.where(layout.atoms > 0, OF_ATOM * layout.atoms, np.inf)
+    )
+    return np.flatnonzero((own < limit) & (layout.steps == 0) & ~layout.alone)
 
 
 def incomplete_rows(layout: Layout, columns: Features) -> str:
@@ -132,7 +153,7 @@ def result_of(config: PrivateMixtureConfig, state: PrivateMixtureState, features
     tested edges, and the share of rows left out; empty before the run has finished.
 
     Component 0 is row 0 of the state's arrays, and label 0 of the clients' outputs; groups likewise. Shares, means and
-    standard deviations have standard errors where `errors_of` gives some.
+    standard deviations have standard errors where `errors_of` gives some; the first table states why others have none.
     """
     if not state.done:
         return Result()
@@ -144,15 +165,13 @@ def result_of(config: PrivateMixtureConfig, state: PrivateMixtureState, features
     means, covariances = model.means_of_data()[:, shown], model.covariances_of_data()[:, shown][:, :, shown]
     deviations = np.sqrt(np.diagonal(covariances, axis1=1, axis2=2))
     found = errors_of(config, state, model)
-    of_weights, of_means, of_deviations = (
-        (None, None, None) if found is None else (found[0], found[1][:, shown], found[2][:, shown])
-    )
+    of_means, of_deviations = _if_any(found.means[:, shown]), _if_any(found.deviations[:, shown])
     columns = [of_numbers(features, means, deviations, of_means)] if len(shown) else []
     segments = segments_table(
         model.weights,
         order,
         columns + _categories(stored, model),
-        errors=of_weights,
+        errors=_if_any(found.weights),
         people=state.declared,
         unit=state.unit,
         groups=model.group,
@@ -164,15 +183,10 @@ def result_of(config: PrivateMixtureConfig, state: PrivateMixtureState, features
         (
             Column("segment", [*segment_names(k), None]),
             Column("component", [*order, "background"]),
-            Column(
-                "share",
-                model.weights[background].tolist(),
-                "%",
-                None if of_weights is None else known(of_weights[background]),
-            ),
+            Column("share", model.weights[background].tolist(), "%", _known(found.weights[background])),
             Column("group", [*(int(model.group[j]) for j in order), None]),
         ),
-        "" if found else NO_ERRORS,
+        found.why,
     )
     tables, figures = [segments, components], list[Positions]()
     if len(shown):
@@ -180,15 +194,21 @@ def result_of(config: PrivateMixtureConfig, state: PrivateMixtureState, features
         tables += [
             by_component("means", "Means", first, means, order=order, errors=of_means),
             by_component(
-                "standard_deviations", "Standard deviations", first, deviations, order=order, errors=of_deviations
+                "standard_deviations",
+                "Standard deviations",
+                first,
+                deviations,
+                order=order,
+                errors=of_deviations,
+                note=REPEATED if (model.layout.steps[shown] == 0).any() else "",
             ),
-            *_correlations(features, covariances, order, _of_correlations(config, state, model, shown)),
+            *_correlations(features, covariances, order, found.correlations[:, shown][:, :, shown], found.why),
         ]
         figures.append(positions(features, means, deviations, of_means, order))
     if (forms := _forms(numbers, model.layout, state)) is not None:
         tables.append(forms)
     if isinstance(state, MixedState):
-        tables.append(_answers(stored, model, order))
+        tables.append(_answers(stored, model, order, found))
     if len(state.p):
         tables.append(_valleys(config, state, dict(zip(order, segment_names(k), strict=True))))
     tables.append(_left_out(config, state))
@@ -230,20 +250,34 @@ def _forms(features: Features, layout: Layout, state: PrivateMixtureState) -> Ta
     )
 
 
-def _answers(features: Features, model: PrivateMixtureModel, order: Sequence[int]) -> Table:
-    """A line for each value of each category, with its probability in each component and among all units."""
+def _if_any(errors: np.ndarray) -> np.ndarray | None:
+    """None if no number has one."""
+    return errors if np.isfinite(errors).any() else None
+
+
+def _known(errors: np.ndarray) -> list[float | None] | None:
+    return known(errors) if np.isfinite(errors).any() else None
+
+
+def _answers(features: Features, model: PrivateMixtureModel, order: Sequence[int], errors: Errors) -> Table:
+    """A line for each value of each category, with its probability in each component and among all units. errors: of
+    them."""
     assert model.probabilities is not None
     names = [_values(features, own) for own in model.layout.categories]
     *components, everybody = model.probabilities
     first = (
         Column("category", [category for category, values in names for _ in values]),
         Column("value", [value for _, values in names for value in values]),
-        Column("all", everybody.tolist(), "%"),
+        Column("all", everybody.tolist(), "%", _known(errors.probabilities[-1])),
     )
     columns = [
-        Column(name, components[j].tolist(), "%") for name, j in zip(segment_names(len(order)), order, strict=True)
+        Column(name, components[j].tolist(), "%", _known(errors.probabilities[j]))
+        for name, j in zip(segment_names(len(order)), order, strict=True)
     ]
-    return Table("categories", "Categories", (*first, *columns), "Of those who have answered. " + NO_ERRORS_OF_ANSWERS)
+    note = "Of those who have answered."
+    if not np.isfinite(errors.probabilities).all():
+        note += " The table of components states why numbers have no error bars."
+    return Table("categories", "Categories", (*first, *columns), note)
 
 
 def _categories(features: Features, model: PrivateMixtureModel) -> list[Columns]:
@@ -260,30 +294,14 @@ def _categories(features: Features, model: PrivateMixtureModel) -> list[Columns]
 
 
 def _correlations(
-    features: Features, covariances: np.ndarray, order: Sequence[int], errors: np.ndarray | None
+    features: Features, covariances: np.ndarray, order: Sequence[int], errors: np.ndarray, why: str
 ) -> list[Table]:
-    """Those that stand out of the noise; all of them, for exports only, where it is unknown."""
-    found = correlations_table(features, covariances, order, errors)
+    """Those that stand out of the noise; all of them, for exports only, where it is unknown. errors: (k, d, d)."""
+    noise = _if_any(errors)
+    found = correlations_table(features, covariances, order, noise)
     if found is None:
         return []
-    return [found if errors is not None else replace(found, shown=False, note=NO_ERRORS)]
-
-
-def _of_correlations(
-    config: PrivateMixtureConfig, state: PrivateMixtureState, model: PrivateMixtureModel, shown: np.ndarray
-) -> np.ndarray | None:
-    """(k, d, d) standard errors of the correlations of the shown columns, or None, as `errors_of` gives them."""
-    others = renoised(config, state, model.of_coordinates)
-    if others is None:
-        return None
-    found = np.stack(
-        [
-            replace(model, weights=weights, means=means, covariances=covariances).covariances_of_data()
-            for weights, means, covariances in zip(others.weights, others.means, others.covariances, strict=True)
-        ]
-    )[:, :, shown][:, :, :, shown]
-    deviations = np.sqrt(np.diagonal(found, axis1=2, axis2=3))
-    return _spread(found / (deviations[:, :, :, None] * deviations[:, :, None, :]))
+    return [found if noise is not None else replace(found, shown=False, note=why)]
 
 
 def _values(features: Features, own: Sequence[int]) -> tuple[str, list[str]]:
@@ -295,35 +313,6 @@ def _values(features: Features, own: Sequence[int]) -> tuple[str, list[str]]:
     if len({(category, equals) for category, equals, _ in parts}) == 1 and parts[0][1]:
         return parts[0][0], [value for _, _, value in parts]
     return names[0], names
-
-
-def errors_of(
-    config: PrivateMixtureConfig, state: PrivateMixtureState, model: PrivateMixtureModel
-) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """Standard errors of the weights (k + 1,), means (k, d) and standard deviations (k, d), in the units of the data,
-    by noise: see `fedcore.methods.private_mixture.renoised`. None where there are none. NaN of a component that
-    too few of its runs found again, and of what a limit held in all of them.
-    """
-    others = renoised(config, state, model.of_coordinates)
-    if others is None:
-        return None
-    models = [
-        replace(model, weights=weights, means=means, covariances=covariances)
-        for weights, means, covariances in zip(others.weights, others.means, others.covariances, strict=True)
-    ]
-    weights = _spread(others.weights)
-    means = _spread(np.stack([each.means_of_data() for each in models]))
-    variances = np.stack([np.diagonal(each.covariances_of_data(), axis1=1, axis2=2) for each in models])
-    deviations = _spread(np.sqrt(variances))
-    return np.where(weights > 0, weights, np.nan), means, deviations
-
-
-def _spread(shown: np.ndarray) -> np.ndarray:
-    """Standard deviations over the first axis; NaN for what too few runs found."""
-    found = np.isfinite(shown).mean(axis=0) >= LEAST_FOUND
-    errors = np.full(shown.shape[1:], np.nan)
-    errors[found] = np.nanstd(shown[:, found], axis=0, ddof=1)
-    return errors
 
 
 def _valleys(config: PrivateMixtureConfig, state: PrivateMixtureState, names: Mapping[int, str]) -> Table:

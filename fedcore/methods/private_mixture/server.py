@@ -33,6 +33,7 @@ from fedcore.methods.private_mixture.plan import (
     reach_of,
 )
 from fedcore.methods.private_mixture.promotion import promoted
+from fedcore.methods.private_mixture.round_metrics import info_of
 from fedcore.methods.private_mixture.series import FORGETTING, KNOWN, MixedPool, pool_in
 from fedcore.methods.private_mixture.state import MIXTURE, NORMAL, RUNNING, MixedState, PrivateMixtureState
 from fedcore.randomness import stream
@@ -227,7 +228,7 @@ def server_update(
     after = replace(STEPS[context.now.kind](context, values), round=state.round + 1)
     if after.round == len(context.design.phases):
         after = replace(after, done=True)
-    return after, _info(context, after)
+    return after, info_of(config, context.now, after)
 
 
 def _first(context: Context, values: Published) -> PrivateMixtureState:
@@ -394,14 +395,3 @@ STEPS: dict[Kind, Callable[[Context, Published], PrivateMixtureState]] = {
     "guard": _guarded,
     "valleys": _grouped,
 }
-
-
-def _info(context: Context, after: PrivateMixtureState) -> RoundInfo:
-    return RoundInfo(
-        {
-            "released_count": after.count,
-            "components": float(len(after.means)),
-            "background": float(after.weights[-1]) if len(after.weights) else 0.0,
-            "groups": float(after.group.max() + 1) if len(after.group) else 0.0,
-        }
-    )
