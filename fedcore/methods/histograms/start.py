@@ -18,7 +18,7 @@ import numpy as np
 from fedcore.errors import ConfigError
 from fedcore.methods.histograms.config import HistogramsConfig
 from fedcore.methods.histograms.pool import FORGETTING, SPLIT_KEPT
-from fedcore.methods.histograms.releases import POOLED, plan
+from fedcore.methods.histograms.releases import FLAT, POOLED, plan
 from fedcore.methods.histograms.sensitivities import sensitivity_factor
 from fedcore.methods.histograms.simplex import perturbed, project, ward_merge
 from fedcore.methods.histograms.sizes import remembered, series_before, sizes_of
@@ -126,11 +126,15 @@ def likely_warm_start(config: HistogramsConfig, public: PublicFacts) -> dict[str
     start = {"centres": uniform[:k]}
     if config.reduction != "none":
         return start
-    noise = config.clip * sensitivity_factor(public.relation) * releases[-1].noise_multiplier
+    noise_of = config.clip * sensitivity_factor(public.relation)
+    noise = noise_of * releases[-1].noise_multiplier
     weights, variances, added = np.zeros(k), np.zeros(k), max(1, min(sizes.rounds, POOLED))
+    of_mean = sum(1.0 / (r.shape[0] * (noise_of * r.noise_multiplier) ** 2) for r in releases if r.name != FLAT)
+    weight, variance = 0.0, 0.0  # of all clients
     before = series_before(config, public)
     if before is not None:
         added, (weights, variances) = sizes.rounds, remembered(before)
+        weight, variance, weights, variances = weights[-1], variances[-1], weights[:-1], variances[:-1]
         halves = min(2 * (k - len(weights)), k)  # each from a cell of its own
         kept = np.where(np.arange(k) < k - halves, 1.0, SPLIT_KEPT)
         number = np.minimum(np.arange(k), len(weights) - 1)
@@ -138,8 +142,8 @@ def likely_warm_start(config: HistogramsConfig, public: PublicFacts) -> dict[str
     weights, variances = weights + added / noise**2, variances + added / noise**2
     pool = {
         "pool_sums": uniform,
-        "pool_weights": np.append(weights, weights.max()),
-        "pool_variances": np.append(variances, variances.max()),
+        "pool_weights": np.append(weights, weight + of_mean),
+        "pool_variances": np.append(variances, variance + of_mean),
         "pool_metric": uniform[0],
     }
     return {**start, **pool}
