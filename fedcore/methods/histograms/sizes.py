@@ -20,7 +20,7 @@ import numpy as np
 
 from fedcore.errors import ConfigError
 from fedcore.methods.histograms.config import DEFAULT_CLUSTERS, HistogramsConfig
-from fedcore.methods.histograms.pool import FORGETTING
+from fedcore.methods.histograms.pool import FORGETTING, best_history
 from fedcore.methods.histograms.reduction import tokens_kept
 from fedcore.methods.histograms.sensitivities import sensitivity_factor
 from fedcore.privacy.plan import PlannedRelease
@@ -28,7 +28,7 @@ from fedcore.rounds.method import PublicFacts, Worth
 
 REFERENCE_ROUNDS = 8
 CLUSTERS_PER_SNR = 0.45
-ROUNDS = ((50.0, 8), (18.0, 6), (8.0, 5), (5.0, 4), (0.0, 3))  # least b, rounds
+ROUNDS = ((18.0, 8), (8.0, 7), (5.0, 6), (0.0, 5))  # least b, rounds
 LEAST_FOR_CLUSTERS = 4.0  # b below which one mean serves clients better, or clusters gain too little
 LEAST_FOR_MORE = 5.0  # b below which there are two clusters
 MORE_CLUSTERS = (  # least b, clusters from it on
@@ -175,10 +175,10 @@ def accumulated_budget(config: HistogramsConfig, public: PublicFacts) -> tuple[i
 
 
 def remembered(start: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """(k + 1,) weights and variances of a series in the next run, in the history that is best so far: those of the
-    cells, then that of all clients.
+    """(k + 1,) weights and variances of a series in the next run, by the history in use: those of the cells, then that
+    of all clients.
     """
-    best = int(np.argmin(start["pool_scores"])) if "pool_scores" in start else 0
+    best = best_history(start)
     weights, variances = (np.atleast_2d(start[name])[best] for name in ("pool_weights", "pool_variances"))
     return FORGETTING[best] * weights, FORGETTING[best] ** 2 * variances
 
