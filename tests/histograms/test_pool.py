@@ -8,7 +8,19 @@ import pytest
 
 from fedcore.errors import ConfigError
 from fedcore.methods.histograms import Histograms, HistogramsConfig
-from fedcore.methods.histograms.pool import FORGETTING, SPLIT_KEPT, History, Pool, empty, grown, of_release
+from fedcore.methods.histograms.pool import (
+    FORGETTING,
+    SPLIT_KEPT,
+    History,
+    Pool,
+    empty,
+    forecast_error,
+    grown,
+    of_release,
+    score_noise,
+    switched,
+)
+from fedcore.methods.histograms.simplex import project
 from fedcore.methods.histograms.sizes import accumulated_budget, sizes_of
 from fedcore.methods.histograms.start import LATER_NAMES, NAMES, SERIES_NAMES
 from fedcore.storage.arrays import read_values, state_values, write_values
@@ -124,8 +136,40 @@ def test_a_run_adds_its_sums_to_those_of_the_run_before():
     np.testing.assert_allclose(state.pool_sums, expected, rtol=1e-12)
     np.testing.assert_allclose(state.pool_weights, weights, rtol=1e-12)
     assert state.phase == "done" and state.round == 2
-    best = int(np.argmin(state.pool_scores))
+    best = state.best
     np.testing.assert_allclose(state.counts, expected[best, :2].sum(axis=1) / weights[best, :2], rtol=1e-12)
+
+
+def test_another_factor_is_used_only_beyond_the_noise_of_the_scores():
+    noise = np.array([9.0, 0.0, 4.0])
+    assert switched(np.array([5.0, 10.0, 7.0]), noise) == 1, "6 and 4 lower than a score of 10 are two deviations"
+    assert switched(np.array([3.9, 10.0, 6.5]), noise) == 0
+    assert switched(np.array([5.0, 10.0, 5.9]), noise) == 2
+
+
+def test_the_noise_of_a_difference_of_scores_is_as_large_as_is_said():
+    """Centres are near what is released, as those of histories are; far ones also differ by the noise of the count."""
+    draw = np.random.default_rng(3)
+    w, truth = draw.dirichlet(np.full(40, 9.0)), draw.dirichlet(np.full(40, 9.0), 2)
+    centres, other = (project(truth * np.exp(0.05 * draw.standard_normal(truth.shape)), 1e-9) for _ in range(2))
+    live, differences = np.array([True, True]), []
+    for _ in range(2000):
+        sums = 500 * truth + 3.0 * np.sqrt(w) * draw.standard_normal(truth.shape)
+        errors = [forecast_error(each, sums, 9.0, w, live) for each in (centres, other)]
+        differences.append(errors[0] - errors[1])
+    said = score_noise(centres, other, 500 * truth, 9.0, w, live)
+    assert np.var(differences) == pytest.approx(said, rel=0.1)
+
+
+def test_a_series_keeps_the_weights_that_an_earlier_run_chose():
+    block, _ = two_groups()
+    first, _ = run(Histograms(TWO), block, facts_of_two_groups())
+    start = start_of(replace(first, prior_tokens=120.0, floor=0.1))
+    second = Histograms(TWO).init(facts_of_two_groups(warm_start=start))
+    assert (second.prior_tokens, second.floor) == (120.0, 0.1)
+    after, _ = run(Histograms(TWO), block, facts_of_two_groups(warm_start=start))
+    assert start_of(after)["base_weights"].tolist() == [120.0, 0.1]
+    assert "base_weights" not in start_of(first)
 
 
 def test_ten_runs_know_more_than_one():
@@ -162,7 +206,7 @@ def test_a_run_of_an_earlier_version_leaves_centres_alone_and_a_pool_begins():
     start = start_of(old)
     assert sorted(start) == sorted(NAMES)
     second, _ = run(Histograms(TWO), block, facts_of_two_groups(warm_start=start))
-    assert sorted(start_of(second)) == sorted(NAMES + SERIES_NAMES + LATER_NAMES)
+    assert sorted(start_of(second)) == sorted(NAMES + SERIES_NAMES + LATER_NAMES[:-1])
 
 
 def test_a_run_on_fewer_tokens_neither_leaves_a_pool_nor_adds_to_one():
@@ -192,6 +236,7 @@ def test_of_too_many_centres_of_a_series_the_largest_go_on_with_their_sums():
         ({"pool_variances": np.array([[1.0, 1.0, -1.0]])}, "negative"),
         ({"pool_sums": np.ones((2, 3, 12))}, "pool_sums of the run before have the shape"),
         ({"pool_scores": np.ones(2)}, "pool_scores of the run before have the shape"),
+        ({"base_weights": np.zeros(2)}, "base_weights of the run before are 0 and 0"),
         ({"pool_mean_noise": np.ones((1, 11))}, "pool_mean_noise of the run before have the shape"),
         ({"pool_mean_noise": np.zeros((1, 12))}, "without noise"),
         ({name: None for name in SERIES_NAMES}, "pool_sums.*missing"),
@@ -236,7 +281,7 @@ def test_what_a_plan_expects_of_a_series_is_what_its_runs_leave():
         left, expected = start_of(state, method.config), method.likely_warm_start(planned)
         for name in ("pool_weights", "pool_variances"):  # where the whole history counts
             np.testing.assert_allclose(np.sort(left[name][0, :-1]), np.sort(expected[name][:-1]), rtol=1e-12)
-        left |= {"pool_scores": np.zeros(len(left["pool_scores"]))}
+        del left["pool_scores"], left["pool_score_noise"]
         public, planned = replace(public, warm_start=left), replace(planned, warm_start=expected)
     assert len(state.centres) > 1
 

@@ -2,20 +2,20 @@
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore.errors import BudgetExceeded, BudgetMissing, ConfigError, PrivacyError, WrongKind
-from fedcore.methods.histograms.simplex import metric
-from fedcore.methods.histograms.sizes import in_words, noise_loss
+from fedcore.methods.histograms import HistogramsConfig
+from fedcore.methods.histograms.sizes import expected_loss, in_words, mean_loss, part_of_mean
 from fedcore.planning.budget_plan import SETTLED, equal_runs, planned_method, rounded_down, sketch_of
 from fedcore.privacy.ledger.ledger import create_ledger
 from tests import sessions
 from tests.command import fedcore, private_population, works
 from tests.conftest import small_counts
 from tests.federated_em.test_run import rows_population
+from tests.histograms.run_in_memory import facts
 from tests.sessions import to_end
 
 
@@ -74,7 +74,7 @@ def test_the_sizes_are_those_of_the_runs(place):
     assert said["warm"] == {**said["warm"], "rounds": 2, "releases": 2, "clusters": said["cold"]["clusters"]}
     assert said["warm"]["first_cells"] == said["warm"]["clusters"] and said["cold"]["first_cells"] == plan[2].shape[0]
     assert said["warm"]["loss_nats"] < said["cold"]["loss_nats"], "fewer rounds, less noise in each"
-    assert sketch == said["cold"] and sketch["in_words"] == in_words(sketch["strength"])
+    assert sketch == said["cold"] and sketch["in_words"] == in_words(sketch["loss_nats"])
 
 
 def test_the_last_run_of_a_series_is_planned_from_all_before_it(place):
@@ -103,35 +103,25 @@ def test_replace_one_buys_less(tmp_path):
         population, ledger = private_population(tmp_path / relation, small_counts(), epsilon=None, nominal=100_000)
         ledger.set_budget(population.id, 8.0, 1e-6, relation=relation)
         losses.append(planned((population, ledger), 1, clusters=3, rounds=4, overseed=3)["cold"])
-    assert losses[1]["loss_nats"] == pytest.approx(2 * losses[0]["loss_nats"], rel=1e-3)
+    assert losses[1]["loss_nats"] == pytest.approx(2**0.825 * losses[0]["loss_nats"], rel=1e-3)
     assert losses[1]["strength"] == pytest.approx(losses[0]["strength"] / math.sqrt(2), rel=1e-3)
 
 
 def test_the_loss_by_hand():
-    """C sigma = 6, d = 100, N = 600: 36 * 100 / (2 * 360 000) = 0.005."""
-    assert noise_loss(2.0, 3.0, 100, 600) == pytest.approx(0.005)
+    """One mean spends 0.92 of the budget on F; of two cells each has 0.92, and F half of that and the 0.04 before."""
+    assert part_of_mean(1) == pytest.approx(0.92) and part_of_mean(2) == pytest.approx(0.5)
+    assert part_of_mean(4, cold=False) == 0.25
+    assert mean_loss(2.0) == pytest.approx(0.0229 * 2**-1.65)
 
 
-@given(st.integers(2, 40), st.integers(0, 1000), st.floats(0.05, 5.0))
-def test_the_loss_takes_the_largest_sum_that_the_metric_allows(d, seed, concentration):
-    p = np.random.default_rng(seed).dirichlet(np.full(d, concentration))
-    p = np.maximum(p, 1e-9) / np.maximum(p, 1e-9).sum()
-    assert np.sum(metric(p, 0.0, 150.0) / p) <= d * (1 + 1e-9)
+def test_a_larger_budget_never_seems_to_cost_more():
+    def forecast(b):
+        rho = (b * 3 * math.sqrt(8 * 1000) / 20_000) ** 2 / 2
+        return expected_loss(HistogramsConfig(), facts(1000, rho=rho, nominal=20_000))
 
-
-def test_the_loss_is_what_noise_does():
-    """KL of a noised histogram, by simulation: the formula of the spec, with its own sum(w / P)."""
-    generator = np.random.default_rng(0)
-    p = generator.dirichlet(np.full(50, 2.0))
-    w, clip, sigma, clients = metric(p, 1e-6, 150.0), 3.0, 5.0, 20_000
-    noise = clip * sigma * np.sqrt(w) * generator.standard_normal((4000, 50))
-    noised = clients * p + noise
-    noised = noised / noised.sum(axis=1, keepdims=True)
-    kept = (noised > 0).all(axis=1)
-    kl = np.sum(p * np.log(p / noised[kept]), axis=1).mean()
-    # the self-normalisation takes away the one direction in which the counts move
-    expected = noise_loss(sigma, clip, 50, clients) * (np.sum(w / p) - 1) / 50
-    assert kl == pytest.approx(expected, rel=0.05)
+    strengths = [0.1 * 1.01**step for step in range(700)] + [4.0, 5.0, *(k / 0.45 for k in range(3, 10))]
+    losses = [forecast(b)[1] for b in sorted(strengths)]
+    assert losses == sorted(losses, reverse=True)
 
 
 @given(st.floats(1e-6, 100))
@@ -141,9 +131,9 @@ def test_rounding_down(value):
     assert float(f"{rounded:.4g}") == rounded
 
 
-@given(st.floats(1e-9, 1e6))
-def test_every_strength_has_words(b):
-    assert in_words(b)
+@given(st.floats(0.0, 1e9))
+def test_every_loss_has_words(loss):
+    assert in_words(loss)
 
 
 def test_the_share_converts_to_no_more_than_it_may(place):

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedcore.methods.histograms import clients, personal, releases, scores, server, sizes, start, weights
 from fedcore.methods.histograms.config import FIXED, MOVED, HistogramsConfig
+from fedcore.methods.histograms.pool import separation
 from fedcore.methods.histograms.result import result_of
 from fedcore.methods.histograms.state import HistogramsState, ReleaseMessage, WeightsMessage
 from fedcore.population.blocks import ClientBlock, CountsBlock, Kind
@@ -25,6 +26,7 @@ METRICS = (
     Metric("floor"),
     Metric("kept_tokens"),
     Metric("live_cells"),
+    Metric("margin"),
     Metric("noise_multiplier"),
     Metric("prior_tokens"),
     Metric("released_count"),
@@ -41,7 +43,7 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
     name: ClassVar[str] = "histograms"
     kinds: ClassVar[tuple[Kind, ...]] = ("counts",)
     personalises_all_documents: ClassVar[bool] = True
-    arithmetic_version: ClassVar[str] = "histograms-5"
+    arithmetic_version: ClassVar[str] = "histograms-6"
     Config = HistogramsConfig
     State = HistogramsState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
@@ -141,10 +143,17 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
     # --- what a run has learnt --------------------------------------------------------------------------------------
 
     def outcome(self, state: HistogramsState) -> str:
-        """The sizes of the run, and the weight of the base in its estimates."""
+        """The sizes of the run and the weight of the base in its estimates, and how sure both are."""
         a, c = personal.weights_used(self.config.outputs, state)
         cells = f"{state.clusters} clusters in {state.round} rounds" if state.round else "one mean"
-        chosen = "released" if state.weights_multiplier and state.phase == "done" else "not released"
+        pool = server.live_cells(state)
+        if len(pool) > 1:
+            apart = separation(pool, state.metric)
+            cells += f", the most similar two differ by {apart:.2g} standard deviations of noise"
+        chosen = "not released"
+        if state.weights_multiplier and state.phase == "done":
+            better = max(state.margin, 0.0)
+            chosen = f"released; the best pair wins by {better:.2g} standard deviations of noise over the usual one"
         if self.config.prior_tokens is not None or self.config.floor is not None:
             chosen = "of the settings"
         return f"{cells}; weight of the base (a + c m) / (a + m) with a = {a:g}, c = {c:g} ({chosen})"

@@ -10,13 +10,14 @@ in one metric, which the first run of the series made from its own mean.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 FORGETTING = (1.0, 0.95, 0.75, 0.5, 0.0)  # weight of what was there before a run, against 1 for what the run adds
 SCORE_KEPT = 0.3  # of the score of earlier runs
+SWITCH = 2.0  # standard deviations of the noise of a difference of scores, beyond which another factor is used
 SPLIT_KEPT = 0.25  # of the past of a cell in either of its halves
 SPLIT_PERTURBATION = 0.15  # standard deviation of the log of the factors that tell the halves of a cell apart
 
@@ -109,6 +110,19 @@ def empty(cells: int, features: int) -> Pool:
     return Pool(np.zeros((cells, features)), np.zeros(cells), np.zeros(cells))
 
 
+def separation(pool: Pool, w: np.ndarray) -> float:
+    """How sure it is that the two most similar of k >= 2 live cells differ, in standard deviations of noise.
+
+    With P = S / N and relative noise s of two cells, D = sum (P_i - P_j)^2 / w is about d v for equal cells,
+    v = s_i^2 + s_j^2, with a standard deviation of v sqrt(2 d). Returns the least (D - d v) / (v sqrt(2 d)).
+    """
+    rows, relative = _ratio(pool.one_release, pool.counts[:, None]), pool.count_noise / pool.counts
+    i, j = np.triu_indices(len(pool), 1)
+    apart = ((rows[i] - rows[j]) ** 2 / w).sum(axis=1)
+    noise = relative[i] ** 2 + relative[j] ** 2
+    return float(np.min((apart - len(w) * noise) / (noise * np.sqrt(2.0 * len(w)))))
+
+
 def of_release(sums: np.ndarray, variance: float) -> Pool:
     """The pool of one release. sums: (k, d) with noise of the variance `variance` times w."""
     every = np.full(len(sums), 1.0 / variance)
@@ -172,6 +186,32 @@ def forecast_error(centres: np.ndarray, sums: np.ndarray, variance: float, w: np
     """
     far = sums[live] - sums[live].sum(axis=1, keepdims=True) * centres[live]
     return float(np.sum(far**2 / w) / variance)
+
+
+def best_history(arrays: Mapping[str, np.ndarray]) -> int:
+    """Number of the history in use, by the arrays of a state or of a warm start."""
+    for name in ("pool_score_noise", "pool_scores"):
+        if len(values := arrays.get(name, ())):
+            return int(np.argmin(values))
+    return 0
+
+
+def score_noise(
+    centres: np.ndarray, used: np.ndarray, sums: np.ndarray, variance: float, w: np.ndarray, live: np.ndarray
+) -> float:
+    """Variance that the noise of a release gives to the difference of two `forecast_error`s, of (k, d) centres and of
+    those in use: 4 sum N**2 |P - P'|**2 / (v w). The noise is common to both, only its product with P - P' stays.
+    """
+    far = sums[live].sum(axis=1, keepdims=True) * (centres[live] - used[live])
+    return float(4.0 * np.sum(far**2 / w) / variance)
+
+
+def switched(scores: np.ndarray, noise: np.ndarray) -> int:
+    """The history to use from now on: the one in use, whose noise is 0, or one whose score is lower by more than SWITCH
+    standard deviations. scores, noise: (h,), noise that of the difference to the one in use.
+    """
+    lower = scores < scores[np.argmin(noise)] - SWITCH * np.sqrt(noise)
+    return int(np.argmin(np.where(lower, scores, np.inf))) if lower.any() else int(np.argmin(noise))
 
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:

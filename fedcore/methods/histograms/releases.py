@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fedcore.methods.histograms import sensitivities, weights
 from fedcore.methods.histograms.config import HistogramsConfig
 from fedcore.methods.histograms.reduction import tokens_kept
-from fedcore.methods.histograms.sizes import FIRST_SHARE, FIRST_SHARE_OF_MEAN, rho_of, sizes_of
+from fedcore.methods.histograms.sizes import FIRST_SHARE, FIRST_SHARE_OF_MEAN, continues_series, rho_of, sizes_of
 from fedcore.methods.histograms.weights import PAIRS, WEIGHTS
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import PublicFacts
@@ -16,6 +16,7 @@ from fedcore.rounds.method import PublicFacts
 ARGUMENT = "docs/privacy/histograms.md"
 FLAT, WHITENED = "flat_mean", "whitened_mean"
 POOLED = 2  # last rounds, whose sums are added
+POOLED_SHARE = 2.0  # times the budget of an earlier round, whose sums only find the cells
 ONE_SUM = "one sum over all clients"
 ONE_CELL = "one cell per client: all cells cost one release"
 ONE_SUM_OF_HALVES = "one sum over all clients, each with both halves of its data"
@@ -91,12 +92,15 @@ def _wanted(config: HistogramsConfig, public: PublicFacts) -> list[_Wanted]:
     left = 1.0
     for release in wanted:
         left -= release.share
-    share, stages = left / sizes.rounds, len(wanted)
+    stages, last = len(wanted), sizes.rounds - POOLED
+    even = last <= 0 or continues_series(config, public)  # all rounds are pooled
+    parts = [1.0 if even or t <= last else POOLED_SHARE for t in range(1, sizes.rounds + 1)]
     width = d if config.reduction == "none" else tokens_kept(config.keep, d) + 1
-    for t in range(1, sizes.rounds + 1):
+    for t, part in enumerate(parts, 1):
         k, name = sizes.cells(t), cluster_release(t)
         composition = ONE_CELL if k > 1 else ONE_SUM
         # The round before it leaves as many centres and reseeds none of them; earlier rounds may do either.
         optional = t == sizes.rounds > max(1, sizes.merge_after)
+        share = left * part / sum(parts)
         wanted.append(_Wanted(name, stages + t, (k, width), clipped_sum, share, composition, optional))
     return wanted

@@ -32,7 +32,18 @@ import numpy as np
 
 from fedcore.methods.histograms import sensitivities, weights
 from fedcore.methods.histograms.config import HistogramsConfig
-from fedcore.methods.histograms.pool import FORGETTING, SCORE_KEPT, History, Pool, empty, forecast_error, grown
+from fedcore.methods.histograms.pool import (
+    FORGETTING,
+    SCORE_KEPT,
+    History,
+    Pool,
+    best_history,
+    empty,
+    forecast_error,
+    grown,
+    score_noise,
+    switched,
+)
 from fedcore.methods.histograms.reduction import kept_by_frequency, lift, reduce_rows, tokens_kept
 from fedcore.methods.histograms.releases import FLAT, WHITENED, cluster_release, plan
 from fedcore.methods.histograms.simplex import (
@@ -107,8 +118,9 @@ def _with_history(state: HistogramsState, start: Mapping[str, np.ndarray]) -> Hi
     pools = [start[name] for name in ("pool_sums", "pool_weights", "pool_variances")]
     past = histories_of(*pools, mean_noise=start.get("pool_mean_noise"), metric=w)
     past = [past[min(number, len(past) - 1)].forgotten(kept) for number, kept in enumerate(FORGETTING)]
-    scores = start.get("pool_scores", np.zeros(len(past)))
-    return replace(state, metric=w, pool_scores=scores).remembering(past)
+    state = replace(state, metric=w, pool_scores=start.get("pool_scores", np.zeros(len(past))))
+    state = state.using(best_history(start))
+    return replace(state, pool_score_noise=start.get("pool_score_noise", state.pool_score_noise)).remembering(past)
 
 
 def total_rounds(state: HistogramsState) -> int:
@@ -250,16 +262,27 @@ def _clusters_on_tokens(config: HistogramsConfig, state: HistogramsState, releas
 
 
 def _scored(config: HistogramsConfig, state: HistogramsState, sums: np.ndarray, variance: float) -> HistogramsState:
-    """How well each history foretells the second release of the run, after the first one was added to it."""
-    live = sums.sum(axis=1) >= DEAD * math.sqrt(variance)
-    errors = []
-    for number in range(len(state.histories)):
-        expected = _with_mean(
-            config, replace(state, pool_scores=np.where(np.arange(len(state.histories)) == number, -1.0, 0.0))
-        )
-        centres = _centres(config, expected, expected.history, state.rounds)
-        errors.append(forecast_error(centres, sums, variance, state.metric, live))
-    return replace(state, pool_scores=SCORE_KEPT * state.pool_scores + errors)
+    """How well each history forecasts the second release of the run, after the first one was added to it; and which one
+    is used from now on.
+    """
+    live, numbers = sums.sum(axis=1) >= DEAD * math.sqrt(variance), np.arange(len(state.histories))
+
+    def centres_of(number: int) -> np.ndarray:
+        expected = _with_mean(config, state.using(number))
+        return _centres(config, expected, expected.history, state.rounds)
+
+    centres = [centres_of(number) for number in range(len(numbers))]
+    errors = [forecast_error(each, sums, variance, state.metric, live) for each in centres]
+    scores = SCORE_KEPT * state.pool_scores + errors
+
+    def noise_to(used: int) -> np.ndarray:
+        noise = [score_noise(each, centres[used], sums, variance, state.metric, live) for each in centres]
+        return np.where(numbers == used, 0.0, np.maximum(noise, np.finfo(np.float64).tiny))
+
+    noise = noise_to(state.best) + SCORE_KEPT**2 * state.pool_score_noise
+    used = switched(scores, noise)
+    noise = noise if used == state.best else noise_to(used)
+    return replace(state, pool_scores=scores, pool_score_noise=noise)
 
 
 def _after_rounds(state: HistogramsState) -> str:
@@ -270,9 +293,10 @@ def _weights(state: HistogramsState, released: np.ndarray) -> Step:
     """The weight of the base that serves the clients' second halves."""
     spread = sensitivities.signed_factor(sensitivities.relation_of(state.spread))
     scale = state.weights_multiplier * spread * GRID_NORM
-    a, c = weights.chosen(released, state.weights_clients, scale, (state.prior_tokens, state.floor))
-    info = RoundInfo({"noise_multiplier": state.weights_multiplier, "prior_tokens": a, "floor": c})
-    return replace(state, phase="done", prior_tokens=a, floor=c), info
+    usual = (state.prior_tokens, state.floor)
+    (a, c), margin = weights.chosen(released, state.weights_clients, scale, usual)
+    shown = {"noise_multiplier": state.weights_multiplier, "prior_tokens": a, "floor": c, "margin": margin}
+    return replace(state, phase="done", prior_tokens=a, floor=c, margin=margin), RoundInfo(shown)
 
 
 def _with_mean(config: HistogramsConfig, state: HistogramsState) -> HistogramsState:
@@ -326,6 +350,12 @@ def _centres(config: HistogramsConfig, state: HistogramsState, past: History, t:
     for cell, row, noise in zip(np.flatnonzero(alive), rows, relative, strict=True):
         centres[cell] = denoised_centre(row, noise * root, state.mean, floor)
     return centres
+
+
+def live_cells(state: HistogramsState) -> Pool:
+    """The released sums of the cells that are more than noise; none if they are not kept."""
+    pool = state.history.cells
+    return pool.chosen(np.flatnonzero(_alive(pool)))
 
 
 def _movement(pool: Pool, centres: np.ndarray, floor: float) -> float:

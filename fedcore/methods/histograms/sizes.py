@@ -20,7 +20,7 @@ import numpy as np
 
 from fedcore.errors import ConfigError
 from fedcore.methods.histograms.config import DEFAULT_CLUSTERS, HistogramsConfig
-from fedcore.methods.histograms.pool import FORGETTING
+from fedcore.methods.histograms.pool import FORGETTING, best_history
 from fedcore.methods.histograms.reduction import tokens_kept
 from fedcore.methods.histograms.sensitivities import sensitivity_factor
 from fedcore.privacy.plan import PlannedRelease
@@ -28,24 +28,23 @@ from fedcore.rounds.method import PublicFacts, Worth
 
 REFERENCE_ROUNDS = 8
 CLUSTERS_PER_SNR = 0.45
-ROUNDS = ((50.0, 8), (18.0, 6), (8.0, 5), (5.0, 4), (0.0, 3))  # least b, rounds
+ROUNDS = ((18.0, 8), (8.0, 7), (5.0, 6), (0.0, 5))  # least b, rounds
 LEAST_FOR_CLUSTERS = 4.0  # b below which one mean serves clients better, or clusters gain too little
 LEAST_FOR_MORE = 5.0  # b below which there are two clusters
-LEAST_FOR_GOOD, LEAST_MEASURED = 8.0, 0.2
-Word = Literal["none", "weak", "fair", "good"]
-WORDS: tuple[tuple[float, Word], ...] = (
-    (LEAST_FOR_GOOD, "good"),
-    (LEAST_FOR_CLUSTERS, "fair"),
-    (LEAST_MEASURED, "weak"),
-    (0.0, "none"),
+MORE_CLUSTERS = (  # least b, clusters from it on
+    (LEAST_FOR_CLUSTERS, 2),
+    (LEAST_FOR_MORE, 3),
+    *((k / CLUSTERS_PER_SNR, k + 1) for k in range(3, DEFAULT_CLUSTERS)),
 )
+LOSS, LOSS_POWER = 0.0229, -1.65  # of `mean_loss`; measured on five sets (docs/notes/histograms.md)
+Word = Literal["none", "weak", "fair", "good"]
+WORDS: tuple[tuple[float, Word], ...] = ((0.0025, "good"), (0.005, "fair"), (0.35, "weak"), (math.inf, "none"))
 EXPECT: dict[Word, str] = {
-    "good": "better than any mean for all clients",
-    "fair": "few clusters, about as good as a mean without privacy",
-    "weak": "one mean for all clients, worse than one without privacy",
+    "good": "about the best mean without privacy, and better where clients form clusters",
+    "fair": "about as good as the best mean without privacy",
+    "weak": "one mean for all clients, worse than the best one without privacy",
     "none": "less than what was ever measured, and perhaps no better than nothing",
 }
-MEAN_LOSS, MEAN_POWER = 0.018, -1.4  # nats above a mean without privacy: MEAN_LOSS b**MEAN_POWER, measured on text
 WARM_ROUNDS = 2  # from centres of an earlier run; the last two rounds are pooled, so both count
 GROWING_ROUNDS = 3  # with cells that were split, and have to find their place
 WARM_CELLS = 2  # times the clusters of the rules
@@ -171,14 +170,16 @@ def accumulated_budget(config: HistogramsConfig, public: PublicFacts) -> tuple[i
     if before is None:
         return nominal, features, rho
     added = 2 * rho / config.clip**2  # rounds of rho / T each add 1 / (C sigma)**2 = 2 rho / (T C**2)
-    weights, variances = remembered(before)
+    weights, variances = (values[:-1] for values in remembered(before))
     return nominal, features, max(rho, float(((weights + added) ** 2 / (variances + added)).max()) * config.clip**2 / 2)
 
 
 def remembered(start: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """(k,) weights and variances of the cells of a series in the next run, in the history that is best so far."""
-    best = int(np.argmin(start["pool_scores"])) if "pool_scores" in start else 0
-    weights, variances = (np.atleast_2d(start[name])[best, :-1] for name in ("pool_weights", "pool_variances"))
+    """(k + 1,) weights and variances of a series in the next run, by the history in use: those of the cells, then that
+    of all clients.
+    """
+    best = best_history(start)
+    weights, variances = (np.atleast_2d(start[name])[best] for name in ("pool_weights", "pool_variances"))
     return FORGETTING[best] * weights, FORGETTING[best] ** 2 * variances
 
 
@@ -236,8 +237,8 @@ class Sketch:
     """One run as it would be planned. rounds T, clusters K (none in a run that releases a mean alone), cells K' of the
     first rounds, releases in all.
 
-    strength: b of `signal_to_noise`, in_words: what it means; loss_nats: estimate of `expected_loss`. Of a run that
-    continues a series they are those of all that the series has released by its end.
+    strength: b of `signal_to_noise`, loss_nats: by `expected_loss`, in_words: what that means. Of a run that continues
+    a series they are those of all that the series has released by its end.
     """
 
     rounds: int
@@ -253,44 +254,60 @@ def budget_sketch(config: HistogramsConfig, public: PublicFacts, plan: Sequence[
     """The fields of `Sketch`, as JSON."""
     sizes, (b, loss) = sizes_of(config, public), expected_loss(config, public)
     clusters = sizes.clusters if sizes.clusters > 1 else 0
-    return asdict(Sketch(sizes.rounds, clusters, sizes.cells(1), len(plan), b, in_words(b), loss))
+    return asdict(Sketch(sizes.rounds, clusters, sizes.cells(1), len(plan), b, in_words(loss), loss))
 
 
 def expected_loss(config: HistogramsConfig, public: PublicFacts) -> tuple[float, float]:
-    """(b, nats of KL that noise adds): to the mean by MEAN_LOSS, or to a cluster's centre by `noise_loss`."""
-    sizes, (nominal, features, rho) = sizes_of(config, public), accumulated_budget(config, public)
-    b = signal_to_noise(nominal, features, rho, config.clip)
-    if sizes.clusters == 1:
-        return b, MEAN_LOSS * b**MEAN_POWER
-    if not continues_series(config, public):  # the last two rounds alone are pooled
-        before = 0.0 if public.warm_start is not None else (config.first_share or FIRST_SHARE) + config.second_share
-        rho *= (1.0 - before) * min(sizes.rounds, 2) / sizes.rounds
-    sigma = math.sqrt(0.5 / rho)
-    return b, noise_loss(sigma, config.clip, features, nominal / sizes.clusters)
+    """(b, nats of KL that the run's estimates lose to those of the best mean without privacy, with the best weights).
+
+    It counts the noise of the mean, and nothing that clusters may win: that depends on the data. If the rules choose
+    the clusters, it is the most of this and any larger budget, so that more budget never seems to cost more.
+    """
+    sizes, (nominal, features, rho) = sizes_of(config, public), effective_budget(config, public)
+    b = signal_to_noise(*accumulated_budget(config, public), config.clip)
+    rho = _rho_of_mean(config, public, rho, sizes.clusters)
+    loss = mean_loss(signal_to_noise(nominal, features, rho, config.clip))
+    later = [] if config.clusters else [(least, k) for least, k in MORE_CLUSTERS if least >= b]
+    return b, max([loss, *(mean_loss(least * math.sqrt(part_of_mean(k))) for least, k in later)])
+
+
+def part_of_mean(clusters: int, cold: bool = True) -> float:
+    """Of a run's budget, in the mean F: K cells have K times the noise of one sum over all clients. cold: whether the
+    run makes the releases before the rounds.
+    """
+    if not cold:
+        return 1.0 / clusters
+    before = HistogramsConfig.second_share
+    return 1.0 - FIRST_SHARE_OF_MEAN if clusters == 1 else before + (1.0 - FIRST_SHARE - before) / clusters
+
+
+def _rho_of_mean(config: HistogramsConfig, public: PublicFacts, rho: float, clusters: int) -> float:
+    """Of one sum over all clients that has as little noise as the mean F after this run."""
+    before = series_before(config, public)
+    if before is None:
+        return rho * part_of_mean(clusters, public.warm_start is None)
+    weights, variances = (float(values[-1]) for values in remembered(before))
+    added = 2 * rho * part_of_mean(clusters, cold=False) / config.clip**2
+    return (weights + added) ** 2 / (variances + added) * config.clip**2 / 2
+
+
+def mean_loss(b: float) -> float:
+    """Nats that a mean of the strength b loses: the strength of a run whose only release it is."""
+    return LOSS * b**LOSS_POWER
 
 
 def worth(config: HistogramsConfig, public: PublicFacts) -> Worth:
-    """What the strength of a budget means, and what noise costs about. Raises ConfigError as `sizes_of` does."""
+    """What to expect of the budget, by `expected_loss`. Raises ConfigError as `sizes_of` does."""
     b, loss = expected_loss(config, public)
-    word = _word(b)
-    expect = f"{EXPECT[word]} (strength {b:.2g}, noise costs about {loss:.2g} nats)"
+    word = _word(loss)
+    expect = f"{EXPECT[word]} (strength {b:.2g}, loss about {loss:.2g} nats above that mean)"
     return Worth(word, expect, loss, "nats")
 
 
-def noise_loss(sigma: float, clip: float, features: int, clients: float) -> float:
-    """Nats of KL that noise adds to a cluster's centre: (C sigma)**2 sum(w / P) / (2 N**2), N clients of the cluster.
-
-    Before shrinkage, which saves a part of it. sum(w / P) is not known beforehand and set to its largest value, d: for
-    w ~ P sqrt(1 / m_eff + P) it is d where all tokens are equally frequent, and less otherwise (Chebyshev's sum
-    inequality). sigma: noise multiplier times the sensitivity factor.
-    """
-    return (clip * sigma) ** 2 * features / (2 * clients**2)
+def in_words(loss: float) -> str:
+    """What a loss in nats means."""
+    return f"{_word(loss)}: {EXPECT[_word(loss)]}"
 
 
-def in_words(b: float) -> str:
-    """What a signal-to-noise ratio b >= 0 means."""
-    return f"{_word(b)}: {EXPECT[_word(b)]}"
-
-
-def _word(b: float) -> Word:
-    return next(word for least, word in WORDS if b >= least)
+def _word(loss: float) -> Word:
+    return next(word for most, word in WORDS if loss <= most)

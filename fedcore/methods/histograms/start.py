@@ -18,18 +18,18 @@ import numpy as np
 from fedcore.errors import ConfigError
 from fedcore.methods.histograms.config import HistogramsConfig
 from fedcore.methods.histograms.pool import FORGETTING, SPLIT_KEPT
-from fedcore.methods.histograms.releases import POOLED, plan
+from fedcore.methods.histograms.releases import FLAT, POOLED, plan
 from fedcore.methods.histograms.sensitivities import sensitivity_factor
 from fedcore.methods.histograms.simplex import perturbed, project, ward_merge
 from fedcore.methods.histograms.sizes import remembered, series_before, sizes_of
-from fedcore.methods.histograms.state import HistogramsState
-from fedcore.methods.histograms.weights import WEIGHTS
+from fedcore.methods.histograms.state import USUAL_WEIGHTS, HistogramsState
+from fedcore.methods.histograms.weights import USUAL_OF_LITTLE, WEIGHTS
 from fedcore.randomness import stream
 from fedcore.rounds.method import PublicFacts
 
 NAMES = ("centres", "mean", "counts")
 SERIES_NAMES = ("pool_sums", "pool_weights", "pool_variances", "pool_metric")
-LATER_NAMES = ("pool_mean_noise", "pool_scores")  # which runs of version 0.1 do not leave
+LATER_NAMES = ("pool_mean_noise", "pool_scores", "pool_score_noise", "base_weights")  # which early runs do not leave
 SUM_TOLERANCE = 1e-5  # of a row's sum from 1: single precision of a large vocabulary
 MOST_CENTRES = 10_000
 PERTURBATION = "histograms/start"
@@ -47,7 +47,10 @@ def warm_start_of(state: HistogramsState) -> dict[str, np.ndarray]:
     left = {"centres": state.centres, "mean": state.mean, "counts": np.maximum(state.counts, 0.0)}
     if not len(state.history.cells) or len(state.kept):
         return left
-    pool = {name: getattr(state, name) for name in (*SERIES_NAMES[:-1], *LATER_NAMES)}
+    pool = {name: getattr(state, name) for name in (*SERIES_NAMES[:-1], *LATER_NAMES[:-1])}
+    pair = (state.prior_tokens, state.floor)
+    if state.weights_multiplier or pair not in (USUAL_WEIGHTS, USUAL_OF_LITTLE):  # chosen, now or earlier in the series
+        pool["base_weights"] = np.array(pair)
     return {**left, **{name: value for name, value in pool.items() if value.size}, "pool_metric": state.metric}
 
 
@@ -75,7 +78,8 @@ def checked_warm_start(arrays: Mapping[str, np.ndarray], what: str, features: in
     sums = values.get("pool_sums", np.zeros(0))
     h = (len(FORGETTING) if len(sums) == len(FORGETTING) else 1,) if sums.ndim == 3 else ()  # histories
     shapes |= {"pool_sums": (*h, k + 1, features), "pool_weights": (*h, k + 1), "pool_variances": (*h, k + 1)}
-    shapes |= {"pool_metric": (features,), "pool_mean_noise": (*h, features), "pool_scores": h}
+    shapes |= {"pool_metric": (features,), "pool_mean_noise": (*h, features)}
+    shapes |= {"pool_scores": h, "pool_score_noise": h, "base_weights": (2,)}
     for name, value in values.items():
         if value.shape != shapes[name] or not 1 <= k <= MOST_CENTRES:
             raise ConfigError(
@@ -102,11 +106,15 @@ def checked_warm_start(arrays: Mapping[str, np.ndarray], what: str, features: in
 def _check_pool(values: Mapping[str, np.ndarray], what: str) -> None:
     """Raises ConfigError for a pool that no run leaves: a release has noise in every token."""
     weights, variances = values["pool_weights"], values["pool_variances"]
-    noise = values.get("pool_mean_noise", np.ones(1))
+    noise, (a, c) = values.get("pool_mean_noise", np.ones(1)), values.get("base_weights", np.array([1.0, 0.0]))
     no_mean = np.any(weights[..., -1] == 0) or np.any(values["pool_metric"] == 0) or np.any(noise == 0)
     if np.any((weights > 0) != (variances > 0)) or no_mean:
         raise ConfigError(
             f"the pool of {what} has sums without noise.", "Start from another run, or from the centres alone."
+        )
+    if not (a > 0 and c < 1):
+        raise ConfigError(
+            f"base_weights of {what} are {a:g} and {c:g}.", "They are a > 0 and c from 0 to 1, of (a + c m) / (a + m)."
         )
 
 
@@ -126,11 +134,15 @@ def likely_warm_start(config: HistogramsConfig, public: PublicFacts) -> dict[str
     start = {"centres": uniform[:k]}
     if config.reduction != "none":
         return start
-    noise = config.clip * sensitivity_factor(public.relation) * releases[-1].noise_multiplier
+    noise_of = config.clip * sensitivity_factor(public.relation)
+    noise = noise_of * releases[-1].noise_multiplier
     weights, variances, added = np.zeros(k), np.zeros(k), max(1, min(sizes.rounds, POOLED))
+    of_mean = sum(1.0 / (r.shape[0] * (noise_of * r.noise_multiplier) ** 2) for r in releases if r.name != FLAT)
+    weight, variance = 0.0, 0.0  # of all clients
     before = series_before(config, public)
     if before is not None:
         added, (weights, variances) = sizes.rounds, remembered(before)
+        weight, variance, weights, variances = weights[-1], variances[-1], weights[:-1], variances[:-1]
         halves = min(2 * (k - len(weights)), k)  # each from a cell of its own
         kept = np.where(np.arange(k) < k - halves, 1.0, SPLIT_KEPT)
         number = np.minimum(np.arange(k), len(weights) - 1)
@@ -138,8 +150,8 @@ def likely_warm_start(config: HistogramsConfig, public: PublicFacts) -> dict[str
     weights, variances = weights + added / noise**2, variances + added / noise**2
     pool = {
         "pool_sums": uniform,
-        "pool_weights": np.append(weights, weights.max()),
-        "pool_variances": np.append(variances, variances.max()),
+        "pool_weights": np.append(weights, weight + of_mean),
+        "pool_variances": np.append(variances, variance + of_mean),
         "pool_metric": uniform[0],
     }
     return {**start, **pool}

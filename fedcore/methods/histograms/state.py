@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from fedcore.methods.histograms.pool import History, Pool, empty
+from fedcore.methods.histograms.pool import History, Pool, best_history, empty
 from fedcore.methods.histograms.sizes import Sizes
 from fedcore.rounds.messages import EVERY, POSITIVE, between
 from fedcore.rounds.method import PublicFacts, RoundInfo
@@ -99,11 +99,14 @@ class HistogramsState:
               that of all clients, from which F is made; before it come the c = k cells, or none while their sums are
               not kept. Empty without privacy; r + 1 in place of d on fewer tokens. Runs of version 0.1 have one
               history without the first axis, whose noise in the mean was that of its variance in the metric
-    pool_scores: (h,) of the histories, the lowest is the best
+    pool_scores: (h,) of the histories, lower is better
+    pool_score_noise: (h,) variance of the noise in the difference of a score to that of the history in use, whose own
+              is 0. States of before have none, and use the history with the lowest score
     prior_tokens, floor: a and c of the weight of the base where the settings name none: released, or usual ones. States
               of before have neither, and their settings name a
     weights_multiplier: noise multiplier of the release `weights` that comes last; 0: there is none
     weights_clients: nominal number of clients, by which it is divided
+    margin:   of the chosen weights over the usual ones, in units of the noise of a loss; 0 if none were released
     one_whole: whether all releases but `weights` are made of both halves of the clients' documents
     """
 
@@ -132,10 +135,12 @@ class HistogramsState:
     pool_variances: np.ndarray = field(default_factory=lambda: np.zeros(0))
     pool_mean_noise: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
     pool_scores: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    pool_score_noise: np.ndarray = field(default_factory=lambda: np.zeros(0))
     prior_tokens: float = 1500.0
     floor: float = 0.0
     weights_multiplier: float = 0.0
     weights_clients: float = 0.0
+    margin: float = 0.0
     one_whole: bool = False
 
     @property
@@ -146,8 +151,14 @@ class HistogramsState:
 
     @property
     def best(self) -> int:
-        """Number of the history that counts; of equal ones the one that forgets least."""
-        return int(np.argmin(self.pool_scores)) if len(self.pool_scores) else 0
+        """Number of the history in use."""
+        return best_history({"pool_scores": self.pool_scores, "pool_score_noise": self.pool_score_noise})
+
+    def using(self, number: int) -> HistogramsState:
+        """With this history in use."""
+        noise = np.full(len(self.pool_scores), np.finfo(np.float64).tiny)
+        noise[number : number + 1] = 0.0
+        return replace(self, pool_score_noise=noise)
 
     @property
     def history(self) -> History:
@@ -156,14 +167,15 @@ class HistogramsState:
     def remembering(self, histories: Sequence[History]) -> HistogramsState:
         """With these histories."""
         both = [history.cells.joined(history.everybody) for history in histories]
-        scores = self.pool_scores if len(self.pool_scores) == len(both) else np.zeros(len(both))
+        scored = self
+        if not len(self.pool_scores) == len(self.pool_score_noise) == len(both):
+            scored = replace(self, pool_scores=np.zeros(len(both))).using(0)
         return replace(
-            self,
+            scored,
             pool_sums=np.stack([pool.sums for pool in both]),
             pool_weights=np.stack([pool.weights for pool in both]),
             pool_variances=np.stack([pool.variances for pool in both]),
             pool_mean_noise=np.stack([history.noise for history in histories]),
-            pool_scores=scores,
         )
 
     @property

@@ -31,7 +31,7 @@ from fedcore.methods.histograms.clients import assign_in_float32, inverse_totals
 from fedcore.methods.histograms.config import HistogramsConfig
 from fedcore.methods.histograms.personal import base_weight, mixed_rows, mixes, mixture_weights, own_values, values_at
 from fedcore.methods.histograms.simplex import assignment_logs, project
-from fedcore.methods.histograms.sizes import effective_budget, expected_loss
+from fedcore.methods.histograms.sizes import effective_budget, expected_loss, series_before
 from fedcore.methods.histograms.state import USUAL_WEIGHTS, HistogramsState, WeightsMessage
 from fedcore.population.blocks import CountsBlock, segment_sums
 from fedcore.privacy.grid import bound_norms, grid_step
@@ -173,7 +173,11 @@ def _signal(config: HistogramsConfig, public: PublicFacts) -> float:
 
 
 def usual_weights(config: HistogramsConfig, public: PublicFacts) -> tuple[float, float]:
-    """(a, c) of a run that releases none."""
+    """(a, c) of a run that releases none: those that the series has chosen before, else usual ones."""
+    before = series_before(config, public)
+    if before is not None and "base_weights" in before:
+        a, c = before["base_weights"].tolist()
+        return a, c
     return USUAL_OF_LITTLE if expected_loss(config, public)[0] < LITTLE else USUAL_WEIGHTS
 
 
@@ -191,9 +195,12 @@ def message(config: HistogramsConfig, state: HistogramsState) -> WeightsMessage:
     return WeightsMessage(WEIGHTS, rows, logs, config.mixture_prior, config.mixture_steps)
 
 
-def chosen(released: np.ndarray, clients: float, scale: float, usual: tuple[float, float]) -> tuple[float, float]:
-    """(a, c) with the least expected loss among CANDIDATES, or the usual pair unless that loses more by at least the
-    noise of a loss: a smaller difference is as likely to be noise.
+def chosen(
+    released: np.ndarray, clients: float, scale: float, usual: tuple[float, float]
+) -> tuple[tuple[float, float], float]:
+    """((a, c), margin): the pair of CANDIDATES with the least expected loss, or the usual one unless that loses more by
+    at least the noise of a loss: a smaller difference is as likely to be noise. margin: by how much the best pair wins
+    over the usual one, in units of that noise; the usual pair is kept up to 1.
 
     released: (len(PAIRS),) noised, grid steps. clients: of the population, as declared. scale: of the noise, grid
     steps.
@@ -205,8 +212,9 @@ def chosen(released: np.ndarray, clients: float, scale: float, usual: tuple[floa
     candidates = np.array([*CANDIDATES, usual])
     expected = posterior_mean(np.array([*PAIRS, REFERENCE]), losses, noise, candidates)
     best = int(np.argmin(expected[:-1]))
-    a, c = candidates[best if expected[-1] - expected[best] > deviation else -1]
-    return float(a), float(c)
+    margin = (expected[-1] - expected[best]) / deviation
+    a, c = candidates[best if margin > 1.0 else -1]
+    return (float(a), float(c)), float(margin)
 
 
 def posterior_mean(pairs: np.ndarray, losses: np.ndarray, noise: np.ndarray, wanted: np.ndarray) -> np.ndarray:
