@@ -202,8 +202,8 @@ class PersonalDictionaries(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Fe
 
         groups: (n,) the client of each sample. The clients are added to `clients_` and `local_components_`, so that
         `transform`, `inverse_transform` and `score` know them. Their own atoms are those that the fit would have given
-        them beside these shared atoms; a client has none if its held-out samples say so. Raises ConfigError for clients
-        that are known already, ValueError.
+        them with these shared atoms; a client has none if its held-out samples are not coded better by them. Raises
+        ConfigError for clients that are known already, ValueError.
         """
         check_given(groups)
         method, state = self._known().fitted
