@@ -60,7 +60,7 @@ def test_categories_have_errors_and_do_not_take_those_of_numbers_away():
     method, state = run(records(x), config, 2.0)
     tables = tables_of(method, state, x.shape[1])
     assert tables["components"].note == ""
-    for name, columns in (("components", ["share"]), ("means", ["component 0", "component 1"])):
+    for name, columns in (("components", ["share"]), ("means", ["A", "B"])):
         found = {column.name: column for column in tables[name].columns}
         assert all(error is not None and error > 0 for column in columns for error in found[column].errors)
     for column in tables["categories"].columns[2:]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
+import scipy
 
 from fedcore.methods.mixture_models.whole_rows import STEP
 from fedcore.methods.private_mixture import server, whitening
@@ -184,7 +184,7 @@ def _matched(model: PrivateMixtureModel, found: Found) -> Found:
     gaps = model.means[:, None] - found.means[None]
     both = model.covariances[:, None] + found.covariances[None]
     distances = np.einsum("ijd,ijd->ij", gaps, np.linalg.solve(both, gaps[..., None])[..., 0])
-    own, other = linear_sum_assignment(np.minimum(distances, FAR))
+    own, other = scipy.optimize.linear_sum_assignment(np.minimum(distances, FAR))
     near = distances[own, other] <= NEAR
     own, other = np.append(own[near], k), np.append(other[near], len(found.means))
     weights, means, covariances = np.full(k + 1, np.nan), np.full((k, d), np.nan), np.full((k, d, d), np.nan)
