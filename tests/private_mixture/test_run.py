@@ -30,7 +30,8 @@ def test_components_that_touch_are_found_and_their_density_is_right():
     assert best - 0.15 < model.log_likelihood(scaled).mean() < best + 0.05
     assert len(set(model.group)) == 3 and "3 separate groups" in method.outcome(state)
     tables = {table.name: table for table in method.result(state, Features(5)).tables}
-    assert {"components", "means", "standard_deviations", "correlations", "valleys", "rows_left_out"} == tables.keys()
+    of_components = {"segments", "components", "means", "standard_deviations", "correlations", "valleys"}
+    assert of_components | {"rows_left_out"} == tables.keys()
     assert np.allclose(model.responsibilities(scaled).sum(axis=1), 1)
     order = [int(np.linalg.norm(truth.means - mean, axis=1).argmin()) for mean in model.means_of_data() / UNITS - 1e2]
     assert sorted(order) == [0, 1, 2]
