@@ -147,6 +147,7 @@ def test_settings_that_do_not_fit_are_refused(made, folder, monkeypatch, given, 
     assert refused.code == 2 and message in refused.err
 
 
+@pytest.mark.slow
 def test_ten_profiles_use_the_budget_up(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{tmp_path}/ledger.db")

@@ -124,8 +124,9 @@ def outcome_of(config: ProfileConfig, state: ProfileState) -> str:
         return ""
     found, groups = found_of(config, state, Features(state.features), False), layout_of(config, state.features).groups
     total, error = found.total
-    said = f"about {total:,.0f} ± {error:,.0f} {found.unit}s, {len(found.trees)} columns of numbers"
-    said += f", {len(found.categories)} categories" if found.categories else ""
+    numbers, categories = len(found.trees), len(found.categories)
+    said = f"about {total:,.0f} ± {error:,.0f} {found.unit}s, {numbers} column{'s' * (numbers != 1)} of numbers"
+    said += f", {categories} categor{'y' if categories == 1 else 'ies'}" if categories else ""
     return said + (f", {groups} groups" if groups else "")
 
 
