@@ -142,6 +142,8 @@ class PersonalDictionaries(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Fe
     """
 
     method = "dictionaries"
+    clients_: np.ndarray
+    local_components_: np.ndarray
 
     def __init__(
         self,
@@ -215,8 +217,8 @@ class PersonalDictionaries(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Fe
         ptr = np.concatenate([[0], np.cumsum(np.bincount(places))]).astype(np.int64)
         block = RowsBlock(len(self.clients_), 0, ptr, x[np.argsort(places, kind="stable")])
         local = method.personalise(state, block, None)["local"]
-        self.local_components_ = np.concatenate([self.local_components_, local])
-        self.clients_ = np.concatenate([self.clients_, new])
+        atoms, clients = np.concatenate([self.local_components_, local]), np.concatenate([self.clients_, new])
+        self.local_components_, self.clients_ = atoms, clients
         return self
 
     def score(self, X: Any, y: object = None, groups: Groups = None) -> float:

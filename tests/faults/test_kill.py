@@ -123,19 +123,19 @@ def test_a_reservation_is_never_lost(place, kill):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "point", [Kill("charge", "after", 3), Kill("draw", "after", 3), Kill("publish", "before", 3)], ids=str
+    "point", [Kill("charge", "after", 4), Kill("draw", "after", 4), Kill("publish", "before", 4)], ids=str
 )
 def test_two_kills_at_the_same_release_exhaust_a_run_of_the_whole_budget(place, point):
-    """The last round pays for one of them."""
+    """The last round pays for one of them: it costs as much as the round before it, and twice an earlier one."""
     here = replace(place("secure"), spares=0, whole=True)
     here.kill_at(point)
     here.kill_at(point, resuming=True)
     before = here.published()
     outcome = here.wait(here.launch(resuming=True))
     assert outcome["error"] == "BudgetExceeded" and outcome["remedy"]
-    assert here.published() == before and len(before) == 2
+    assert here.published() == before and len(before) == 3
     run = load_run(here.run_path)
-    assert (run.head["status"], run.head["round"]) == ("budget exhausted", 2)
+    assert (run.head["status"], run.head["round"]) == ("budget exhausted", 3)
     here.check_ledger(forfeited=2, status="budget exhausted")
     here.check_state_follows_from_releases()
     with pytest.raises(RunError, match="budget exhausted"):
@@ -176,8 +176,8 @@ def test_what_no_run_has_reserved_pays_beyond_the_spares(place):
 def test_a_kill_while_the_exhausted_run_is_closed(place):
     """Between the ledger's end of the run and the run's own: resuming ends it the same way."""
     here = replace(place("secure"), spares=0, whole=True)
-    here.kill_at(Kill("charge", "after", 3))
-    here.kill_at(Kill("charge", "after", 3), resuming=True)
+    here.kill_at(Kill("charge", "after", 4))
+    here.kill_at(Kill("charge", "after", 4), resuming=True)
     here.kill_at(Kill("settle", "after"), resuming=True)
     assert here.wait(here.launch(resuming=True))["error"] == "BudgetExceeded"
     assert load_run(here.run_path).head["status"] == "budget exhausted"

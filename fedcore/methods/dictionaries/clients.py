@@ -236,7 +236,7 @@ def shared_round(message: SumsMessage, block: RowsBlock, memory: Memory) -> tupl
             sums.include(found, float(by[0]))
             loss *= by**2
         loss /= weights
-        left = np.divide(*long, out=np.zeros(len(loss)), where=long[1] > 0)
+        left = np.divide(long[0], long[1], out=np.zeros(len(loss)), where=long[1] > 0)
         np.add.at(votes, vote(left[left > 0]), 1.0)
         memory["loss"][group.clients], memory["left"][group.clients] = loss / group.sizes, left
     sizes = np.diff(block.ptr)

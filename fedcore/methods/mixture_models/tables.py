@@ -67,11 +67,11 @@ def by_component(
     errors: np.ndarray | None = None,
     note: str = "",
 ) -> Table:
-    """A column for each component. first: the columns before them. values, errors: (G, rows of the table). order:
-    components from the largest on, which are the segments A, B ...; None: as they are."""
+    """A column for each component. first: the columns before them. values, errors: (G, rows of the table), NaN where
+    there is none. order: components from the largest on, which are the segments A, B ...; None: as they are."""
     chosen = list(range(len(values)) if order is None else order)
     columns = [
-        Column(name, values[k].tolist(), "", None if errors is None else known(errors[k]))
+        Column(name, known(values[k]), "", None if errors is None else known(errors[k]))
         for name, k in zip(_headings(len(values), order), chosen, strict=True)
     ]
     return Table(name, title, (*first, *columns), note)
@@ -137,9 +137,9 @@ def positions(
     )
 
 
-def known(errors: np.ndarray) -> list[float | None]:
+def known(values: np.ndarray) -> list[float | None]:
     """None in place of what is not finite."""
-    return [float(error) if np.isfinite(error) else None for error in errors]
+    return [float(value) if np.isfinite(value) else None for value in values]
 
 
 def share_errors(counts: np.ndarray, noise: np.ndarray) -> np.ndarray:

@@ -70,8 +70,8 @@ def errors_of(config: PrivateMixtureConfig, state: PrivateMixtureState, model: P
 def _nothing(model: PrivateMixtureModel) -> Errors:
     k, d = model.means.shape
     values = 0 if model.probabilities is None else model.probabilities.shape[1]
-    shapes: tuple[tuple[int, ...], ...] = ((k + 1,), (k, d), (k, d), (k + 1, values), (k, d, d))
-    return Errors(*(np.full(shape, np.nan) for shape in shapes))
+    none, numbers, answers = np.full((k + 1,), np.nan), np.full((k, d), np.nan), np.full((k + 1, values), np.nan)
+    return Errors(none, numbers, numbers.copy(), answers, np.full((k, d, d), np.nan))
 
 
 def _listed(components: np.ndarray) -> str:
