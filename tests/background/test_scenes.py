@@ -45,12 +45,14 @@ def test_each_camera_ends_where_it_does_alone():
     assert shown.figures[0].images.shape == (3, HIGH, WIDE, 3) and len(shown.tables[0].columns) == 4
 
 
+@pytest.mark.slow
 def test_leaves_do_not_matter():
     block, _ = mixed(1, 2)
     whole, parts = run(block), run(block, clients_per_leaf=2)
     np.testing.assert_allclose(whole.state.images, parts.state.images, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_the_images_of_the_same_cameras():
     block, _ = mixed(1, 2)
     first = run(block, rounds=6)

@@ -189,6 +189,7 @@ def test_a_far_row_hardly_moves_a_component():
     assert np.abs(found[1] - y.mean(axis=0)).max() < 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("covariance", COVARIANCES)
 def test_intervals_and_draws_of_missing_entries(covariance):
     """20,000 rows of the mixture: what is hidden is in 90 % of the intervals, and below them in 5 %, within 5 standard

@@ -40,7 +40,7 @@ def test_intervals_hold_in_many_fits(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["categories", "series"])
+@pytest.mark.parametrize("name", ["categories", pytest.param("series", marks=pytest.mark.heavy)])
 def test_intervals_hold_about_as_often_as_they_should(name):
     """Eight fits, with all their numbers together. Numbers of one fit share noise, so the bounds are wide."""
     found = coverage(name, range(8))
@@ -52,6 +52,7 @@ def test_intervals_hold_about_as_often_as_they_should(name):
     assert all(0.4 < ratio < 1.8 for ratio in found.ratio.values())  # so they are not merely wide
 
 
+@pytest.mark.slow
 def test_categories_have_errors_and_do_not_take_those_of_numbers_away():
     generator = np.random.default_rng(2)
     truth = mixed(2, 2, 8.0, (3, 2), generator)
@@ -81,6 +82,7 @@ def test_one_normal_distribution_has_errors_of_its_mean_and_deviations():
         assert (found > 0).all() and (found < [0.2, 2.0, 0.02]).all()
 
 
+@pytest.mark.slow
 def test_numbers_of_a_series_have_errors_and_they_fall(parted):
     block, method, state = parted
     _, after = run(block, CONFIG, 1.0, seed=1, start=method.warm_start_of(state))
