@@ -212,6 +212,10 @@ class PersonalDictionaries(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Fe
         x = self._checked_rows(X, reset=False)
         labels = checked_groups(groups, len(x))
         new, places = np.unique(labels, return_inverse=True)
+        if (new.dtype.kind in "OSTU") != (self.clients_.dtype.kind in "OSTU"):
+            raise ConfigError(
+                "The clients of the fit are texts and these are numbers, or the reverse.", "Use one type."
+            )
         if known := sorted(set(new.tolist()) & set(self.clients_.tolist())):
             raise ConfigError(f"client {known[0]!r} was there when the model was fitted.", "Add new clients only.")
         ptr = np.concatenate([[0], np.cumsum(np.bincount(places))]).astype(np.int64)

@@ -297,3 +297,6 @@ def test_samples_come_apart_into_shared_and_own_atoms():
     assert some.score(x[late], groups=groups[late]) > 0.5 * alone and alone < 0  # own atoms halve the error at least
     with pytest.raises(ConfigError, match="client 8 was there"):
         some.add_clients(x[late], groups[late])
+    with pytest.raises(ConfigError, match="are texts and these are numbers"):
+        some.add_clients(x[late], [f"p{group}" for group in groups[late]])
+    assert some.clients_.tolist() == list(range(10))
