@@ -16,14 +16,7 @@ from fedcore.methods.private_mixture.fitted import fitted_model_of
 from fedcore.methods.private_mixture.layout import declared_categories, layout_of, numbered
 from fedcore.methods.private_mixture.personal import personalise
 from fedcore.methods.private_mixture.plan import plan
-from fedcore.methods.private_mixture.result import (
-    SHOWN,
-    incomplete_rows,
-    model_of,
-    outcome_of,
-    result_of,
-    rows_left_out,
-)
+from fedcore.methods.private_mixture.result import MORE, incomplete_rows, model_of, outcome_of, result_of, rows_left_out
 from fedcore.methods.private_mixture.round_metrics import METRICS
 from fedcore.methods.private_mixture.scores import score_block, score_table
 from fedcore.methods.private_mixture.state import MixedState, PrivateMixtureState
@@ -129,7 +122,7 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
     def rows_used(self, state: PrivateMixtureState) -> tuple[float, float] | None:
         """By the released count of complete rows and the declared number of clients or records."""
         share, error = rows_left_out(self.config, state)
-        return None if share <= -SHOWN * error else (1.0 - max(share, 0.0), error)
+        return None if share <= -MORE * error else (1.0 - max(share, 0.0), error)
 
     def result(self, state: PrivateMixtureState, features: Features) -> Result:
         """Weights, groups, means, standard deviations and correlations of the components, and the tested valleys."""
