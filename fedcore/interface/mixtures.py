@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, cast
 
 import numpy as np
-from scipy.linalg import solve_triangular
-from scipy.special import logsumexp, softmax
+import scipy
 from sklearn.base import ClusterMixin, DensityMixin
 from sklearn.metrics import r2_score
 from sklearn.mixture import GaussianMixture
@@ -306,13 +305,13 @@ class RobustMultiTaskMixture(ClusterMixin, FederatedEstimator):
     def predict_proba(self, X: Any, groups: Groups = None) -> np.ndarray:
         """(n, R) float64 responsibilities of the components for each row, under its client's own Gaussians. See
         `predict`; raises ConfigError for regressions."""
-        shares: np.ndarray = softmax(self._log_joint(X, groups), axis=1)
+        shares: np.ndarray = scipy.special.softmax(self._log_joint(X, groups), axis=1)
         return shares
 
     def score_samples(self, X: Any, groups: Groups = None) -> np.ndarray:
         """(n,) float64 log density of each row under its client's own Gaussians, nats, in the units of the data. See
         `predict`; raises ConfigError for regressions."""
-        densities: np.ndarray = logsumexp(self._log_joint(X, groups), axis=1)
+        densities: np.ndarray = scipy.special.logsumexp(self._log_joint(X, groups), axis=1)
         return densities
 
     def score(self, X: Any, y: Any = None, groups: Groups = None) -> float:
@@ -342,7 +341,7 @@ class RobustMultiTaskMixture(ClusterMixin, FederatedEstimator):
             np.broadcast_to(self.covariances_, (joint.shape[1], *self.covariances_.shape[-2:]))
         )
         for component, factor in enumerate(factors):
-            white = solve_triangular(factor, (x - self.client_centers_[at, component]).T, lower=True)
+            white = scipy.linalg.solve_triangular(factor, (x - self.client_centers_[at, component]).T, lower=True)
             joint[:, component] = -0.5 * (white**2).sum(axis=0) - np.log(np.diagonal(factor)).sum()
         joint -= 0.5 * x.shape[1] * np.log(2 * np.pi)
         with np.errstate(divide="ignore"):

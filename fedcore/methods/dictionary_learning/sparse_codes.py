@@ -13,7 +13,7 @@ its inverse is carried on: a new atom adds a row to it, and a multiple of that r
 from __future__ import annotations
 
 import numpy as np
-from scipy import sparse
+import scipy
 
 from fedcore.methods.dictionary_learning.operators import normalise
 
@@ -214,7 +214,7 @@ def _code(
         else:
             ends = np.arange(0, (t + 1) * active + 1, t + 1)
             weights, places = terms[: t + 1, :active].T.ravel(), rows[: t + 1, :active].T.ravel()
-            left = sparse.csr_array((weights, places, ends), shape=(active, len(both))) @ both
+            left = scipy.sparse.csr_array((weights, places, ends), shape=(active, len(both))) @ both
         at = np.arange(active)
         high, low = left.argmax(1), left.argmin(1)  # less than a copy of absolute values and its argmax
         j = np.where(left[at, high] >= -left[at, low], high, low)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from scipy.special import xlogy
+import scipy
 
 from fedcore.methods.federated_em.config import FederatedEMConfig
 from fedcore.methods.federated_em.leaf_rows import LeafRows
@@ -38,7 +38,7 @@ def entropy(model: CurvedEM, theta: Theta, leaf: LeafRows) -> float:
     total = 0.0
     for observations, y in leaf.pieces():
         shares, own = model.personalise(theta, y)[RESPONSIBILITIES], leaf.weights_at(observations)
-        terms = xlogy(shares, shares)
+        terms = scipy.special.xlogy(shares, shares)
         total -= total_of(terms if own is None else terms.sum(axis=1), own)
     return total
 

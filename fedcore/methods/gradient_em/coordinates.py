@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import solve_triangular
+import scipy
 
 from fedcore.methods.gradient_em.config import GradientEMConfig
 from fedcore.methods.gradient_em.state import GradientEMState
@@ -93,7 +93,9 @@ def to_model(config: GradientEMConfig, coordinates: Coordinates, centres: np.nda
     if config.model == "regression":
         return centres / np.sqrt(coordinates.covariance[0, 0])
     # The inverse once, then a product: solving for so many right-hand sides takes several times as long.
-    inverse = solve_triangular(_factor(coordinates), np.eye(centres.shape[-1]), lower=True, check_finite=False)
+    inverse = scipy.linalg.solve_triangular(
+        _factor(coordinates), np.eye(centres.shape[-1]), lower=True, check_finite=False
+    )
     return centres @ inverse.T
 
 

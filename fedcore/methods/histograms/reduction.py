@@ -17,7 +17,7 @@ stands for the whole vocabulary: then `reduce_block`, `reduce_rows` and `lift` r
 from __future__ import annotations
 
 import numpy as np
-import scipy.linalg
+import scipy
 
 from fedcore.errors import ConfigError
 from fedcore.population.blocks import FLOAT32_EXACT, CountsBlock, segment_sums

@@ -15,7 +15,7 @@ null distribution by its centre. Their use for clients is ours.
 from __future__ import annotations
 
 import numpy as np
-from scipy.special import fdtri
+import scipy
 
 RATE = 0.05  # expected share of clients that are named among clients of which none is apart
 EDGES = np.linspace(-6.0, 10.0, 321)  # of the logarithms of ratios that are counted
@@ -40,6 +40,6 @@ def limits(
     scale = 1.0
     if counts.sum() > 0:
         median = np.interp(0.5 * counts.sum(), np.append(0.0, np.cumsum(counts)), EDGES)
-        scale = np.exp(median) / fdtri(typical, tail, 0.5 ** (1.0 / components))
-    found: np.ndarray = scale * fdtri(degrees, tail, (1.0 - RATE) ** (1.0 / (kinds * components)))
+        scale = np.exp(median) / scipy.special.fdtri(typical, tail, 0.5 ** (1.0 / components))
+    found: np.ndarray = scale * scipy.special.fdtri(degrees, tail, (1.0 - RATE) ** (1.0 / (kinds * components)))
     return found

@@ -7,25 +7,25 @@ Arguments broadcast; degrees are positive. Results are float64 of the common sha
 from __future__ import annotations
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike
-from scipy.special import chdtr, chdtrc, gammaincinv
 
 
 def cdf(x: ArrayLike, degrees: ArrayLike) -> np.ndarray:
     """The probability of at most x >= 0."""
-    value: np.ndarray = chdtr(degrees, x)
+    value: np.ndarray = scipy.special.chdtr(degrees, x)
     return value
 
 
 def sf(x: ArrayLike, degrees: ArrayLike) -> np.ndarray:
     """The probability of more than x >= 0."""
-    value: np.ndarray = chdtrc(degrees, x)
+    value: np.ndarray = scipy.special.chdtrc(degrees, x)
     return value
 
 
 def ppf(share: float, degrees: ArrayLike) -> np.ndarray:
     """What is exceeded with probability 1 - share; share lies between 0 and 1."""
-    value: np.ndarray = 2 * gammaincinv(np.asarray(degrees) / 2, share)
+    value: np.ndarray = 2 * scipy.special.gammaincinv(np.asarray(degrees) / 2, share)
     return value
 
 

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import scipy
-from scipy.special import gammaln
 
 from fedcore.errors import ConfigError
 from fedcore.methods.mixture_models.client_sums import Workspace, client_tiles, client_totals, divisors_of, take
@@ -269,7 +268,7 @@ class MultinomialMixture(CountMixture):
         return np.zeros(self.components), np.log(theta["probabilities"])
 
     def _row_constant(self, y: np.ndarray | scipy.sparse.csr_matrix) -> np.ndarray:
-        return gammaln(_sizes(y) + 1.0) - _log_factorials(y)
+        return scipy.special.gammaln(_sizes(y) + 1.0) - _log_factorials(y)
 
     def maximise(self, s: np.ndarray, start: Theta | None = None, rough: bool = False) -> Theta:
         counts, first = self._parts(s)
@@ -363,7 +362,7 @@ def _log_factorials(y: np.ndarray | scipy.sparse.csr_matrix) -> np.ndarray:
     if not is_sparse(y):
         y = np.asarray(y)
         logs, several = np.zeros(y.shape), (y != 0.0) & (y != 1.0)  # the logarithms of 0! and 1! are 0
-        logs[several] = gammaln(y[several] + 1.0)
+        logs[several] = scipy.special.gammaln(y[several] + 1.0)
         return logs.sum(axis=1)
-    logs = scipy.sparse.csr_matrix((gammaln(y.data + 1.0), y.indices, y.indptr), shape=y.shape)
+    logs = scipy.sparse.csr_matrix((scipy.special.gammaln(y.data + 1.0), y.indices, y.indptr), shape=y.shape)
     return np.asarray(logs.sum(axis=1)).ravel()

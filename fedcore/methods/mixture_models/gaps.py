@@ -29,7 +29,6 @@ from typing import NamedTuple
 
 import numpy as np
 import scipy
-from scipy.special import gammaln
 
 from fedcore.methods.mixture_models.packing import LOG_TWO_PI, pack_symmetric, packed_places, products, triangle
 
@@ -260,7 +259,11 @@ def log_kernel(distances: np.ndarray, columns: int | np.ndarray, degrees: float)
     """ln of the density of a Student-t of scale matrix I, at squared distances (G, n) from its mean. columns: number of
     them, or (n,) that of each row. degrees: of freedom."""
     power = 0.5 * (degrees + columns)
-    constant = gammaln(power) - gammaln(0.5 * degrees) - 0.5 * math.log(degrees * math.pi) * columns
+    constant = (
+        scipy.special.gammaln(power)
+        - scipy.special.gammaln(0.5 * degrees)
+        - 0.5 * math.log(degrees * math.pi) * columns
+    )
     values: np.ndarray = np.log1p(distances / degrees)
     values *= -power
     values += constant

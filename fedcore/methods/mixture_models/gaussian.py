@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
-from scipy.linalg.lapack import dtrtrs
+import scipy
 
 from fedcore.errors import ConfigError
 from fedcore.methods.mixture_models.client_sums import PaddedTile, Workspace
@@ -415,5 +415,5 @@ def _inverse_factors(covariances: np.ndarray) -> np.ndarray:
     eye = np.eye(lower.shape[-1])
     # LAPACK itself: with G small factors the checks of solve_triangular cost more than what they guard
     if lower.ndim == 2:
-        return dtrtrs(lower.T, eye, lower=0, trans=1)[0]
-    return np.stack([dtrtrs(factor.T, eye, lower=0, trans=1)[0] for factor in lower])
+        return scipy.linalg.lapack.dtrtrs(lower.T, eye, lower=0, trans=1)[0]
+    return np.stack([scipy.linalg.lapack.dtrtrs(factor.T, eye, lower=0, trans=1)[0] for factor in lower])

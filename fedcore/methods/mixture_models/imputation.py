@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from scipy.special import ndtr, ndtri, stdtr, stdtrit
+import scipy
 
 from fedcore.methods.mixture_models.gaps import Completed, Components, completed
 from fedcore.methods.mixture_models.mixture import responsibilities
@@ -86,10 +86,10 @@ def _quantiles(share: float) -> Fill:
         sd = np.sqrt(_variances(batch))
         entry, row = np.nonzero(sd[0])
         mean, sd, r = batch.rows[:, entry, row], sd[:, entry, row], r[:, row]
-        below_of, end = ndtr, ndtri(share)
+        below_of, end = scipy.special.ndtr, scipy.special.ndtri(share)
         if batch.latent is not None:
             sd, degrees = sd / np.sqrt(batch.latent[:, row]), batch.degrees[row]
-            below_of, end = partial(stdtr, degrees), stdtrit(degrees, share)
+            below_of, end = partial(scipy.special.stdtr, degrees), scipy.special.stdtrit(degrees, share)
         ends = mean + sd * end
         low, high = ends.min(axis=0), ends.max(axis=0)
         for _ in range(HALVINGS):

@@ -18,8 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.special import ndtri
+import scipy
 
 from fedcore.methods.mixture_models.local_steps import LOG_TWO_PI, LOG_WEIGHT_FLOOR, Rows
 from fedcore.methods.mixture_models.tiles import STACK_NUMBERS, Stacked, stacks
@@ -215,7 +214,9 @@ def _member(labels: np.ndarray, components: int, seen: np.ndarray) -> np.ndarray
 def _ward(x: np.ndarray, components: int, length: int) -> np.ndarray:
     """(length,) labels of Ward's hierarchy cut into the components; 0 beyond the rows."""
     labels = np.zeros(length, np.int64)
-    labels[: len(x)] = fcluster(linkage(x, "ward"), components, "maxclust") - 1
+    labels[: len(x)] = (
+        scipy.cluster.hierarchy.fcluster(scipy.cluster.hierarchy.linkage(x, "ward"), components, "maxclust") - 1
+    )
     return labels
 
 
@@ -237,7 +238,7 @@ def _regression(
     ols = np.linalg.solve(totals[:, place] + ridge, totals[:, -p:, None])[..., 0]
     n = seen.sum(axis=1)
     variance = (((y - np.einsum("cmp,cp->cm", x, ols)) * seen) ** 2).sum(axis=1) / n
-    normal = ndtri(uniforms).reshape(*uniforms.shape[:2], components, p)
+    normal = scipy.special.ndtri(uniforms).reshape(*uniforms.shape[:2], components, p)
     theta = ols[:, None, None] * (1.0 + FIRST_DEVIATION * normal)
     w = np.full(theta.shape[:3], 1.0 / components)
     variances = np.repeat(variance, w[0].size).reshape(w.shape)

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import gammaln
+import scipy
 
 from fedcore.errors import ConfigError, PopulationError
 from fedcore.methods.mixture_models.client_sums import client_totals, divisors_of
@@ -208,7 +208,7 @@ class LowRankTables:
             if self.family == "gaussian":
                 cells -= 0.5 * x * x + HALF_LOG_TWO_PI
             elif self.family == "poisson":
-                cells -= gammaln(x + 1.0)
+                cells -= scipy.special.gammaln(x + 1.0)
             values[low : low + step] = np.nansum(cells, axis=1)
         return values
 

@@ -33,7 +33,7 @@ from functools import cached_property
 from typing import ClassVar, Literal
 
 import numpy as np
-from scipy.linalg import solve_triangular
+import scipy
 
 from fedcore.methods.mixture_models.contract import Theta
 from fedcore.methods.mixture_models.packing import WEIGHT_FLOOR, floored, pack_symmetric, unpack_symmetric
@@ -99,7 +99,9 @@ class RegressionUnits:
     @cached_property
     def _inverse(self) -> np.ndarray:
         """(G, p + 1, p + 1) B."""
-        inverses = [solve_triangular(own, self._identity, lower=True, check_finite=False) for own in self._factor]
+        inverses = [
+            scipy.linalg.solve_triangular(own, self._identity, lower=True, check_finite=False) for own in self._factor
+        ]
         return np.stack(inverses)
 
     @property

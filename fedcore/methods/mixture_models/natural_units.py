@@ -46,7 +46,7 @@ from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
-from scipy.linalg import solve_triangular
+import scipy
 
 from fedcore.methods.mixture_models.contract import Theta
 from fedcore.methods.mixture_models.counts import CountMixture
@@ -286,7 +286,7 @@ class NaturalUnits:
         """L^-1, of the shape of L."""
         eye, d = np.eye(self.model.features), self.model.features
         factors = self._factor.reshape(-1, d, d)
-        inverses = [solve_triangular(factor, eye, lower=True, check_finite=False) for factor in factors]
+        inverses = [scipy.linalg.solve_triangular(factor, eye, lower=True, check_finite=False) for factor in factors]
         return np.stack(inverses).reshape(self._factor.shape)
 
     def _whiten(self, own: np.ndarray) -> np.ndarray:

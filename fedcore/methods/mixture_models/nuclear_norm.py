@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy.special import expit
+import scipy
 
 Family = Literal["gaussian", "poisson", "bernoulli"]
 FAMILIES = ("gaussian", "poisson", "bernoulli")
@@ -60,7 +60,7 @@ def mean(family: Family, theta: np.ndarray) -> np.ndarray:
     """Psi'(theta): the expected entry."""
     if family == "gaussian":
         return np.array(theta, np.float64)
-    return np.exp(theta) if family == "poisson" else expit(theta)
+    return np.exp(theta) if family == "poisson" else scipy.special.expit(theta)
 
 
 def soft_threshold(x: np.ndarray, threshold: float, rank: int | None = None) -> np.ndarray:

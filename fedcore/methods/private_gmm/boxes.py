@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtri
+import scipy
 
 from fedcore.methods.private_gmm.integer_rows import BITS, ONE
 from fedcore.methods.private_gmm.plan import SHIFTS
@@ -93,7 +93,7 @@ def heavy_halves(parents: Boxes, counts: np.ndarray, noise: float, needed: float
     """
     qb = parents.code.shape[1]
     counts = counts[: len(parents)]
-    threshold = max(float(-ndtri(FALSE_BOXES / counts.size)) * noise, FEW * needed)
+    threshold = max(float(-scipy.special.ndtri(FALSE_BOXES / counts.size)) * noise, FEW * needed)
     parent, half = np.nonzero(counts > threshold)
     found = counts[parent, half]
     order = np.argsort(-found, kind="stable")[:most]

@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtri
+import scipy
 
 from fedcore.methods.private_gmm import sensitivities, terrific
 from fedcore.methods.private_gmm.boxes import FALSE_BOXES
@@ -66,7 +66,7 @@ def needs_of(config: PrivateGMMConfig, features: int, relation: str, noise: np.n
     sd = {name: float(scale) for name, scale in zip(names, noise, strict=True) if name.startswith("level0_")}
     ring = sd["level0_profiles"] / sensitivities.weight(sizes.candidates, CANDIDATES * sizes.k)
     halves = 2**sizes.qb * sizes.k * SHIFTS
-    box = float(-ndtri(FALSE_BOXES / halves)) * sd["level0_boxes_0"] / ONE
+    box = float(-scipy.special.ndtri(FALSE_BOXES / halves)) * sd["level0_boxes_0"] / ONE
     needs = {
         "shells": 2 * terrific.MARGIN * ring * math.sqrt(terrific.LAG),
         "balls": terrific.MARGIN * ring * math.sqrt(BINS) / (2 * HELD - 1),
