@@ -301,7 +301,7 @@ def population_encode(
     source: Annotated[str, typer.Argument(metavar="WORDS", help="Folder of a population of words.")],
     dest: Annotated[str, typer.Argument(help="Folder of the population of counts to make.")],
     vocabulary: Annotated[
-        Path | None, typer.Option(help="Public file with one word a line; default: all that were released privately.")
+        Path | None, typer.Option(help="Public file, a word or piece a line; default: all words released privately.")
     ] = None,
     ledger: Ledger = None,
     as_json: Json = False,
@@ -317,7 +317,7 @@ def population_encode(
     store = open_population(source)
     words = vocabulary_to_encode(store, ledger_of(store, ledger)) if vocabulary is None else read_vocabulary(vocabulary)
     with bar(f"encode {source}", as_json) as progress:
-        made = encode(store, dest, words, progress)
+        made = encode(store, dest, words, progress, split=vocabulary is not None)
     show(made, as_json)
 
 

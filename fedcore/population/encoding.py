@@ -9,6 +9,7 @@ the people are the same.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from fedcore.errors import PopulationError, WrongKind
 from fedcore.population import copying, suppression
 from fedcore.population.cohorts import Order
 from fedcore.population.manifest import Manifest, Provenance
+from fedcore.population.pieces import splitter
 from fedcore.population.sizing import explicit_clients_per_block
 from fedcore.population.store import Population
 from fedcore.population.words import OTHER, WordsBlock, as_words
@@ -69,10 +71,16 @@ class _Encoding(PopulationWriter):
 
 
 def encode(
-    source: Population, dest: str | Path, vocabulary: Sequence[str], progress: Callable[[int, int], None] | None = None
+    source: Population,
+    dest: str | Path,
+    vocabulary: Sequence[str],
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    split: bool = False,
 ) -> Population:
     """Makes a population of counts at `dest` of one of words. vocabulary: words, in the order of the features; all
-    other words of a client are counted in one more feature, the last, `<other>`.
+    other words of a client are counted in one more feature, the last, `<other>`. split: a word that is not in the list
+    counts as its pieces, if the list has them (`fedcore.population.pieces`).
 
     Held-out words are encoded likewise. Holds a block at a time. progress: called with (blocks done, blocks). Raises
     WrongKind unless the population holds words; PopulationError for a vocabulary with a word twice, or one that no
@@ -92,33 +100,35 @@ def encode(
             f"The vocabulary holds {words[int((held == b'').argmax())]!r}, and words have 1 to 64 bytes on one line.",
             "Leave it out.",
         )
-    order = np.argsort(held)
+    features_of = splitter([*words, OTHER], split)
     with _Encoding(dest, source, [*words, OTHER]) as writer:
         for index, entry in enumerate(source.blocks):
             ids = source.client_ids(index)
-            train = source.words(index)
-            other = source.words(index, heldout=True) if entry.heldout is not None else None
+            blocks = [source.words(index, heldout) for heldout in (False, True)[: 1 + (entry.heldout is not None)]]
+            halves = [(block, _spelled(block.words, features_of, len(words) + 1)) for block in blocks]
             for start in range(0, entry.clients, RANGE_CLIENTS):
                 stop = min(start + RANGE_CLIENTS, entry.clients)
-                parts = [
-                    None if block is None else _counts(block, start, stop, held, order) for block in (train, other)
-                ]
-                assert parts[0] is not None
-                writer.write(ids[start:stop].tolist(), parts[0], parts[1])
+                first, *second = [_counts(block, start, stop, by_word) for block, by_word in halves]
+                writer.write(ids[start:stop].tolist(), first, *second)
             if progress is not None:
                 progress(index + 1, len(source.blocks))
         made = source.manifest.provenance
         return writer.commit(Provenance(sources=made.sources, options={**made.options, "encoded": len(words)}))
 
 
-def _counts(block: WordsBlock, start: int, stop: int, held: np.ndarray, order: np.ndarray) -> scipy.sparse.csr_matrix:
-    """(clients, words + 1) int64. held: the vocabulary; order: that sorts it."""
-    place = np.minimum(np.searchsorted(held, block.words, sorter=order), len(held) - 1)
-    feature = np.where(held[order[place]] == block.words, order[place], len(held)) if len(block.words) else place
+def _spelled(words: np.ndarray, features_of: Callable[[str], tuple[int, ...]], width: int) -> scipy.sparse.csr_matrix:
+    """(W, width) int64: how often each word holds each feature."""
+    spelled = [features_of(word.decode("utf-8")) for word in words.tolist()]
+    ends = np.cumsum([0, *map(len, spelled)])
+    features = np.fromiter(itertools.chain.from_iterable(spelled), np.int64, ends[-1])
+    return scipy.sparse.csr_matrix((np.ones(ends[-1], np.int64), features, ends), shape=(len(words), width))
+
+
+def _counts(block: WordsBlock, start: int, stop: int, spelled: scipy.sparse.csr_matrix) -> scipy.sparse.csr_matrix:
+    """(clients, features) int64 of clients start .. stop - 1. spelled: of the block's words."""
     low, high = block.indptr[start], block.indptr[stop]
-    shape = (stop - start, len(held) + 1)
-    matrix = scipy.sparse.csr_matrix(
-        (block.counts[low:high], feature[block.indices[low:high]], block.indptr[start : stop + 1] - low), shape=shape
+    words = scipy.sparse.csr_matrix(
+        (block.counts[low:high], block.indices[low:high], block.indptr[start : stop + 1] - low),
+        shape=(stop - start, len(block.words)),
     )
-    matrix.sum_duplicates()
-    return matrix
+    return words @ spelled

@@ -20,7 +20,8 @@ from fedcore.population.choices import Kind, Tokeniser
 from fedcore.population.identifiers import STRIPPED, Rule
 from fedcore.population.ingest.batches import Account, Batch, named_ids, refuse_odd
 from fedcore.population.ingest.documents import second_half
-from fedcore.population.words import OTHER, WORD, as_word, records_of
+from fedcore.population.pieces import splitter
+from fedcore.population.words import WORD, as_word, records_of
 
 WORDS = re.compile(r"[a-z]+(?:'[a-z]+)*")  # of lower-cased text; apostrophes only between letters
 IDENTIFIERS = re.compile(r"[A-Za-z_]+")
@@ -151,7 +152,8 @@ class TextSource:
     """A folder of text files.
 
     client: "file" (id = relative path) or "folder" (id = name of the first sub-folder)
-    vocabulary: None keeps the words; one that ends with `words.OTHER` counts all others there
+    vocabulary: None keeps the words; one that ends with `words.OTHER` counts all others there; one of
+        `fedcore.population.pieces` splits words
     heldout: a folder with the same clients' held-out text, or None
     documents: deal to the client's two halves each "file" of a folder, whose id is its path in there, or each "section"
         of a file, whose id is its text: it stays in its half wherever it stands. None: deal nothing
@@ -200,8 +202,7 @@ class TextSource:
         return (self.folder.resolve().name,)
 
     def batches(self, account: Account) -> Iterator[Batch]:
-        index = {token: number for number, token in enumerate(self.vocabulary or ())}
-        other = index.get(OTHER)
+        features_of = splitter(self.vocabulary or ())
         parts = [(False, self.folder)] + ([(True, self.heldout)] if self.heldout is not None else [])
         files = [(heldout, folder, file) for heldout, folder in parts for file in text_files(folder)]
         words = self.vocabulary is None
@@ -215,10 +216,10 @@ class TextSource:
                 collected = halves[second]
                 collected.client(name)
                 for token, amount in count_tokens(text, self.tokeniser).items():
-                    feature = as_word(token) if words else index.get(token, other)
-                    if feature is None:
+                    features = (as_word(token),) if words else features_of(token)
+                    if not features:
                         account.drop((token,), amount)
-                    else:
+                    for feature in features:
                         collected.add(name, feature, amount)
                 if len(collected.codes) >= BATCH_TOKENS:
                     yield collected.batch()
