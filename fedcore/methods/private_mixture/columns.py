@@ -41,12 +41,12 @@ class Forms:
         return Forms(atoms, steps, share, self.near & ~columns[:, None])
 
 
-def atoms_of(histogram: np.ndarray, noise: float, count: float) -> Forms:
+def atoms_of(histogram: np.ndarray, noise: float, count: np.ndarray) -> Forms:
     """The form of every column.
 
-    histogram: (d, COLUMN_CELLS) published, in steps; noise: of a cell, in steps; count: of units, published. A column
-    whose zeros do not stand out of noise is as it is. If no window of its other numbers does, it stands alone. If these
-    are whole numbers, it has steps of 1. Else its zeros are an atom.
+    histogram: (d, COLUMN_CELLS) published, in steps; noise: of a cell, in steps; count: (d,) of numbers, about. A
+    column whose zeros do not stand out of noise is as it is. If no window of its other numbers does, it stands alone.
+    If these are whole numbers, it has steps of 1. Else its zeros are an atom.
     """
     counts, sd = histogram / ONE, noise / ONE
     both, nothing = counts[:, :SPANS] + counts[:, SPANS : 2 * SPANS], counts[:, 2 * SPANS]
@@ -55,7 +55,7 @@ def atoms_of(histogram: np.ndarray, noise: float, count: float) -> Forms:
     for column in np.flatnonzero(nothing > SURE * sd):
         first, size, strength = _window(both[column], wide)
         if strength <= APART:
-            share[column] = np.clip(nothing[column] / count, LEAST_SHARE, 1 - LEAST_SHARE)
+            share[column] = np.clip(nothing[column] / count[column], LEAST_SHARE, 1 - LEAST_SHARE)
             continue
         cells = np.arange(SPANS)
         inside = (cells >= first) & (cells < first + size)
@@ -123,9 +123,9 @@ def first_guess(histogram: np.ndarray, noise: float, forms: Forms) -> tuple[np.n
     return centre, np.where(alone, 1.0, reach), told | alone
 
 
-def moved(centre: np.ndarray, reach: np.ndarray, sums: np.ndarray, count: float) -> np.ndarray:
-    """(d,) the centre after sums (d,), published in steps, of distances cut to the reach."""
-    step: np.ndarray = np.clip(sums / ONE / max(count, 1.0), -1.0, 1.0) * reach
+def moved(centre: np.ndarray, reach: np.ndarray, sums: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """(d,) the centre after sums (d,), published in steps, of distances cut to the reach. count: (d,) of numbers."""
+    step: np.ndarray = np.clip(sums / ONE / np.maximum(count, 1.0), -1.0, 1.0) * reach
     return centre + step
 
 

@@ -15,6 +15,7 @@ from fedcore.methods.private_mixture.config import PrivateMixtureConfig
 from fedcore.methods.private_mixture.layout import layout_now
 from fedcore.methods.private_mixture.result import model_of
 from fedcore.methods.private_mixture.series import MEANS, SCALES, SHAPES, SHARES
+from fedcore.methods.private_mixture.server import missing_shares
 from fedcore.methods.private_mixture.state import MIXTURE, MixedState, PrivateMixtureState
 
 
@@ -22,7 +23,7 @@ def warm_start_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> d
     """The arrays of the series, and those of `released.RELEASED_NAMES` if the run was made to its end, found
     components, knows the scale of every column, and has read none as a category or as one that stands alone. Raises
     ConfigError if neither the run nor its series has found components."""
-    left = series.arrays_of(state)
+    left = series.arrays_of(state, missing_shares(config, state))
     whole = state.done and state.outcome == MIXTURE and not isinstance(state, MixedState)
     whole = whole and bool(state.told.all()) and not layout_now(config, state).alone.any()
     return left | of_mixture(config, state) if whole else left
