@@ -15,6 +15,7 @@ from fedcore.methods.mixture_models.fixed_functions import normal_quantile
 from fedcore.methods.mixture_models.whole_rows import ONE
 from fedcore.methods.private_mixture import PrivateMixtureConfig, errors, gaps
 from fedcore.methods.private_mixture.errors import errors_of
+from fedcore.methods.private_mixture.feasibility import words_of
 from fedcore.methods.private_mixture.result import model_of
 from fedcore.methods.private_mixture.scores import score_block
 from fedcore.population.blocks import RowsBlock
@@ -211,8 +212,8 @@ def test_rows_with_gaps_have_labels_and_shares_and_rows_of_gaps_only_are_not_use
     found = model.responsibilities(x[[0, 1, 4]])
     assert np.allclose(found.sum(axis=1), 1) and model.labels(x[:2]).max() < 2
     assert np.isfinite(model.log_likelihood(x[[0, 1, 4]])).all()
-    block = RowsBlock(0, 0, np.array([0, 2]), x[:2], RowsBlock(0, 0, np.array([0, 2]), x[:2]))
-    assert score_block(model, block)
+    block = RowsBlock(0, 0, np.array([0, 3]), x[:3], RowsBlock(0, 0, np.array([0, 3]), x[:3]))
+    assert score_block(model, block) and abs(model.log_likelihood(x[2:3])[0]) < 1e-9
 
 
 def test_gaps_in_columns_with_zeros_and_alone_are_read():
@@ -286,3 +287,12 @@ def test_centres_of_rounds_are_the_rows_own():
     message = next(message for message, _ in rounds if message.kind == "components")
     back = message.guess.means[:3] * message.scale + message.centre
     assert np.abs(back[:, None] - CENTRES).sum(axis=2).min(axis=1).max() < 3
+
+
+def test_few_complete_rows_lower_the_expected_utility(fitted):
+    """Five columns that each miss 90 % leave hardly a complete row, in which density dips are searched."""
+    _, _, method, state, _ = fitted
+    assert words_of(method.config, state) == ("good", "good")
+    fewer = replace(state, missing=np.full(5, 0.9 * state.count))
+    assert words_of(method.config, fewer) == ("good", "weak")
+    assert "tested on complete rows only" in method.outcome(fewer)

@@ -1,4 +1,4 @@
-"""Form, centre and scale of every column, from noisy histograms of exponents and noisy sums of cut distances."""
+"""Form, centre, scale and gaps of every column, from noisy histograms of exponents and noisy sums of cut distances."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import numpy as np
 
 from fedcore.methods.mixture_models.noised_cells import LIKELY, SURE, WINDOW, about, kept, quantile, standing_out
 from fedcore.methods.mixture_models.whole_rows import ONE
-from fedcore.methods.private_mixture.plan import EXPONENTS, SPANS
+from fedcore.methods.private_mixture.config import PrivateMixtureConfig
+from fedcore.methods.private_mixture.plan import EXPONENTS, SPANS, design_of
+from fedcore.methods.private_mixture.state import PrivateMixtureState
 
 WITHIN = 0.95  # of the units, whose distances are not cut
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-EXPONENTS, 2.0 ** (EXPONENTS + 2)
 APART = 3.2  # deviations of its sum, that the best window of the numbers other than zero must hold
 BESIDES = 3  # cells on either side of that window, which count if they are LIKELY
+GAPS = 2.0  # deviations of its noise, that a count of gaps must exceed
 WIDTH = 0.5  # of an atom, in the typical size of the other numbers: a quarter of it on each side
 LEAST_SHARE = 0.01  # of zeros, and of others, in a column that stands alone
 COUNTED, LOWEST, EMPTY, LOWER = 0.1, 0.3, 1.5, 0.6  # of the fullest cell; of it; deviations; of the lowest cell
@@ -136,3 +139,29 @@ def reach_of(histogram: np.ndarray, noise: float) -> tuple[np.ndarray, np.ndarra
     told, near = standing_out(counts, sd)
     reach = quantile(kept(counts, sd, near), exponent_edges(), WITHIN)
     return np.clip(reach, SMALLEST_SCALE, LARGEST_SCALE), told
+
+
+# --- gaps -------------------------------------------------------------------------------------------------------------
+
+
+def noise_of(config: PrivateMixtureConfig, state: PrivateMixtureState, name: str) -> float:
+    """Standard deviation of the noise of a cell of this release, in units."""
+    design = design_of(config, state.features, state.declared, state.rho, state.relation, state.warm)
+    names = [item.name for phase in design.phases for item in phase.releases]
+    return float(state.noise[names.index(name)]) / ONE
+
+
+def missing_shares(config: PrivateMixtureConfig, state: PrivateMixtureState) -> np.ndarray:
+    """(d,) the shares of gaps in columns of numbers, by released counts; 0 for what may be noise. In a series they are
+    those of its first run."""
+    if state.warm:
+        return state.missing
+    seen = state.missing > GAPS * noise_of(config, state, "columns")
+    found: np.ndarray = np.where(seen, np.minimum(state.missing / max(state.count, 1.0), 1.0), 0.0)
+    return found
+
+
+def there(config: PrivateMixtureConfig, state: PrivateMixtureState) -> np.ndarray:
+    """(d,) about how many numbers columns hold."""
+    found: np.ndarray = np.maximum(state.count * (1.0 - missing_shares(config, state)), 1.0)
+    return found

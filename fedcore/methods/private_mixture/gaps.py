@@ -24,6 +24,8 @@ import numpy as np
 from fedcore.methods.mixture_models.fixed_functions import log, normal_quantile, shares
 from fedcore.methods.mixture_models.row_draws import uniforms_of
 from fedcore.methods.mixture_models.whole_rows import STEP, standardised
+from fedcore.methods.private_mixture.em import roots_of
+from fedcore.methods.private_mixture.state import PrivateMixtureState
 
 SURE = 1e12  # precision of a column that noise drowned: its gaps are filled with its centre
 
@@ -54,6 +56,24 @@ def of_parts(
     (m, d) and inverse_roots (m, d, d) of their covariances, in these coordinates."""
     whiten = linear @ inverse_roots
     return Guess(logs, origin + means @ np.linalg.pinv(linear), whiten @ np.swapaxes(whiten, 1, 2))
+
+
+def guess_of(state: PrivateMixtureState, broad: float) -> Guess:
+    """What gaps are filled from: columns by themselves before the first whitening, then one normal distribution; from
+    the starts on the mixture and its background, with the normal distribution as the last part.
+
+    broad: covariance of the background, in that of all rows.
+    """
+    whole, d = state.map, state.features
+    if not whole.centre.any() and np.array_equal(whole.linear(), np.eye(d)):
+        return of_columns(state.told)
+    means, covariances, logs = np.zeros((1, d)), np.eye(d)[None], np.zeros(1)
+    if len(state.means):
+        inverse, _ = roots_of(np.concatenate([state.covariances, broad * covariances]))
+        logs = np.append(np.log(np.maximum(state.weights, 1e-12)) + np.linalg.slogdet(inverse)[1], 0.0)
+        means, inverse = np.concatenate([state.means, means, means]), np.concatenate([inverse, np.eye(d)[None]])
+        return of_parts(logs, means, inverse, whole.centre * STEP, whole.linear())
+    return of_parts(logs, means, covariances, whole.centre * STEP, whole.linear())
 
 
 def _sum(terms: np.ndarray) -> np.ndarray:

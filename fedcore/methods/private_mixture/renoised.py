@@ -28,6 +28,7 @@ from fedcore.methods.mixture_models.whole_rows import STEP
 from fedcore.methods.private_mixture import server, whitening
 from fedcore.methods.private_mixture.answers import slices
 from fedcore.methods.private_mixture.clients import client_update
+from fedcore.methods.private_mixture.columns import missing_shares
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
 from fedcore.methods.private_mixture.density import PrivateMixtureModel
 from fedcore.methods.private_mixture.series import KNOWN
@@ -85,7 +86,7 @@ def _again(config: PrivateMixtureConfig, given: _ByValue) -> Found:
     generator = stream(state.seed, STAND, 0)
     rows = _stand_ins(given.model, generator)
     missing = np.zeros(rows.shape[1])
-    missing[given.model.layout.numeric] = server.missing_shares(config, state)
+    missing[given.model.layout.numeric] = missing_shares(config, state)
     if missing.any():
         rows[generator.random(rows.shape) < missing] = np.nan
     block = RowsBlock(0, 0, np.arange(len(rows) + 1, dtype=np.int64), rows)

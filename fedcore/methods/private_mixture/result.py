@@ -12,13 +12,13 @@ from fedcore.errors import RunError
 from fedcore.methods.mixture_models.segments import Columns, of_numbers, segments_table
 from fedcore.methods.mixture_models.tables import by_component, correlations_table, known, positions
 from fedcore.methods.mixture_models.whole_rows import STEP, WholeMap
+from fedcore.methods.private_mixture.columns import missing_shares, noise_of
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
 from fedcore.methods.private_mixture.density import PrivateMixtureModel
 from fedcore.methods.private_mixture.errors import Errors, errors_of
 from fedcore.methods.private_mixture.feasibility import EXPECT, words_of
 from fedcore.methods.private_mixture.layout import Layout, layout_now
 from fedcore.methods.private_mixture.plan import PLACE_CELLS, PLACE_ENDS
-from fedcore.methods.private_mixture.server import missing_shares, noise_of
 from fedcore.methods.private_mixture.state import NORMAL, RUNNING, MixedState, PrivateMixtureState
 from fedcore.rounds.results import Column, Features, Positions, Result, Table, heaviest, of_columns, segment_names
 
@@ -98,7 +98,8 @@ def _filled(layout: Layout, missing: np.ndarray) -> str:
         return ""
     named = ", ".join(f"{layout.numeric[column]} ({100 * missing[column]:.1f} %)" for column in found[:LISTED])
     more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
-    return f"; missing numbers were filled from the rest of their rows, in columns {named}{more}"
+    filled = f"; missing numbers were filled from the rest of their rows, in columns {named}{more}"
+    return f"{filled}; density dips were tested on complete rows only"
 
 
 def _alone(layout: Layout) -> str:

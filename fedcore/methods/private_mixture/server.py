@@ -45,7 +45,6 @@ TYPICAL = 0.5
 BROAD = 9.0  # covariance of the background, in that of all rows
 BOUND_FACTOR = 5.0  # of the guard's bound, in sqrt(d)
 LATE = 2  # rounds of EM, in which components must stand out of noise
-GAPS = 2.0  # standard deviations of its noise, that a count of gaps must exceed
 LEAST_GAIN = 2.0  # standard deviations of its noise, that a mixture must gain over one normal distribution
 
 
@@ -74,28 +73,6 @@ class Context:
 def context_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> Context:
     found = design_of(config, state.features, state.declared, state.rho, state.relation, state.warm)
     return Context(config, state, found)
-
-
-def noise_of(config: PrivateMixtureConfig, state: PrivateMixtureState, name: str) -> float:
-    """Standard deviation of the noise of a cell of this release, in units."""
-    names = [item.name for phase in context_of(config, state).design.phases for item in phase.releases]
-    return float(state.noise[names.index(name)]) / ONE
-
-
-def missing_shares(config: PrivateMixtureConfig, state: PrivateMixtureState) -> np.ndarray:
-    """(d,) the shares of gaps in columns of numbers, by released counts; 0 for what may be noise. In a series they are
-    those of its first run."""
-    if state.warm:
-        return state.missing
-    seen = state.missing > GAPS * noise_of(config, state, "columns")
-    found: np.ndarray = np.where(seen, np.minimum(state.missing / max(state.count, 1.0), 1.0), 0.0)
-    return found
-
-
-def there(config: PrivateMixtureConfig, state: PrivateMixtureState) -> np.ndarray:
-    """(d,) about how many numbers columns hold."""
-    found: np.ndarray = np.maximum(state.count * (1.0 - missing_shares(config, state)), 1.0)
-    return found
 
 
 def init(config: PrivateMixtureConfig, public: PublicFacts) -> PrivateMixtureState:
@@ -198,7 +175,7 @@ def message(config: PrivateMixtureConfig, state: PrivateMixtureState) -> Message
     }
     if now.kind in ("columns", "centres", "spans"):
         return Message(**every)
-    every["guess"] = guess_of(state)
+    every["guess"] = gaps.guess_of(state, BROAD)
     if now.kind == "cells":
         return CellsMessage(**every, map=state.lead, clip=state.clip / STEP, cells=cut_coordinates(state.cells / STEP))
     if now.kind == "norms" and now.step == 2:
@@ -206,21 +183,6 @@ def message(config: PrivateMixtureConfig, state: PrivateMixtureState) -> Message
     if now.kind == "moments" or (now.kind == "norms" and now.step < 2):
         return MappedMessage(**every, map=state.map, clip=state.clip / STEP)
     return _components_message(context, every)
-
-
-def guess_of(state: PrivateMixtureState) -> gaps.Guess:
-    """What gaps are filled from: columns by themselves before the first whitening, then one normal distribution; from
-    the starts on the mixture and its background, with the normal distribution as the last part."""
-    whole, d = state.map, state.features
-    if not whole.centre.any() and np.array_equal(whole.linear(), np.eye(d)):
-        return gaps.of_columns(state.told)
-    means, covariances, logs = np.zeros((1, d)), np.eye(d)[None], np.zeros(1)
-    if len(state.means):
-        inverse, _ = em.roots_of(np.concatenate([state.covariances, BROAD * covariances]))
-        logs = np.append(np.log(np.maximum(state.weights, 1e-12)) + np.linalg.slogdet(inverse)[1], 0.0)
-        means, inverse = np.concatenate([state.means, means, means]), np.concatenate([inverse, np.eye(d)[None]])
-        return gaps.of_parts(logs, means, inverse, whole.centre * STEP, whole.linear())
-    return gaps.of_parts(logs, means, covariances, whole.centre * STEP, whole.linear())
 
 
 def logs_of(probabilities: np.ndarray, k: int) -> np.ndarray:
@@ -278,7 +240,7 @@ def _first(context: Context, values: Published) -> PrivateMixtureState:
     by_setting = layout_now(context.config, context.state).steps > 0
     state = replace(context.state, count=count, missing=values["columns"][:, COLUMN_CELLS] / ONE)
     numbers = values["columns"][:, :COLUMN_CELLS]
-    forms = columns.atoms_of(numbers, noise, there(context.config, state)).without(by_setting)
+    forms = columns.atoms_of(numbers, noise, columns.there(context.config, state)).without(by_setting)
     centre, reach, told = columns.first_guess(numbers, noise, forms)
     state = replace(state, atoms=forms.atoms, steps=forms.steps, share=forms.share)
     return replace(state, centre=centre, scale=reach, told=told)
@@ -286,7 +248,7 @@ def _first(context: Context, values: Published) -> PrivateMixtureState:
 
 def _centred(context: Context, values: Published) -> PrivateMixtureState:
     state = context.state
-    centre = columns.moved(state.centre, state.scale, values["centres"], there(context.config, state))
+    centre = columns.moved(state.centre, state.scale, values["centres"], columns.there(context.config, state))
     return replace(state, centre=np.where(state.told, centre, state.centre))
 
 

@@ -11,11 +11,11 @@ import numpy as np
 from fedcore.methods.mixture_models.packing import triangle
 from fedcore.methods.mixture_models.released import NATS_OF_NOISE, standardised
 from fedcore.methods.private_mixture import series
+from fedcore.methods.private_mixture.columns import missing_shares
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
 from fedcore.methods.private_mixture.layout import layout_now
 from fedcore.methods.private_mixture.result import model_of
 from fedcore.methods.private_mixture.series import MEANS, SCALES, SHAPES, SHARES
-from fedcore.methods.private_mixture.server import missing_shares
 from fedcore.methods.private_mixture.state import MIXTURE, MixedState, PrivateMixtureState
 
 
