@@ -84,7 +84,7 @@ class PrivateMixture(DensityMixin, PrivateEstimator, ImputingEstimator):
         self.backend = backend
 
     def fit(self, X: Any, y: object = None, groups: Groups = None) -> Self:
-        """X: (n, d) rows; rows with gaps (NaN) in their numbers are left out; a population, or its place; or files of
+        """X: (n, d) rows; gaps (NaN) are filled from the rest of their rows; a population, or its place; or files of
         rows.
 
         groups: (n,) the client of each row, or the column of the files that names it: clients are protected, whatever
@@ -97,7 +97,7 @@ class PrivateMixture(DensityMixin, PrivateEstimator, ImputingEstimator):
         return self._fit(X, groups)
 
     def fit_predict(self, X: Any, y: object = None, groups: Groups = None) -> np.ndarray:
-        """(n,) int64 the group of each row of an array, after a fit to it; -1 for rows with gaps in their numbers.
+        """(n,) int64 the group of each row of an array, after a fit to it; -1 for rows without a number.
 
         The fit alone is private. The labels depend on each row itself, so they are for its owner: see `predict`.
         """
@@ -148,19 +148,19 @@ class PrivateMixture(DensityMixin, PrivateEstimator, ImputingEstimator):
     def predict_proba(self, X: Any) -> np.ndarray:
         """(n, k + 1) responsibilities of the components for each row, the background's last."""
         self._known()
-        found: np.ndarray = self._fitted.responsibilities(self._complete(X))
+        found: np.ndarray = self._fitted.responsibilities(self._usable(X))
         return found
 
     def predict(self, X: Any) -> np.ndarray:
         """(n,) int64 the group of each row: that of its most probable component."""
         self._known()
-        found: np.ndarray = self.groups_[self._fitted.labels(self._complete(X))]
+        found: np.ndarray = self.groups_[self._fitted.labels(self._usable(X))]
         return found
 
     def score_samples(self, X: Any) -> np.ndarray:
         """(n,) log density of each row, nats, in the units of the data."""
         self._known()
-        found: np.ndarray = self._fitted.log_likelihood(self._complete(X))
+        found: np.ndarray = self._fitted.log_likelihood(self._usable(X))
         return found
 
     def score(self, X: Any, y: object = None) -> float:
@@ -193,10 +193,10 @@ class PrivateMixture(DensityMixin, PrivateEstimator, ImputingEstimator):
         densities = Densities.of("full", made.weights_, made.means_, made.covariances_)
         return densities.imputation, self._checked_rows(X, reset=False)
 
-    def _complete(self, X: Any) -> np.ndarray:
+    def _usable(self, X: Any) -> np.ndarray:
         x = self._checked_rows(X, reset=False)
         if not self._fitted.usable(x).all():
-            raise ValueError("X contains NaN, and a row with gaps in its numbers has no density under this mixture.")
+            raise ValueError("a row of X has no number (NaN in all of its columns), so it has no density.")
         return x
 
 

@@ -137,6 +137,12 @@ def _points(people: int = 300) -> list[np.ndarray]:
     return [centres[number % 2][None] + 1.5 * generator.normal(size=(1, 4)) for number in range(people)]
 
 
+def _with_gaps(people: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Two in ten have a gap in each row, in one of two columns; the canary, who is first or last of these, has none."""
+    gone = {1: np.arange(4) == 0, 6: np.arange(4) == 1}
+    return [np.where(gone.get(number % 10, False), np.nan, own) for number, own in enumerate(people)]
+
+
 def _records(canary: np.ndarray | None) -> list[np.ndarray]:
     """Clients of three rows each; the canary is a record of the first."""
     rows = np.concatenate(_points()).reshape(100, 3, 4)
@@ -178,12 +184,12 @@ def _table() -> dict[str, Kept]:
             relation=relation,
         )
         found[f"private_mixture, client, {relation}"] = Kept(
-            "private_mixture", MIXTURE, (across, [*_points(), FAR]), relation=relation
+            "private_mixture", MIXTURE, (_with_gaps(across), _with_gaps([*_points(), FAR])), relation=relation
         )
         found[f"private_mixture, record, {relation}"] = Kept(
             "private_mixture",
             MIXTURE,
-            (_records(ACROSS if replaced else None), _records(FAR)),
+            (_with_gaps(_records(ACROSS if replaced else None)), _with_gaps(_records(FAR))),
             unit="record",
             relation=relation,
         )

@@ -63,7 +63,15 @@ MIXED = {
     )
     for name, steps in (("categories", False), ("categories and steps", True))
 }
-RUNS = {"numbers": NUMBERS, **MIXED}
+GAP = np.array([False, True, False])
+WITH_GAPS = Attacked(
+    NUMBERS.method,
+    NUMBERS.rounds,
+    D,
+    [np.where(GAP & (number % 2 == 0), np.nan, own) for number, own in enumerate(OTHERS)],
+    np.where(GAP & (np.arange(3) == 1)[:, None], np.nan, CANARY),
+)
+RUNS = {"numbers": NUMBERS, "gaps": WITH_GAPS, **MIXED}
 PLAN = NUMBERS.plan
 FAR = np.array([[3000.0, 0.0, 4000.0]])
 SLOPPY = Build(sabotage=no_cut, noise=lambda number: TestNoise(f"far {number}"))
@@ -114,7 +122,7 @@ of_runs = pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 def test_every_planned_release_is_attacked(run):
     asked = {planned.name for _, releases in run.rounds for planned in releases}
     assert set(run.plan) <= asked and worlds(run).keys() == run.plan.keys()
-    assert ("em_answers_0" in run.plan) == (run is not NUMBERS)
+    assert ("em_answers_0" in run.plan) == (run in MIXED.values())
 
 
 @of_runs
@@ -126,7 +134,9 @@ def test_a_canary_changes_no_more_than_is_charged(run):
 
 
 @pytest.mark.slow
-@of_runs
+@pytest.mark.parametrize(
+    "run", [pytest.param(run, id=name, marks=[pytest.mark.heavy] * (name == "gaps")) for name, run in RUNS.items()]
+)
 def test_a_whole_run_gives_away_no_more_than_its_price(run):
     """Pseudo-random noise of the same law, since so many runs are many draws; the mechanism is audited elsewhere."""
     absent, present = attack(run, Build(noise=lambda number: TestNoise(f"key {number}"), attempts=1), 400)

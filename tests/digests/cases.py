@@ -355,6 +355,7 @@ private_mixture("clients")
 private_mixture("records-replace-one", unit="record", relation="replace_one", components=4)
 private_mixture("one", "separated_not", anyway=True)
 private_mixture("series", given="private_mixture/clients")
+private_mixture("gaps", "separated_with_gaps", components=3)
 
 
 # --- profiles ---------------------------------------------------------------------------------------------------------

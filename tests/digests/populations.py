@@ -220,6 +220,15 @@ def separated_narrow() -> People:
     return separated(2)
 
 
+def separated_with_gaps() -> People:
+    """One number in seven is missing; some rows have none."""
+    people, generator = separated(), random(32)
+    ptr, x = people.matrix
+    x = np.where(generator.random(x.shape) < 0.15, np.float32(np.nan), x)
+    x[::50] = np.nan
+    return replace(people, matrix=(ptr, x))
+
+
 def separated_not() -> People:
     """One group."""
     generator = random(31)
@@ -267,6 +276,7 @@ POPULATIONS: dict[str, Callable[[], People]] = {
     "atoms_few_samples": lambda: atoms(few=True),
     "separated": separated,
     "separated_narrow": separated_narrow,
+    "separated_with_gaps": separated_with_gaps,
     "separated_not": separated_not,
     "table_with_gaps": table_with_gaps,
 }

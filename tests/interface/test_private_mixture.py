@@ -37,8 +37,9 @@ def test_records_of_an_array(tmp_path):
     assert x.shape == (4000, 2) and set(y.tolist()) <= set(range(len(fitted.means_) + 1))
     near = np.abs(x - fitted.means_[0]).max(axis=1)[y == 0]
     assert (near < 6 * np.sqrt(fitted.covariances_[0].max())).all() and not hasattr(fitted, "bic")
+    assert fitted.predict(np.array([[np.nan, 5.0], [5.0, 5.0]])).tolist() in ([0, 0], [1, 1])
     with pytest.raises(ValueError, match="NaN"):
-        fitted.predict(np.array([[np.nan, 0.0]]))
+        fitted.predict(np.array([[np.nan, np.nan]]))
     store = fedcore.open_population(tmp_path / "kept" / "population")
     assert store.manifest.records and fedcore.budget(store).rho_left < 1e-4  # all of it went into this fit
     with pytest.raises(BudgetExceeded):
@@ -46,11 +47,14 @@ def test_records_of_an_array(tmp_path):
 
 
 @pytest.mark.slow
-def test_labels_of_a_private_fit_leave_incomplete_rows_out():
+def test_labels_of_a_private_fit_leave_rows_without_a_number_out():
     gaps = APART.copy()
     gaps[::10, 0] = np.nan
+    gaps[::20, 1] = np.nan
     labels = fedcore.PrivateMixture(2, **ASKED).fit_predict(gaps)
-    assert labels.shape == (3000,) and (labels[::10] == -1).all() and (labels[1::10] >= 0).all()
+    assert labels.shape == (3000,) and ((labels == -1) == np.isnan(gaps).all(axis=1)).all()
+    right = labels[10::20] == labels[np.isfinite(gaps).all(axis=1) & (APART[:, 1] > 0)][0]
+    assert (right == (APART[10::20, 1] > 0)).all()
 
 
 @pytest.mark.slow

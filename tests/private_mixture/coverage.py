@@ -11,6 +11,7 @@ from fedcore.methods.private_mixture import PrivateMixtureConfig
 from fedcore.methods.private_mixture.errors import errors_of
 from fedcore.methods.private_mixture.result import model_of
 from fedcore.methods.private_mixture.state import PrivateMixtureState
+from tests.private_mixture.missing import gapped
 from tests.private_mixture.mixed import mixed
 from tests.private_mixture.worlds import mixture, records, run
 
@@ -41,10 +42,14 @@ def _rows(name: str) -> tuple[np.ndarray, PrivateMixtureConfig, int]:
         return truth.sample(4000, generator)[0], config, 1
     d, k, distance, n, runs = {
         "two": (4, 2, 6.0, 3000, 1),
+        "gaps": (4, 2, 6.0, 3000, 1),
         "three": (2, 3, 8.0, 5000, 1),
         "series": (5, 3, 4.0, 4000, 3),
     }[name]
-    return mixture(d, k, distance, generator).sample(n, generator)[0], PrivateMixtureConfig(components=k), runs
+    x = mixture(d, k, distance, generator).sample(n, generator)[0]
+    if name == "gaps":
+        x = gapped(x, 0.2, False, np.random.default_rng(9))
+    return x, PrivateMixtureConfig(components=k), runs
 
 
 FAMILIES = ("two", "three", "categories", "normal", "series")
@@ -99,7 +104,7 @@ def coverage(name: str, seeds: range) -> Coverage:
 
 def coverages(seeds: range) -> None:
     print("family | runs with errors | intervals that hold, all | by kind (spread over runs / error)")
-    for name in FAMILIES:
+    for name in (*FAMILIES, "gaps"):
         found = coverage(name, seeds)
         parts = ", ".join(f"{kind} {found.inside[kind]:.3f} ({found.ratio[kind]:.2f})" for kind in found.inside)
         print(f"{name} | {found.runs} of {found.of} | {found.all_inside:.3f} | {parts}", flush=True)

@@ -99,7 +99,7 @@ def test_no_errors_are_given_where_components_are_not_parted():
     generator = np.random.default_rng(1)
     x, _ = mixture(3, 3, 2.0, generator).sample(3000, generator)
     config = PrivateMixtureConfig(components=3)
-    method, state = run(records(x), config, 1.0)
+    method, state = run(records(x), config, 1.0, seed=3)
     group = model_of(config, state).group
     assert len(set(group)) < 3
     tables = tables_of(method, state, 3)

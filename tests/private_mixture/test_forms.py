@@ -41,7 +41,7 @@ def histogram(x: np.ndarray, noise: float, generator: np.random.Generator) -> np
 
 
 def form_of(x: np.ndarray, noise: float = 10.0, seed: int = 0) -> columns.Forms:
-    return columns.atoms_of(histogram(x, noise, np.random.default_rng(seed)), noise * ONE, len(x))
+    return columns.atoms_of(histogram(x, noise, np.random.default_rng(seed)), noise * ONE, np.array([len(x)]))
 
 
 def test_a_column_is_read_as_it_is_unless_its_zeros_stand_out():
@@ -86,7 +86,7 @@ def test_a_column_whose_other_numbers_noise_drowns_stands_alone():
 def test_whatever_is_published_forms_are_finite():
     generator = np.random.default_rng(4)
     for _ in range(20):
-        found = columns.atoms_of(generator.integers(-(2**61), 2**61, (5, COLUMN_CELLS)).astype(float), 1.0, 1.0)
+        found = columns.atoms_of(generator.integers(-(2**61), 2**61, (5, COLUMN_CELLS)).astype(float), 1.0, np.ones(5))
         for part in (found.atoms, found.steps, found.share):
             assert np.isfinite(part).all() and (part >= 0).all()
         assert (found.share <= 0.99).all()
@@ -252,6 +252,7 @@ def usual(seed: int):
     generator = np.random.default_rng(seed)
     x = CENTRES[generator.integers(0, 3, 40)] + generator.normal(size=(40, D)) * generator.choice([0.3, 30.0], (40, 1))
     x[generator.random((40, D)) < 0.3] = 0.0
+    x[generator.random((40, D)) < 0.15] = np.nan
     return [x[:9], x[9:20]], x[20:28], x[30:34]
 
 

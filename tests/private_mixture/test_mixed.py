@@ -77,10 +77,16 @@ def test_a_row_with_gaps_in_its_answers_is_labelled_by_the_rest(world, fitted):
     full = test[np.isfinite(test).all(axis=1)][:50]
     gaps = full.copy()
     gaps[:, 2:] = np.nan
-    broken = np.where(np.arange(7) == 0, np.nan, full)
-    block = block_of([full, gaps, broken])
-    labels = np.split(method.personalise(state, block, None)["rows_labels"], 3)
-    assert (labels[2] == -1).all() and (labels[1] >= 0).all() and 0 < (labels[0] != labels[1]).sum() < 25
+    broken = np.where(np.arange(7) == 0, np.inf, full)
+    fewer = np.where(np.arange(7) == 0, np.nan, full)
+    block = block_of([full, gaps, broken, fewer])
+    labels = np.split(method.personalise(state, block, None)["rows_labels"], 4)
+    assert (
+        (labels[2] == -1).all()
+        and (labels[1] >= 0).all()
+        and (labels[3] >= 0).all()
+        and 0 < (labels[0] != labels[1]).sum() < 25
+    )
     held_out = replace(block_of([full, gaps]), heldout=block_of([full, gaps]))
     scored = {name: statistic.value() for name, statistic in method.score_block(state, held_out, None).items()}
     assert np.isfinite(method.score_table(scored).lines[0].loss)

@@ -81,6 +81,7 @@ def usual(seed: int):
     generator = np.random.default_rng(seed)
     labels = generator.integers(0, 3, 40)
     x = CENTRES[labels] + generator.normal(size=(40, D)) * generator.choice([0.3, 30.0], (40, 1))
+    x[generator.random((40, D)) < 0.2] = np.nan
     x = np.column_stack([x, entries(np.where(generator.random((40, 3)) < 0.2, -1, CODES[labels]))])
     return [x[:9], x[9:20]], x[20:28], x[30:34]
 
@@ -195,12 +196,12 @@ def copies_count_whole():
 
 @contextmanager
 def moved_by_their_place():
-    """Steps are filled by the place of a row in its tile."""
+    """Steps and gaps are filled by the place of a row in its tile."""
 
     def words(self, x):
         return np.arange(len(x), dtype=np.uint64)
 
-    with mock.patch.object(layout.Layout, "_words", words):
+    with mock.patch.object(layout.Layout, "words", words):
         yield
 
 

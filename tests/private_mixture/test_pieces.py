@@ -116,16 +116,17 @@ def test_columns_far_from_zero_get_their_centre_and_scale():
     x = 1e6 + generator.normal(size=4000)
     histogram = np.zeros((1, 123), np.int64)
     np.add.at(histogram[0], exponents(x) + 61, ONE)
-    centre, reach, told = columns.first_guess(histogram, 1.0, columns.atoms_of(histogram, 1.0, 4000.0))
+    count = np.array([4000.0])
+    centre, reach, told = columns.first_guess(histogram, 1.0, columns.atoms_of(histogram, 1.0, count))
     assert told.all() and abs(centre[0] - 1e6) < reach[0]
-    moved = columns.moved(centre, reach, np.rint(np.clip((x - centre) / reach, -1, 1) * ONE).sum()[None], 4000.0)
+    moved = columns.moved(centre, reach, np.rint(np.clip((x - centre) / reach, -1, 1) * ONE).sum()[None], count)
     assert abs(moved[0] - x.mean()) < 1e-3
 
 
 def test_histograms_that_noise_drowns_tell_no_scale():
     generator = np.random.default_rng(12)
     noise = generator.normal(0, 100.0 * ONE, (200, 123))
-    forms = columns.atoms_of(np.where(np.arange(123) < 122, noise, 0.0), 100.0 * ONE, 4000.0)
+    forms = columns.atoms_of(np.where(np.arange(123) < 122, noise, 0.0), 100.0 * ONE, np.full(200, 4000.0))
     centre, reach, told = columns.first_guess(noise, 100.0 * ONE, forms)
     assert told.sum() <= 1
     assert (centre[~told] == 0).all() and (reach[~told] == columns.LARGEST_SCALE).all()

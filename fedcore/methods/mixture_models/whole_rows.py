@@ -36,13 +36,17 @@ FEWEST_ROWS, MOST_ROWS = 256, 2**17  # of a tile; sums of products below 2**24 s
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Consecutive rows. x: (n, d) float64, all finite. rows: (n,) int64 b, the number of rows of each row's client
-    (with those that are not finite), or ones where records are protected. codes: (n, categories) int64, which value of
-    each category a row has, for a method that reads such; None: of none."""
+    """Consecutive rows. x: (n, d) float64, finite in the columns where they have to be. rows: (n,) int64 b, the number
+    of rows of each row's client (with those that are not finite), or ones where records are protected. codes: (n,
+    categories) int64, which value of each category a row has, for a method that reads such; None: of none."""
 
     x: np.ndarray
     rows: np.ndarray
     codes: np.ndarray | None = None
+
+    def of(self, rows: np.ndarray) -> Tile:
+        """Some of the rows."""
+        return Tile(self.x[rows], self.rows[rows], None if self.codes is None else self.codes[rows])
 
 
 def tiles(block: RowsBlock, by_client: bool, numbers_per_row: int, needed: np.ndarray | None = None) -> Iterator[Tile]:

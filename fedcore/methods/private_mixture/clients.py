@@ -27,13 +27,15 @@ from fedcore.methods.mixture_models.whole_rows import (
     standardised,
     whole_products,
 )
+from fedcore.methods.private_mixture import gaps
 from fedcore.methods.private_mixture.messages import CellsMessage, ComponentsMessage, MappedMessage, Message
-from fedcore.methods.private_mixture.plan import EXPONENTS, NORM_CELLS, PLACE_CELLS, SPANS, Kind
+from fedcore.methods.private_mixture.plan import COLUMN_CELLS, EXPONENTS, NORM_CELLS, PLACE_CELLS, SPANS, Kind
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds.statistics import IntegerSum, Statistics
 
 OWN_BITS = 14  # of a step in a component's own units
 PLACE_STEPS = 2**14  # from the middle of an edge to a component
+EVERY = np.zeros(0, np.int64)  # columns whose numbers have to be finite, for a row to be looked at
 FURTHEST_PLACE = 1.5  # of the cells of an edge; what lies beyond is in one of two ends
 
 
@@ -47,9 +49,10 @@ def client_update(message: Message, block: RowsBlock) -> Statistics:
     copies = layout.copies(of_valleys=message.kind == "valleys")
     kept = max(_numbers(message), layout.features) * copies
     with np.errstate(all="ignore"):
-        for tile in whole_rows.tiles(block, message.by_client, kept, layout.numeric if layout.categories else None):
-            if len(tile.x):
-                answer(message, layout.read(tile, copies), totals)
+        for tile in whole_rows.tiles(block, message.by_client, kept, EVERY):
+            usable = _usable(message, tile)
+            if usable.any():
+                answer(message, _read(message, tile if usable.all() else tile.of(usable), copies), totals)
     return {name: IntegerSum(total) for name, total in zip(message.names, totals, strict=True)}
 
 
@@ -59,6 +62,40 @@ def _numbers(message: Message) -> int:
     if isinstance(message, ComponentsMessage):
         return d * len(message.maps)
     return max(d, len(message.cells)) if isinstance(message, CellsMessage) else d
+
+
+def _usable(message: Message, tile: Tile) -> np.ndarray:
+    """(n,) bool: rows without an infinite number, that have a number, except where gaps are counted."""
+    x = tile.x[:, message.layout.numeric]
+    usable: np.ndarray = ~np.isinf(x).any(axis=1)
+    if message.kind != "columns":
+        usable &= ~np.isnan(x).all(axis=1)
+    return usable
+
+
+def _read(message: Message, tile: Tile, copies: int) -> Tile:
+    """The tile as numbers and codes, its gaps filled in rounds that read whole rows. Others have NaN there."""
+    read = message.layout.read(tile, copies)
+    if not isinstance(message, MappedMessage) or message.kind in ("guard", "valleys"):
+        return read
+    rows = np.flatnonzero(np.isnan(read.x).any(axis=1))
+    if not len(rows):
+        return read
+    guess, answers = message.guess, None
+    if isinstance(message, ComponentsMessage):
+        guess, answers = guess.without_last(), _logs_of_answers(message, read, rows)
+    words = message.layout.words(tile.x[rows // copies])
+    first = (rows % copies + 1) * (message.layout.d + 1)
+    x = np.array(read.x)
+    x[rows] = gaps.filled(guess, x[rows], message.centre, message.scale, words, first, answers)
+    return Tile(x, read.rows, read.codes)
+
+
+def _logs_of_answers(message: ComponentsMessage, tile: Tile, rows: np.ndarray) -> np.ndarray | None:
+    """(k + 1, n) log probabilities of the answers of these rows, or None without categories."""
+    if message.answers is None or tile.codes is None:
+        return None
+    return _answered(message, np.zeros((len(message.maps), len(rows))), tile.codes[rows])
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------
@@ -84,17 +121,20 @@ def _columns(message: Message, tile: Tile, totals: list[np.ndarray]) -> None:
     totals[0][0] += int(weight.sum())
     found = exponents(tile.x)
     cells = np.where(found < 0, 2 * SPANS, np.where(tile.x < 0, found, found + SPANS))
+    cells[np.isnan(tile.x)] = COLUMN_CELLS
     for column in range(tile.x.shape[1]):
         add_to_cells(totals[1][column], cells[:, column], weight)
 
 
 def _centres(message: Message, tile: Tile, totals: list[np.ndarray]) -> None:
     part = np.clip((tile.x - message.centre) / message.scale, -1.0, 1.0)
+    part[np.isnan(tile.x)] = 0.0
     totals[0] += np.rint(part * count_weight(tile.rows)[:, None]).sum(axis=0).astype(np.int64)
 
 
 def _spans(message: Message, tile: Tile, totals: list[np.ndarray]) -> None:
     found, weight = np.maximum(exponents(tile.x - message.centre), 0), count_weight(tile.rows)
+    found[np.isnan(tile.x)] = -1
     for column in range(tile.x.shape[1]):
         add_to_cells(totals[0][column], found[:, column], weight)
 
@@ -202,8 +242,13 @@ def _components(message: ComponentsMessage, tile: Tile, totals: list[np.ndarray]
 
 def _guard(message: ComponentsMessage, tile: Tile, totals: list[np.ndarray]) -> None:
     z = _mapped(message, tile)
-    _, mixture = shares(_answered(message, _joint(message, _own_squares(message, _own(message, z))), tile.codes))
-    normal = _answered(message, squared_norms(z)[None] * (-0.5 * STEP**2), tile.codes)[0]
+    joint = _joint(message, _own_squares(message, _own(message, z)))
+    normal = squared_norms(z)[None] * (-0.5 * STEP**2)
+    if len(rows := np.flatnonzero(np.isnan(tile.x).any(axis=1))):  # what such a row holds, its gaps left out
+        seen = gaps.joint_of(message.guess, tile.x[rows], message.centre, message.scale)
+        joint[:, rows], normal[:, rows] = seen[:-1], seen[-1:]
+    _, mixture = shares(_answered(message, joint, tile.codes))
+    normal = _answered(message, normal, tile.codes)[0]
     gain = np.clip(mixture - normal, -message.bound, message.bound)
     totals[0][0] += int(np.rint(gain * (count_weight(tile.rows) / message.bound)).sum())
 
@@ -215,7 +260,8 @@ def _valleys(message: ComponentsMessage, tile: Tile, totals: list[np.ndarray]) -
     standard = standardised(tile.x, message.centre, message.scale)
     z = message.map.of(standard)
     # Without the background: if it took the rows between two components, it would make a valley there. Without answers,
-    # so that places and components are of numbers alone, as the null of a valley has them.
+    # so that places and components are of numbers alone, as the null of a valley has them. Rows with gaps are left out
+    # below: what fills them is of the components, and would confirm these.
     most = _joint(message, _own_squares(message, _own(message, z)))[:-1].argmax(axis=0)
     most = message.node[most]
     facing = np.zeros((int(message.node.max()) + 1, len(edges)))  # the sign that makes a place grow away from a node
@@ -230,8 +276,8 @@ def _valleys(message: ComponentsMessage, tile: Tile, totals: list[np.ndarray]) -
     width = totals[0].shape[1]
     # Rows that were cut to the limit of the coordinates pile up there, many if a column's scale came out far too small;
     # between two such piles is no valley.
-    cut = (np.abs(standard) >= LIMIT).any(axis=1) | (np.abs(z) >= LIMIT).any(axis=1)
-    add_to_cells(totals[0].reshape(-1), np.where(cut, -1, edge * width + cell), count_weight(tile.rows))
+    out = (np.abs(standard) >= LIMIT).any(axis=1) | (np.abs(z) >= LIMIT).any(axis=1) | np.isnan(tile.x).any(axis=1)
+    add_to_cells(totals[0].reshape(-1), np.where(out, -1, edge * width + cell), count_weight(tile.rows))
 
 
 ANSWERS: dict[Kind, Callable[[Any, Tile, list[np.ndarray]], None]] = {

@@ -1,4 +1,4 @@
-"""Form, centre and scale of every column, from noisy histograms of exponents and noisy sums of cut distances."""
+"""Form, centre, scale and gaps of every column, from noisy histograms of exponents and noisy sums of cut distances."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import numpy as np
 
 from fedcore.methods.mixture_models.noised_cells import LIKELY, SURE, WINDOW, about, kept, quantile, standing_out
 from fedcore.methods.mixture_models.whole_rows import ONE
-from fedcore.methods.private_mixture.plan import EXPONENTS, SPANS
+from fedcore.methods.private_mixture.config import PrivateMixtureConfig
+from fedcore.methods.private_mixture.plan import EXPONENTS, SPANS, design_of
+from fedcore.methods.private_mixture.state import PrivateMixtureState
 
 WITHIN = 0.95  # of the units, whose distances are not cut
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-EXPONENTS, 2.0 ** (EXPONENTS + 2)
 APART = 3.2  # deviations of its sum, that the best window of the numbers other than zero must hold
 BESIDES = 3  # cells on either side of that window, which count if they are LIKELY
+GAPS = 2.0  # deviations of its noise, that a count of gaps must exceed
 WIDTH = 0.5  # of an atom, in the typical size of the other numbers: a quarter of it on each side
 LEAST_SHARE = 0.01  # of zeros, and of others, in a column that stands alone
 COUNTED, LOWEST, EMPTY, LOWER = 0.1, 0.3, 1.5, 0.6  # of the fullest cell; of it; deviations; of the lowest cell
@@ -41,12 +44,12 @@ class Forms:
         return Forms(atoms, steps, share, self.near & ~columns[:, None])
 
 
-def atoms_of(histogram: np.ndarray, noise: float, count: float) -> Forms:
+def atoms_of(histogram: np.ndarray, noise: float, count: np.ndarray) -> Forms:
     """The form of every column.
 
-    histogram: (d, COLUMN_CELLS) published, in steps; noise: of a cell, in steps; count: of units, published. A column
-    whose zeros do not stand out of noise is as it is. If no window of its other numbers does, it stands alone. If these
-    are whole numbers, it has steps of 1. Else its zeros are an atom.
+    histogram: (d, COLUMN_CELLS) published, in steps; noise: of a cell, in steps; count: (d,) of numbers, about. A
+    column whose zeros do not stand out of noise is as it is. If no window of its other numbers does, it stands alone.
+    If these are whole numbers, it has steps of 1. Else its zeros are an atom.
     """
     counts, sd = histogram / ONE, noise / ONE
     both, nothing = counts[:, :SPANS] + counts[:, SPANS : 2 * SPANS], counts[:, 2 * SPANS]
@@ -55,7 +58,7 @@ def atoms_of(histogram: np.ndarray, noise: float, count: float) -> Forms:
     for column in np.flatnonzero(nothing > SURE * sd):
         first, size, strength = _window(both[column], wide)
         if strength <= APART:
-            share[column] = np.clip(nothing[column] / count, LEAST_SHARE, 1 - LEAST_SHARE)
+            share[column] = np.clip(nothing[column] / count[column], LEAST_SHARE, 1 - LEAST_SHARE)
             continue
         cells = np.arange(SPANS)
         inside = (cells >= first) & (cells < first + size)
@@ -123,9 +126,9 @@ def first_guess(histogram: np.ndarray, noise: float, forms: Forms) -> tuple[np.n
     return centre, np.where(alone, 1.0, reach), told | alone
 
 
-def moved(centre: np.ndarray, reach: np.ndarray, sums: np.ndarray, count: float) -> np.ndarray:
-    """(d,) the centre after sums (d,), published in steps, of distances cut to the reach."""
-    step: np.ndarray = np.clip(sums / ONE / max(count, 1.0), -1.0, 1.0) * reach
+def moved(centre: np.ndarray, reach: np.ndarray, sums: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """(d,) the centre after sums (d,), published in steps, of distances cut to the reach. count: (d,) of numbers."""
+    step: np.ndarray = np.clip(sums / ONE / np.maximum(count, 1.0), -1.0, 1.0) * reach
     return centre + step
 
 
@@ -136,3 +139,29 @@ def reach_of(histogram: np.ndarray, noise: float) -> tuple[np.ndarray, np.ndarra
     told, near = standing_out(counts, sd)
     reach = quantile(kept(counts, sd, near), exponent_edges(), WITHIN)
     return np.clip(reach, SMALLEST_SCALE, LARGEST_SCALE), told
+
+
+# --- gaps -------------------------------------------------------------------------------------------------------------
+
+
+def noise_of(config: PrivateMixtureConfig, state: PrivateMixtureState, name: str) -> float:
+    """Standard deviation of the noise of a cell of this release, in units."""
+    design = design_of(config, state.features, state.declared, state.rho, state.relation, state.warm)
+    names = [item.name for phase in design.phases for item in phase.releases]
+    return float(state.noise[names.index(name)]) / ONE
+
+
+def missing_shares(config: PrivateMixtureConfig, state: PrivateMixtureState) -> np.ndarray:
+    """(d,) the shares of gaps in columns of numbers, by released counts; 0 for what may be noise. In a series they are
+    those of its first run."""
+    if state.warm:
+        return state.missing
+    seen = state.missing > GAPS * noise_of(config, state, "columns")
+    found: np.ndarray = np.where(seen, np.minimum(state.missing / max(state.count, 1.0), 1.0), 0.0)
+    return found
+
+
+def there(config: PrivateMixtureConfig, state: PrivateMixtureState) -> np.ndarray:
+    """(d,) about how many numbers columns hold."""
+    found: np.ndarray = np.maximum(state.count * (1.0 - missing_shares(config, state)), 1.0)
+    return found

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import logsumexp
 
+from fedcore.methods.mixture_models.gaps import Components, completed
 from fedcore.methods.private_mixture.layout import COPIES, LOG2_ENDS, Layout
 from fedcore.methods.private_mixture.server import BROAD
 
@@ -35,7 +36,8 @@ class PrivateMixtureModel:
     Rows have the stored columns, (n, features). Where categories and numbers with steps are among them, densities are
     times the probabilities of the answers, and times the steps: of a column with steps the probability of its number.
     A zero that is an atom counts by its probability too. A column that stands alone has a factor of its own: the share
-    of its zeros, or else that of others times a density that is uniform in log2 of the size.
+    of its zeros, or else that of others times a density that is uniform in log2 of the size. NaN is a gap: then the
+    density is that of what the row has.
     """
 
     centre: np.ndarray
@@ -54,8 +56,9 @@ class PrivateMixtureModel:
         return len(self.means)
 
     def usable(self, x: np.ndarray) -> np.ndarray:
-        """(n,) bool: whether all numbers of a row are finite; it need not have answered categories."""
-        found: np.ndarray = np.isfinite(x[:, self.layout.numeric]).all(axis=1)
+        """(n,) bool: whether a row has a number, and none that is infinite; it need not have answered categories."""
+        numbers = x[:, self.layout.numeric]
+        found: np.ndarray = np.isfinite(numbers).any(axis=1) & ~np.isinf(numbers).any(axis=1)
         return found
 
     def coordinates(self, x: np.ndarray) -> np.ndarray:
@@ -85,14 +88,20 @@ class PrivateMixtureModel:
         copies = self._log_joint_of_numbers(layout.numbers(x, COPIES)).reshape(len(x), COPIES, self.components + 2)
         top = copies.max(axis=1)
         numbers = x[:, layout.numeric]
-        widths = layout.widths(numbers)
+        widths = np.where(np.isnan(numbers), 0.0, layout.widths(numbers))
         factor = np.log(np.where(widths > 0, widths, 1.0)).sum(axis=1)
         factor += log_alone(numbers[:, layout.alone], layout.share[layout.alone]).sum(axis=1)
         joint: np.ndarray = top + np.log(np.exp(copies - top[:, None]).mean(axis=1)) + factor[:, None]
         return joint
 
     def _log_joint_of_numbers(self, numbers: np.ndarray) -> np.ndarray:
-        """(n, k + 2) of the numbers (n, d) alone."""
+        """(n, k + 2) of the numbers (n, d) alone; NaN is a gap."""
+        gapped = np.isnan(numbers).any(axis=1)
+        if gapped.any():
+            joint = np.empty((len(numbers), self.components + 2))
+            joint[~gapped] = self._log_joint_of_numbers(numbers[~gapped])
+            joint[gapped] = self._log_joint_of_seen(numbers[gapped])
+            return joint
         u, d = self.coordinates(numbers), len(self.centre)
         volume = np.linalg.slogdet(self.linear)[1] - np.log(self.scale).sum()
         joint = np.empty((len(u), self.components + 2))
@@ -105,16 +114,42 @@ class PrivateMixtureModel:
         joint[:, -1] = math.log(TAIL) + self._log_tail(numbers, volume)
         return joint
 
+    def _log_joint_of_seen(self, numbers: np.ndarray) -> np.ndarray:
+        """(n, k + 2) of rows (n, d) with gaps: densities of the columns that they have."""
+        d, back = len(self.centre), np.linalg.pinv(self.linear)
+        covariances = np.concatenate([self.covariances, BROAD * np.eye(d)[None]])
+        means = self.origin + np.append(self.means, np.zeros((1, d)), axis=0) @ back
+        whiten = np.linalg.inv(np.linalg.cholesky(covariances)) @ self.linear.T
+        parts = [Components(np.log(self.weights), means, whiten, _half_log_det(whiten), np.zeros((0, 0)), "full")]
+        wide = self.linear.T[None]
+        parts.append(Components(np.zeros(1), self.origin[None], wide, _half_log_det(wide), np.zeros((0, 0)), "full", 1))
+        standard = np.clip((numbers - self.centre) / self.scale, -FURTHEST, FURTHEST)
+        joint = np.empty((len(numbers), self.components + 2))
+        for part, places in zip(parts, (slice(0, -1), slice(-1, None)), strict=True):
+            for batch in completed(part, standard.T):
+                joint[batch.columns, places] = batch.log_joint.T
+        joint -= np.where(np.isnan(numbers), 0.0, np.log(self.scale)).sum(axis=1)[:, None]
+        tails = self._log_tail_of_columns(np.where(np.isnan(numbers), self.centre, numbers))
+        columns = np.where(np.isnan(numbers), 0.0, tails).sum(axis=1)
+        joint[:, -1] = math.log(TAIL / 2) + np.logaddexp(columns, joint[:, -1])
+        joint[:, :-1] += math.log1p(-TAIL)
+        return joint
+
+    def _log_tail_of_columns(self, numbers: np.ndarray) -> np.ndarray:
+        """(n, d) log density of each column of numbers (n, d) in the half of the tail that is a product."""
+        with np.errstate(divide="ignore"):
+            distance = np.log(np.abs(numbers - self.centre))
+        cauchy = -math.log(math.pi) - np.log(self.scale) - np.logaddexp(0.0, 2 * (distance - np.log(self.scale)))
+        found: np.ndarray = np.logaddexp(math.log1p(-FLAT) + cauchy, math.log(FLAT) + log_uniform(distance))
+        return found
+
     def _log_tail(self, numbers: np.ndarray, volume: float) -> np.ndarray:
         """(n,) log density of the tail at numbers (n, d), in logs of distances: none of them overflows. volume: log of
         what the coordinates multiply volumes by."""
         d, away = len(self.centre), numbers - self.centre
         with np.errstate(divide="ignore"):
-            distance = np.log(np.abs(away))
-        far = distance - np.log(self.scale)
-        cauchy = -math.log(math.pi) - np.log(self.scale) - np.logaddexp(0.0, 2 * far)
-        flat = math.log(FLAT) + log_uniform(distance)
-        columns = np.logaddexp(math.log1p(-FLAT) + cauchy, flat).sum(axis=1)
+            far = np.log(np.abs(away)) - np.log(self.scale)
+        columns = self._log_tail_of_columns(numbers).sum(axis=1)
         # The norm of the coordinates, of which the furthest column is taken out before they are computed.
         top = np.maximum(far.max(axis=1, initial=0.0), 0.0)[:, None]
         u = (np.sign(away) * np.exp(far - top) - self.origin * np.exp(-top)) @ self.linear
@@ -126,7 +161,8 @@ class PrivateMixtureModel:
         return tail
 
     def log_likelihood(self, x: np.ndarray) -> np.ndarray:
-        """(n,) nats of rows (n, features), in the units of the data. Finite for every row with finite numbers."""
+        """(n,) nats of rows (n, features), in the units of the data: of a row with gaps (NaN) that of the numbers that
+        it has. Finite for every row without infinite numbers."""
         likelihood: np.ndarray = logsumexp(self._log_joint(x), axis=1)
         return likelihood
 
@@ -167,6 +203,11 @@ class PrivateMixtureModel:
         return covariances
 
 
+def _half_log_det(whiten: np.ndarray) -> np.ndarray:
+    found: np.ndarray = np.linalg.slogdet(whiten)[1]
+    return found
+
+
 def log_uniform(distance: np.ndarray) -> np.ndarray:
     """Log density of a number of either sign whose log2 is uniform between LOG2_ENDS, and -inf outside.
 
@@ -179,9 +220,9 @@ def log_uniform(distance: np.ndarray) -> np.ndarray:
 
 def log_alone(numbers: np.ndarray, share: np.ndarray) -> np.ndarray:
     """(n, m) log probability of a zero, or log density of another number, in columns that stand alone. numbers: (n, m);
-    share: (m,) of zeros. The density has a tail of weight TAIL, the Cauchy distribution of scale 1."""
+    share: (m,) of zeros. A gap has 0. The density has a tail of weight TAIL, the Cauchy distribution of scale 1."""
     with np.errstate(divide="ignore"):
-        size = np.log(np.abs(numbers))
+        size = np.log(np.abs(np.where(np.isnan(numbers), 1.0, numbers)))
     cauchy = math.log(TAIL / math.pi) - np.logaddexp(0.0, 2 * size)
     other = np.log1p(-share) + np.logaddexp(math.log1p(-TAIL) + log_uniform(size), cauchy)
-    return np.where(numbers == 0, np.log(share), other)
+    return np.where(np.isnan(numbers), 0.0, np.where(numbers == 0, np.log(share), other))

@@ -29,6 +29,10 @@ OVERLAP = (
 )
 RARE = "There are no error bars of {}: more than 1 of 10 repetitions with other noise found no such component."
 IN_SERIES = "In a series the share of the background and the answers of all units have no error bars."
+FILLED = (
+    "These numbers have no error bars: columns have missing numbers, and in a series it is not known how far filling "
+    "them spreads the noise."
+)
 LOST = "These numbers have no error bars: they are those of an earlier run of the series."
 
 
@@ -56,6 +60,8 @@ def errors_of(config: PrivateMixtureConfig, state: PrivateMixtureState, model: P
         return replace(found, why=OVERLAP.format(_listed(overlap)))
     if state.warm and is_normal(state):
         return replace(found, why=LOST)
+    if state.warm and state.missing.any():
+        return replace(found, why=FILLED)
     if state.warm:
         return replace(_of_series(state, model), why=IN_SERIES)
     if k * d**2 > MOST_WORK:

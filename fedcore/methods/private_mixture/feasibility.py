@@ -18,8 +18,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+
 from fedcore.methods.mixture_models.noised_cells import SURE, WINDOW
 from fedcore.methods.mixture_models.whole_rows import ONE
+from fedcore.methods.private_mixture.columns import missing_shares
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
 from fedcore.methods.private_mixture.layout import layout_of
 from fedcore.methods.private_mixture.plan import WHITENINGS, design_of, plan, units_of
@@ -70,12 +73,15 @@ def strength(config: PrivateMixtureConfig, public: PublicFacts) -> Strength:
 
 
 def words_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> tuple[Word, Word]:
-    """The word before the run, and the one since the second whitening, which is never a better one."""
+    """The word before the run, and the one since the second whitening, which is never a better one. Density dips are
+    searched in complete rows alone. There are taken to be as many as if gaps of columns were independent."""
     phases = design_of(config, state.features, state.declared, state.rho, state.relation).phases
     names = [item.name for phase in phases for item in phase.releases]
     noise = dict(zip(names, state.noise.tolist(), strict=True))
     before = _strength(noise, state.declared, state.features, config.components)
-    return before.word, replace(before, edge=max(before.edge, state.edge)).word
+    complete = state.declared * float(np.prod(1.0 - missing_shares(config, state)))
+    valley = _valley(noise["valleys"], complete, config.components)
+    return before.word, replace(before, edge=max(before.edge, state.edge), valley=min(before.valley, valley)).word
 
 
 def _strength(noise: Mapping[str, float], n: int, d: int, components: int) -> Strength:
@@ -83,9 +89,13 @@ def _strength(noise: Mapping[str, float], n: int, d: int, components: int) -> St
     cell = min(noise["spans_0"], math.sqrt(2) * noise["columns"]) / ONE
     columns = HELD * n / (SURE * math.sqrt(WINDOW) * cell)
     first, edge = (noise_edge(noise[f"moments_{step}"], d, math.sqrt(d) + BEYOND, n) for step in range(WHITENINGS))
+    return Strength(columns, edge, _valley(noise["valleys"], n, components), first)
+
+
+def _valley(noise: float, n: float, components: int) -> float:
+    """noise: in steps; n: rows in which valleys are looked for."""
     peak = PEAK * n / components
-    spread = math.sqrt(2 * (noise["valleys"] / ONE) ** 2 + (1 + LOW) * peak)
-    return Strength(columns, edge, (1 - LOW) * peak / spread, first)
+    return (1 - LOW) * peak / math.sqrt(2 * (noise / ONE) ** 2 + (1 + LOW) * peak)
 
 
 def noise_of_answers(config: PrivateMixtureConfig, public: PublicFacts) -> float:

@@ -98,7 +98,7 @@ class Layout:
         numbers = x[:, self.numeric]
         if not self.moves:
             return numbers
-        first = uniforms_of(self._words(x)[:, None], np.arange(self.d))
+        first = uniforms_of(self.words(x)[:, None], np.arange(self.d))
         moved = (first[:, None] + self.fill[:copies]) % 1.0 - 0.5
         widths, numbers = self.widths(numbers), np.where(self.alone, 0.0, numbers)
         return (numbers[:, None] + moved * widths[:, None]).reshape(-1, self.d)
@@ -119,9 +119,9 @@ class Layout:
         found = np.where(np.abs(found) < self.atoms / 2, 0.0, found)
         return np.where(self.alone, drawn, found)
 
-    def _words(self, x: np.ndarray) -> np.ndarray:
-        """(n,) uint64, of all numbers of a row."""
-        bits = np.ascontiguousarray(x, np.float64).view(np.uint64)
+    def words(self, x: np.ndarray) -> np.ndarray:
+        """(n,) uint64, of all numbers of a stored row, whatever the bits of a gap are."""
+        bits = np.where(np.isnan(x), np.nan, np.asarray(x, np.float64)).view(np.uint64)
         words, nothing = np.full(len(x), self.salt, np.uint64), np.zeros(1, np.int64)
         for column in range(self.features):
             words = mixed_words(words ^ bits[:, column], nothing)

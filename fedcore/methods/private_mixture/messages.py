@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedcore.methods.mixture_models.whole_rows import WholeMap
+from fedcore.methods.private_mixture.gaps import Guess
 from fedcore.methods.private_mixture.layout import Layout
 from fedcore.methods.private_mixture.plan import Kind
 from fedcore.rounds.messages import POSITIVE
@@ -30,9 +31,11 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MappedMessage(Message):
-    """map: from standardised rows to the coordinates of the round. clip: in them, in steps."""
+    """map: from standardised rows to the coordinates of the round. clip: in them, in steps. guess: what gaps are filled
+    from; in rounds about components its parts are these, the background and, last, one normal distribution."""
 
     map: WholeMap
+    guess: Guess
     clip: float = field(metadata=POSITIVE)
 
 

@@ -16,7 +16,7 @@ from fedcore.methods.private_mixture.fitted import fitted_model_of
 from fedcore.methods.private_mixture.layout import declared_categories, layout_of, numbered
 from fedcore.methods.private_mixture.personal import personalise
 from fedcore.methods.private_mixture.plan import plan
-from fedcore.methods.private_mixture.result import MORE, incomplete_rows, model_of, outcome_of, result_of, rows_left_out
+from fedcore.methods.private_mixture.result import MORE, model_of, outcome_of, result_of, rows_left_out
 from fedcore.methods.private_mixture.round_metrics import METRICS
 from fedcore.methods.private_mixture.scores import score_block, score_table
 from fedcore.methods.private_mixture.state import MixedState, PrivateMixtureState
@@ -41,7 +41,7 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
 
     name: ClassVar[str] = "private_mixture"
     kinds: ClassVar[tuple[Kind, ...]] = ("rows",)
-    arithmetic_version: ClassVar[str] = "private-mixture-6"
+    arithmetic_version: ClassVar[str] = "private-mixture-7"
     Config = PrivateMixtureConfig
     State: type[PrivateMixtureState] = PrivateMixtureState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
@@ -87,8 +87,10 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
         return worth(self.config, public)
 
     def left_out(self, columns: Features) -> str:
-        """Rows with a missing number."""
-        return incomplete_rows(layout_of(self.config, columns.count), columns)
+        """No row with a number; what is done about missing ones."""
+        categories = layout_of(self.config, columns.count).categories
+        answers = " A missing category only gives no answer." if categories else ""
+        return f"Missing numbers are filled by draws from the released mixture, given the rest of the row.{answers}"
 
     def init(self, public: PublicFacts) -> PrivateMixtureState:
         """Raises ConfigError for what `plan` refuses."""
@@ -115,12 +117,12 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
         return model_of(self.config, state)
 
     def outcome(self, state: PrivateMixtureState) -> str:
-        """How many components and groups there are, what was left out (columns, rows), and whether the expected utility
-        is less than before the run."""
+        """How many components and groups there are, what was left out (columns, rows) or filled, and whether the
+        expected utility is less than before the run."""
         return outcome_of(self.config, state)
 
     def rows_used(self, state: PrivateMixtureState) -> tuple[float, float] | None:
-        """By the released count of complete rows and the declared number of clients or records."""
+        """By the released count of rows and the declared number of clients or records."""
         share, error = rows_left_out(self.config, state)
         return None if share <= -MORE * error else (1.0 - max(share, 0.0), error)
 

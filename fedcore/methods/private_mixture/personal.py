@@ -13,8 +13,8 @@ TILE = 2**14  # rows that are labelled at once
 
 
 def personalise(model: PrivateMixtureModel, block: RowsBlock) -> ClientOutputs:
-    """For each of the C clients of a leaf, and for its N rows: `labelled`, rows whose numbers are not finite without a
-    component; rows_groups: (N,) int32 and group: (C,) int32, the groups of these components, likewise.
+    """For each of the C clients of a leaf, and for its N rows: `labelled`, rows that have an infinite number, or none,
+    without a component; rows_groups: (N,) int32 and group: (C,) int32, the groups of these components, likewise.
     """
     found = labelled(block, model.components, TILE, model.usable, model.labels)
     group = np.append(model.group, -1).astype(np.int32)

@@ -1,6 +1,6 @@
 """The rounds of a run and what they release, known from config and public facts alone.
 
-    count             number of units; per column a histogram of sign and exponent             a range of each column
+    count             number of units; per column a histogram of sign, exponent and gaps        a range of each column
     centres, spans    three times: sums about a centre, then exponents of distances from it     centre and scale
     norms, moments    twice: norms of rows, then count, sum and products of rows cut to one     whitening
     norms, cells      norms in q leading directions, then four rounds of Lloyd                  starts
@@ -52,7 +52,7 @@ Kind = Literal["columns", "centres", "spans", "norms", "moments", "cells", "comp
 
 EXPONENTS = 30  # log2 of absolute values from -30 to 30
 SPANS = 2 * EXPONENTS + 1
-COLUMN_CELLS = 2 * SPANS + 1  # negative, positive, and nothing or too small
+COLUMN_CELLS = 2 * SPANS + 1  # negative, positive, and nothing or too small; gaps have one more
 NORM_CELLS = 58  # about ratios of 2^(1/4) from 2^-4 to 2^10, and two ends
 PASSES = 3  # of centres and spans
 WHITENINGS = 2
@@ -150,7 +150,7 @@ def _first_phases(d: int, q: int, c: float, rest: float, relation: str) -> list[
         "columns",
         0,
         ReleaseShare("count", (1,), count, 0.005),
-        ReleaseShare("columns", (d, COLUMN_CELLS), columns, 0.25 * c),
+        ReleaseShare("columns", (d, COLUMN_CELLS + 1), columns, 0.25 * c),
     )
     for step in range(PASSES):
         summed = ReleaseShare(f"centres_{step}", (d,), sensitivities.sums(relation, d), 0.35 * c / PASSES)

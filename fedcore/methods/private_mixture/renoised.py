@@ -4,8 +4,9 @@ What is shown went through starts, and through rounds that shrink and invert, an
 the last. So there is no formula. But the noise of every release is known, and so is what clients and server do. The
 rounds from the first whitening to the last of EM are made again up to MOST_RUNS times, with fresh noise of the planned
 size. In place of the people's rows stand STAND_INS rows that are drawn from the mixture that was found, with its
-answers, each for as many units as there are rows too few. Of a run that ended with one normal distribution only the
-whitening is made again. The standard error of a number is its standard deviation over these runs.
+answers, each for as many units as there are rows too few. They have gaps at random, as many in each column as were
+counted, so that filling them spreads noise as it did in the run. Of a run that ended with one normal distribution only
+the whitening is made again. The standard error of a number is its standard deviation over these runs.
 
 It is a function of the state, so it costs no privacy. It rests on the mixture: where it fits the rows badly, so do the
 errors. Noise of the first releases (ranges of columns) is not in it. Rows of clients count by what they weigh, so that
@@ -27,6 +28,7 @@ from fedcore.methods.mixture_models.whole_rows import STEP
 from fedcore.methods.private_mixture import server, whitening
 from fedcore.methods.private_mixture.answers import slices
 from fedcore.methods.private_mixture.clients import client_update
+from fedcore.methods.private_mixture.columns import missing_shares
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
 from fedcore.methods.private_mixture.density import PrivateMixtureModel
 from fedcore.methods.private_mixture.series import KNOWN
@@ -81,7 +83,12 @@ class _ByValue:
 @lru_cache(maxsize=8)
 def _again(config: PrivateMixtureConfig, given: _ByValue) -> Found:
     state = given.state
-    rows = _stand_ins(given.model, stream(state.seed, STAND, 0))
+    generator = stream(state.seed, STAND, 0)
+    rows = _stand_ins(given.model, generator)
+    missing = np.zeros(rows.shape[1])
+    missing[given.model.layout.numeric] = missing_shares(config, state)
+    if missing.any():
+        rows[generator.random(rows.shape) < missing] = np.nan
     block = RowsBlock(0, 0, np.arange(len(rows) + 1, dtype=np.int64), rows)
     runs = [_matched(given.model, _run(config, given, block, number)) for number in range(runs_of(*state.means.shape))]
     return Found(*(np.stack([getattr(run, field.name) for run in runs]) for field in fields(Found)))

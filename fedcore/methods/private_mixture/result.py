@@ -11,20 +11,19 @@ import numpy as np
 from fedcore.errors import RunError
 from fedcore.methods.mixture_models.segments import Columns, of_numbers, segments_table
 from fedcore.methods.mixture_models.tables import by_component, correlations_table, known, positions
-from fedcore.methods.mixture_models.whole_rows import ONE, STEP, WholeMap
+from fedcore.methods.mixture_models.whole_rows import STEP, WholeMap
+from fedcore.methods.private_mixture.columns import missing_shares, noise_of
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
 from fedcore.methods.private_mixture.density import PrivateMixtureModel
 from fedcore.methods.private_mixture.errors import Errors, errors_of
 from fedcore.methods.private_mixture.feasibility import EXPECT, words_of
 from fedcore.methods.private_mixture.layout import Layout, layout_now
 from fedcore.methods.private_mixture.plan import PLACE_CELLS, PLACE_ENDS
-from fedcore.methods.private_mixture.server import context_of
 from fedcore.methods.private_mixture.state import NORMAL, RUNNING, MixedState, PrivateMixtureState
 from fedcore.rounds.results import Column, Features, Positions, Result, Table, heaviest, of_columns, segment_names
 
 SHOWN = 2.0  # standard errors: a smaller share of rows left out is not mentioned in the outcome
 MORE = 4.0  # standard errors: below, noise shows more units than are declared in 1 of 30,000 runs with all rows
-NAMED = 8  # columns, in a sentence
 LISTED = 3  # columns, in the outcome
 NARROW = 1 / 30  # of the standard deviation of all rows: a component may be a single value
 OF_ATOM = 0.2  # of the width of zeros: they have 1 / sqrt(12) of it
@@ -77,11 +76,12 @@ def outcome_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> str:
         before, now = words_of(config, state)
         if now != before:
             said += f"; by the first releases the expected utility is {now}, not {before}: {EXPECT[now]}"
+    said += _filled(layout, missing_shares(config, state))
     share, error = rows_left_out(config, state)
     if share >= SHOWN * error:
         said += (
-            f"; about {100 * share:.1f} ± {100 * error:.1f} % of the rows are left out: they miss a number, or there "
-            f"are fewer than the declared {state.declared:,} {state.unit}s"
+            f"; about {100 * share:.1f} ± {100 * error:.1f} % of the rows are left out: they hold an infinite number, "
+            f"or there are fewer than the declared {state.declared:,} {state.unit}s"
         )
     elif share <= -MORE * error:
         said += (
@@ -89,6 +89,17 @@ def outcome_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> str:
             f"{state.declared:,}"
         )
     return _found(state) + said
+
+
+def _filled(layout: Layout, missing: np.ndarray) -> str:
+    """In which columns gaps were filled, those with the most of them first, for the outcome. missing: (d,) shares."""
+    found = [int(column) for column in np.argsort(-missing, kind="stable") if missing[column] > 0]
+    if not found:
+        return ""
+    named = ", ".join(f"{layout.numeric[column]} ({100 * missing[column]:.1f} %)" for column in found[:LISTED])
+    more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
+    filled = f"; missing numbers were filled from the rest of their rows, in columns {named}{more}"
+    return f"{filled}; density dips were tested on complete rows only"
 
 
 def _alone(layout: Layout) -> str:
@@ -115,30 +126,13 @@ def _narrow(layout: Layout, state: PrivateMixtureState) -> np.ndarray:
     return np.flatnonzero((own < limit) & (layout.steps == 0) & ~layout.alone)
 
 
-def incomplete_rows(layout: Layout, columns: Features) -> str:
-    """Which rows a run leaves out, in sentences."""
-    where = "any column of numbers is left out"
-    if columns.names is not None:
-        names = [columns.name(i) for i in layout.numeric]
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        where = f"any of these columns is left out: {', '.join(names[:NAMED])}{more}"
-    answers = " A missing category only gives no answer." if layout.categories else ""
-    return f"A row with a missing number in {where}.{answers}"
-
-
 def rows_left_out(config: PrivateMixtureConfig, state: PrivateMixtureState) -> tuple[float, float]:
     """The share of the rows of the declared units that no release counts, and its standard error by noise. For clients
     it is the mean over clients of the share of a client's own rows. Both follow from released counts."""
     # A run of a series counts rows by component; also the cells of components that were dropped have noise.
     name, cells = (f"em_p_{config.rounds - 1}", config.components + 1) if state.warm else ("count", 1)
-    noise = _noise(config, state, name) * math.sqrt(cells)
+    noise = noise_of(config, state, name) * math.sqrt(cells)
     return 1.0 - state.count / state.declared, noise / state.declared
-
-
-def _noise(config: PrivateMixtureConfig, state: PrivateMixtureState, name: str) -> float:
-    """Standard deviation of the noise of a cell of this release, in units."""
-    names = [item.name for phase in context_of(config, state).design.phases for item in phase.releases]
-    return float(state.noise[names.index(name)]) / ONE
 
 
 def _found(state: PrivateMixtureState) -> str:
@@ -212,6 +206,8 @@ def result_of(config: PrivateMixtureConfig, state: PrivateMixtureState, features
         tables.append(_answers(stored, model, order, found))
     if len(state.p):
         tables.append(_valleys(config, state, dict(zip(order, segment_names(k), strict=True))))
+    if (gaps := _missing(config, state, numbers)) is not None:
+        tables.append(gaps)
     tables.append(_left_out(config, state))
     return Result(tuple(tables), tuple(figures))
 
@@ -318,7 +314,7 @@ def _values(features: Features, own: Sequence[int]) -> tuple[str, list[str]]:
 
 def _valleys(config: PrivateMixtureConfig, state: PrivateMixtureState, names: Mapping[int, str]) -> Table:
     """The tested edges. The units beside an edge are a sum over noised cells."""
-    noise = _noise(config, state, "valleys") * math.sqrt(PLACE_CELLS + PLACE_ENDS)
+    noise = noise_of(config, state, "valleys") * math.sqrt(PLACE_CELLS + PLACE_ENDS)
     return Table(
         "valleys",
         "Valleys between neighbouring components",
@@ -332,19 +328,40 @@ def _valleys(config: PrivateMixtureConfig, state: PrivateMixtureState, names: Ma
     )
 
 
+def _missing(config: PrivateMixtureConfig, state: PrivateMixtureState, features: Features) -> Table | None:
+    """The shares of gaps by column; None if none stands out of noise. features: the columns of numbers."""
+    shares = missing_shares(config, state)
+    found = np.flatnonzero(shares > 0)
+    if not len(found):
+        return None
+    errors = None if state.warm else [noise_of(config, state, "columns") / max(state.count, 1.0)] * len(found)
+    whose = " They are those of the first run of the series." if state.warm else ""
+    return Table(
+        "missing_numbers",
+        "Missing numbers",
+        (
+            Column("column", [features.name(int(column)) for column in found]),
+            Column("missing", shares[found].tolist(), "%", errors),
+        ),
+        f"Shares of rows, by released counts.{whose} A missing number is filled by a draw from the released mixture, "
+        "given the rest of its row. How many rows miss a number is not released. Columns whose count may be noise are "
+        "not listed.",
+    )
+
+
 def _left_out(config: PrivateMixtureConfig, state: PrivateMixtureState) -> Table:
     share, error = rows_left_out(config, state)
     known = share > -MORE * error  # else more units were counted than declared
-    whole = "" if state.unit == "record" else " A client counts by the share of its rows that are complete."
+    whole = "" if state.unit == "record" else " A client counts by the share of its rows that are read."
     return Table(
         "rows_left_out",
         "Rows left out",
         (
             Column(f"declared {state.unit}s", [state.declared]),
-            Column("complete, by the released count", [state.count], "", [error * state.declared]),
+            Column("read, by the released count", [state.count], "", [error * state.declared]),
             Column("left out", [max(share, 0.0) if known else None], "%", [error if known else None]),
         ),
-        f"A row with a missing number is left out.{whole} The share left out compares the released count with the "
+        f"A row with an infinite number is left out.{whole} The share left out compares the released count with the "
         f"declared number of {state.unit}s. If that number is too high, so is the share. If it is too low, the share "
         "is too low or unknown.",
     )

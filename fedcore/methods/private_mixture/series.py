@@ -38,7 +38,7 @@ class Pool:
     known: (k, KNOWN) variances of the noise of a component's share, of a coordinate of its mean, of its scale and of an
         entry of its covariance, in its own units
     lost: (1,) bool, whether the next run begins anew
-    atoms, steps, share: (d,) the forms of columns
+    atoms, steps, share: (d,) the forms of columns; missing: (d,) the shares of their gaps
     """
 
     centre: np.ndarray
@@ -55,6 +55,7 @@ class Pool:
     atoms: np.ndarray
     steps: np.ndarray
     share: np.ndarray
+    missing: np.ndarray
 
     @property
     def map(self) -> WholeMap:
@@ -81,14 +82,16 @@ def names_of(pool: Pool) -> tuple[str, ...]:
     return _names(type(pool))
 
 
-def arrays_of(state: PrivateMixtureState) -> dict[str, np.ndarray]:
-    """As arrays of a warm start. Raises ConfigError if the run began anew and has found no components."""
+def arrays_of(state: PrivateMixtureState, missing: np.ndarray) -> dict[str, np.ndarray]:
+    """As arrays of a warm start. missing: (d,) the shares of gaps. Raises ConfigError if the run began anew and has
+    found no components."""
     pool = MixedPool if isinstance(state, MixedState) else Pool
     if state.outcome != MIXTURE and not state.warm:
         raise ConfigError(f"has not found components ({state.outcome}).", "Name a run that has.")
     lost = state.outcome != MIXTURE or state.weights[-1] > LOST
     values = {field.name: getattr(state, field.name) for field in fields(pool) if field.name != "lost"}
-    return {f"pooled_{name}": np.asarray(value, np.float64) for name, value in (values | {"lost": [lost]}).items()}
+    values |= {"lost": [lost], "missing": missing}
+    return {f"pooled_{name}": np.asarray(value, np.float64) for name, value in values.items()}
 
 
 def pool_in(public: PublicFacts, components: int, layout: Layout) -> Pool | None:
@@ -125,7 +128,8 @@ def checked(arrays: Mapping[str, np.ndarray], layout: Layout, components: int, w
         map_exponent=values["map_exponent"].astype(np.int64),
     )
     k = len(pool.means)
-    shapes = [(d,), (d,), (d,), (d,), (d, d), (d,), (k + 1,), (k, d), (k, d, d), (k, KNOWN), (1,), (d,), (d,), (d,)]
+    ones = [(d,)] * 4
+    shapes = [*ones, (d, d), (d,), (k + 1,), (k, d), (k, d, d), (k, KNOWN), (1,), *ones]
     if sizes:
         shapes += [(k + 1, sum(sizes)), (k, len(sizes))]
     if not 1 <= k <= components or [getattr(pool, field.name).shape for field in fields(kind)] != shapes:
@@ -151,6 +155,7 @@ def _sound(pool: Pool) -> bool:
         and np.abs(pool.map_exponent).max(initial=0) <= 900
         and (pool.scale > 0).all()
         and min(pool.atoms.min(), pool.steps.min(), pool.share.min(), 1.0 - pool.share.max()) >= 0
+        and min(pool.missing.min(), 1.0 - pool.missing.max()) >= 0
         and (pool.weights > 0).all()
         and (pool.known > 0).all()
         and np.linalg.eigvalsh(pool.covariances).min() > 0
@@ -183,6 +188,7 @@ def likely(components: int, layout: Layout) -> dict[str, np.ndarray]:
         "atoms": np.zeros(d),
         "steps": np.zeros(d),
         "share": np.zeros(d),
+        "missing": np.zeros(d),
     }
     if sizes:
         alike = np.repeat([1 / size for size in sizes], sizes)

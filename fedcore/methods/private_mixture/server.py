@@ -16,12 +16,13 @@ import numpy as np
 from fedcore.methods.mixture_models import chi_squared as chi2
 from fedcore.methods.mixture_models.noised_cells import kept, quantile
 from fedcore.methods.mixture_models.whole_rows import ONE, STEP, cut_coordinates, whole_map
-from fedcore.methods.private_mixture import answers, columns, em, groups, starts, whitening
+from fedcore.methods.private_mixture import answers, columns, em, gaps, groups, starts, whitening
 from fedcore.methods.private_mixture.clients import OWN_BITS, norm_edges
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
 from fedcore.methods.private_mixture.layout import layout_now, layout_of, sizes_of
 from fedcore.methods.private_mixture.messages import CellsMessage, ComponentsMessage, MappedMessage, Message
 from fedcore.methods.private_mixture.plan import (
+    COLUMN_CELLS,
     LLOYD,
     PASSES,
     Design,
@@ -94,6 +95,7 @@ def init(config: PrivateMixtureConfig, public: PublicFacts) -> PrivateMixtureSta
         rho=public.rho,
         noise=np.array([release.scale for release in releases]),
         count=0.0,
+        missing=np.zeros(d),
         centre=np.zeros(d),
         scale=np.ones(d),
         told=np.zeros(d, bool),
@@ -135,6 +137,7 @@ def init(config: PrivateMixtureConfig, public: PublicFacts) -> PrivateMixtureSta
     return replace(
         state,
         count=float(design.n),
+        missing=pool.missing,
         centre=pool.centre,
         scale=pool.scale,
         told=pool.told,
@@ -172,6 +175,7 @@ def message(config: PrivateMixtureConfig, state: PrivateMixtureState) -> Message
     }
     if now.kind in ("columns", "centres", "spans"):
         return Message(**every)
+    every["guess"] = gaps.guess_of(state, BROAD)
     if now.kind == "cells":
         return CellsMessage(**every, map=state.lead, clip=state.clip / STEP, cells=cut_coordinates(state.cells / STEP))
     if now.kind == "norms" and now.step == 2:
@@ -234,15 +238,17 @@ def server_update(
 def _first(context: Context, values: Published) -> PrivateMixtureState:
     count, noise = max(float(values["count"][0]) / ONE, 1.0), context.noise("columns")
     by_setting = layout_now(context.config, context.state).steps > 0
-    forms = columns.atoms_of(values["columns"], noise, count).without(by_setting)
-    centre, reach, told = columns.first_guess(values["columns"], noise, forms)
-    state = replace(context.state, atoms=forms.atoms, steps=forms.steps, share=forms.share)
-    return replace(state, count=count, centre=centre, scale=reach, told=told)
+    state = replace(context.state, count=count, missing=values["columns"][:, COLUMN_CELLS] / ONE)
+    numbers = values["columns"][:, :COLUMN_CELLS]
+    forms = columns.atoms_of(numbers, noise, columns.there(context.config, state)).without(by_setting)
+    centre, reach, told = columns.first_guess(numbers, noise, forms)
+    state = replace(state, atoms=forms.atoms, steps=forms.steps, share=forms.share)
+    return replace(state, centre=centre, scale=reach, told=told)
 
 
 def _centred(context: Context, values: Published) -> PrivateMixtureState:
     state = context.state
-    centre = columns.moved(state.centre, state.scale, values["centres"], state.count)
+    centre = columns.moved(state.centre, state.scale, values["centres"], columns.there(context.config, state))
     return replace(state, centre=np.where(state.told, centre, state.centre))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from fedcore.methods.mixture_models.packing import triangle
 from fedcore.methods.mixture_models.released import NATS_OF_NOISE, standardised
 from fedcore.methods.private_mixture import series
+from fedcore.methods.private_mixture.columns import missing_shares
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
 from fedcore.methods.private_mixture.layout import layout_now
 from fedcore.methods.private_mixture.result import model_of
@@ -22,7 +23,7 @@ def warm_start_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> d
     """The arrays of the series, and those of `released.RELEASED_NAMES` if the run was made to its end, found
     components, knows the scale of every column, and has read none as a category or as one that stands alone. Raises
     ConfigError if neither the run nor its series has found components."""
-    left = series.arrays_of(state)
+    left = series.arrays_of(state, missing_shares(config, state))
     whole = state.done and state.outcome == MIXTURE and not isinstance(state, MixedState)
     whole = whole and bool(state.told.all()) and not layout_now(config, state).alone.any()
     return left | of_mixture(config, state) if whole else left

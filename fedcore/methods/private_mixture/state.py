@@ -21,7 +21,8 @@ class PrivateMixtureState:
     warm: whether the run goes on with a series, so that it begins with components
     seed: of public streams. unit, relation: of the budget. declared: public number of units; rho: of the run
     noise: (releases,) standard deviations in grid steps, in the order of the plan
-    count: noised number of units
+    count: noised number of units; missing: (d,) released numbers of gaps in columns, or in a series the shares
+        that its first run has found
     centre, scale: (d,) of the columns, in the units of the data; before whitening the scale is what distances are cut
     to
     atoms, steps, share: (d,) what was found of columns with many zeros (`columns.Forms`); 0 for others
@@ -52,6 +53,7 @@ class PrivateMixtureState:
     rho: float
     noise: np.ndarray
     count: float
+    missing: np.ndarray
     centre: np.ndarray
     scale: np.ndarray
     told: np.ndarray

@@ -539,6 +539,12 @@ clip: gains of a private mixture are not cut
 clip: distances from the centres of columns are not cut
 - part = np.clip((tile.x - message.centre) / message.scale, -1.0, 1.0)
 + part = np.clip((tile.x - message.centre) / message.scale, -2.0, 2.0)
+@ tests/private_mixture/test_gaps.py
+sensitivity: a gap of a private mixture counts beside its own cell
+-     cells[np.isnan(tile.x)] = COLUMN_CELLS
++     cells[np.isnan(tile.x)] = COLUMN_CELLS
++     totals[1][:, 0] += np.isnan(tile.x).sum(axis=0) * 2**24
+@ tests/private_mixture/test_sensitivity.py
 clip: a row is counted on two edges of a private mixture
 -     width = totals[0].shape[1]
 +     width = totals[0].shape[1]
@@ -574,6 +580,15 @@ sensitivity: rows with steps count whole in each copy
 sensitivity: rows with steps are moved by their place
 - words, nothing = np.full(len(x), self.salt, np.uint64)
 + words, nothing = np.arange(len(x), dtype=np.uint64)
+@ tests/private_mixture/test_gaps.py
+rows: the bits of a gap tell what fills a row of a private mixture
+- np.where(np.isnan(x), np.nan, np.asarray(x, np.float64)).view(np.uint64)
++ np.array(x, np.float64).view(np.uint64)
+= fedcore/methods/private_mixture/gaps.py
+@ tests/private_mixture/test_gaps.py
+rows: draws for gaps of a private mixture depend on the company of a row
+-     r = np.where(missing, 0.0, s - guess.means[part])
++     r = np.where(missing, 0.0, s - s.mean(axis=0))
 = fedcore/methods/histograms/sensitivities.py
 @ tests/audit/test_sensitivity.py
 sensitivity: histograms do not know replacement
