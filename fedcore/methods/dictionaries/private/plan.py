@@ -124,8 +124,8 @@ def _against_cosines(noise: float, clients: int) -> str:
         better = "as many public cosines, which cost no budget, were better than learnt atoms"
     border = math.ceil(clients * noise / COSINES)
     return (
-        f"with such noise {better} on images of handwritten digits; learnt atoms were up to a noise of {COSINES:g}, which "
-        f"is that of this budget with {border:,} clients"
+        f"with such noise {better} on images of handwritten digits; learnt atoms were up to a noise of {COSINES:g}, "
+        f"that of this budget with {border:,} clients"
     )
 
 
