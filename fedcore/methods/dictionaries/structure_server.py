@@ -35,7 +35,8 @@ GAIN = 0.3  # fall of the logarithm of the held-out error in the first step, bel
 AGREE = 1 / 3  # of the samples that ask for the last atom of a code, those that may ask for another
 PAYS = 0.03  # fall of that logarithm for which another step is taken
 NEAR = 0.01  # of the best held-out error, so that more atoms are dropped
-NEW_SHARE, NEW = 10, 4  # own atoms of a client in a step: one for so many shared ones, and at least so many
+CLAIMS, FEWEST_CLAIMS = 4, 8  # a client claims at most this many times an equal share of the atoms, or this many
+NEW_SHARE, NEW = 10, 4  # own atoms of a client in a step: one for this many shared ones, and at least this many
 
 
 def searches(config: DictionariesConfig, state: DictionariesState) -> bool:
@@ -72,7 +73,9 @@ def message(config: DictionariesConfig, state: DictionariesState) -> StructureMe
     begins = state.phase == "grow" and state.passes == 0
     seeds = max(len(state.common) // NEW_SHARE, NEW) if begins else 0
     sums = (state.round + 1, state.seed, state.common, 1.0, least, most, state.cap, 0, state.typical, state.left)
-    width = len(state.common) if ask == "claims" else state.width + seeds
+    width = state.width + seeds
+    if ask == "claims":  # all claims together are no more than the shared atoms, so few clients have many
+        width = min(len(state.common), max(CLAIMS * len(state.common) // state.population, FEWEST_CLAIMS))
     drop = state.drop if state.passes == 0 and ask == "grow" else -1
     return StructureMessage(*sums, ask, longest, state.energies, drop, seeds, width, state.phase == "last")
 
@@ -97,7 +100,7 @@ def _after_look(
     held, asked, _ = _paths(np.asarray(result["held"]))
     longest = sparsity_of(config, state.features)
     if not 0 < asked[0] <= MOST_SPARSITY * longest:
-        return _refused(state, f"samples ask for codes of {asked[0]} atoms or more")
+        return _refused(state, f"samples ask for codes of {asked[0]} atoms")
     energies = np.asarray(result["energies"])
     state = replace(state, phase="claims", sparsity=int(asked[0]), held=held[0], energies=energies)
     return state, RoundInfo({}, f"samples ask for codes of {asked[0]} atoms")
