@@ -15,7 +15,7 @@ from fedcore.interface.data import Groups, Stored, check_given, checked_groups, 
 from fedcore.interface.estimator import FederatedEstimator
 from fedcore.interface.model import Model, of_rows
 from fedcore.interface.private import PrivateEstimator
-from fedcore.methods.dictionaries.start import sparsity_of
+from fedcore.methods.dictionaries.start import code_length
 from fedcore.methods.dictionary_learning.sparse_codes import omp
 from fedcore.population.blocks import CountsBlock, RowsBlock
 from fedcore.rounds.engine import Backend
@@ -132,8 +132,8 @@ class PersonalDictionaries(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Fe
     It is the method `dictionaries`: shared atoms from sums over all clients, and own ones where held-out samples of the
     client say so. It is not private unless `settings` say so (docs/privacy/dictionaries.md).
 
-    n_components: atoms of a client, r; n_global: how many of them are shared; None: by the method, 100 shared ones and
-        20 of its own for a client, fewer where there are few features
+    n_components: atoms of a client, r; n_global: how many of them are shared; None: by the method, which finds both
+        from held-out samples, or takes 100 shared ones and 20 of its own for a client (fewer if features are few)
     settings: others of the method, by name (`fedcore methods dictionaries`)
 
     Fitted: components_ (rg, d) shared atoms; clients_ (C,) ids; local_components_ (C, r - rg, d), zeros beyond a
@@ -180,7 +180,7 @@ class PersonalDictionaries(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Fe
         """
         method, state = cast(tuple[Any, Any], self._known().fitted)
         x = self._checked_rows(X, reset=False).astype(np.float64)
-        most = sparsity_of(method.config, state.features)
+        most = code_length(method.config, state)
         codes = np.full((len(x), self._n_features_out), np.nan)
         for rows, atoms in self._clients_of(x, groups):
             rows = rows[np.isfinite(x[rows]).all(axis=1)]

@@ -202,3 +202,17 @@ def test_noise_is_that_of_those_who_take_part():
     assert method.init(some).clients == 50
     noise = [method.budget_sketch(public, method.plan(public))["noise"] for public in (some, all_of_them)]
     assert noise[0] == pytest.approx(2 * noise[1])
+
+
+def test_a_plan_compares_with_public_cosines():
+    """By noise alone, which falls with the clients; the stated number of clients is where it says so first."""
+    method = Dictionaries(DictionariesConfig(private=True))
+    public = facts(block_of([np.ones((1, 784))]), rho=0.03, nominal=1)
+
+    def said(clients):
+        return method.worth(replace(public, nominal_clients=clients)).expect
+
+    few = said(300)
+    assert "public cosines, which cost no budget, were better" in few
+    border = int(few.rsplit(" with ", 1)[1].split()[0].replace(",", ""))
+    assert "learnt atoms were better" in said(border) and "public cosines, which" in said(border - 1)

@@ -22,9 +22,14 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from fedcore.methods.dictionaries.config import DictionariesConfig
-from fedcore.methods.dictionaries.start import atoms_of, least_sparsity_of, sparsity_of
-from fedcore.methods.dictionaries.state import FirstSumsMessage, LocalAtomsMessage, Message, SumsMessage
+from fedcore.methods.dictionaries import structure
+from fedcore.methods.dictionaries.state import (
+    FirstSumsMessage,
+    LocalAtomsMessage,
+    Message,
+    StructureMessage,
+    SumsMessage,
+)
 from fedcore.methods.dictionaries.sums import (
     BINS,
     SharedSums,
@@ -146,17 +151,17 @@ def placed_tiles(group: Group) -> Iterator[tuple[int, np.ndarray]]:
         done += tile.shape[1]
 
 
-def client_update(
-    config: DictionariesConfig, message: Message, block: RowsBlock, memory: Memory | None
-) -> tuple[Statistics, Memory]:
+def client_update(message: Message, block: RowsBlock, memory: Memory | None) -> tuple[Statistics, Memory]:
     """The answer of one leaf of clients. Raises PopulationError for values that are not finite."""
     if isinstance(message, FirstSumsMessage):
         return first_sums(message, block)
     assert memory is not None
+    if isinstance(message, StructureMessage):
+        return structure.client_update(message, block, memory)
     memory = {name: np.array(memory[name]) for name in ("rank", "loss", "distance", "left")}
     if isinstance(message, SumsMessage):
         return shared_round(message, block, memory)
-    return local_round(config, message, block, memory)
+    return local_round(message, block, memory)
 
 
 def first_sums(message: FirstSumsMessage, block: RowsBlock) -> tuple[Statistics, Memory]:
@@ -252,15 +257,11 @@ def shared_round(message: SumsMessage, block: RowsBlock, memory: Memory) -> tupl
     return statistics, memory
 
 
-def local_round(
-    config: DictionariesConfig, message: LocalAtomsMessage, block: RowsBlock, memory: Memory
-) -> tuple[Statistics, Memory]:
+def local_round(message: LocalAtomsMessage, block: RowsBlock, memory: Memory) -> tuple[Statistics, Memory]:
     """Every client learns local atoms, and keeps them where its held-out samples say so."""
-    common, d = message.global_atoms, block.features
-    wanted, most = len(common), atoms_of(config, d, len(common)) - len(common)
-    least, sparsity = least_sparsity_of(config, d), sparsity_of(config, d)
-    active = memory["rank"] > 0
-    local, ranks = np.zeros((block.clients, most, d)), np.where(active, wanted, 0)
+    common = message.global_atoms
+    wanted, active = len(common), memory["rank"] > 0
+    local, ranks = np.zeros((block.clients, message.atoms, block.features)), np.where(active, wanted, 0)
     for group in groups(block, memory["rank"], active):
         for i, client in enumerate(group.clients.tolist()):
             number = block.first + client
@@ -268,10 +269,10 @@ def local_round(
                 group.rows_of(i),
                 int(group.sizes[i]),
                 common,
-                most,
-                least,
-                sparsity,
-                config.local_rounds,
+                message.atoms,
+                message.least,
+                message.most,
+                message.steps,
                 message.seed,
                 number,
             )

@@ -66,17 +66,25 @@ class DictionariesConfig(PrivateRunSettings):
 
     # sizes
     atoms: int | None = Field(
-        None, ge=1, le=100_000, description="atoms r of every client's dictionary; None: a fifth more than global ones"
+        None,
+        ge=1,
+        le=100_000,
+        description="atoms r of every client's dictionary; None: found from held-out rows, else a fifth more than "
+        "global ones",
     )
     global_atoms: int | None = Field(
         None,
         ge=1,
         le=100_000,
-        description="how many of them all clients share; None: those of a start, else five sixths of atoms, else 100, "
-        "at most twice the features",
+        description="how many of them all clients share; None: those of a start, else five sixths of atoms, else "
+        "found from held-out rows, else 100, at most twice the features",
     )
     sparsity: int | None = Field(
-        None, ge=1, le=100_000, description="atoms k of a sample's code; None: 20, at most a quarter of the features"
+        None,
+        ge=1,
+        le=100_000,
+        description="atoms k of a sample's code; None: found from held-out rows, else 20, at most a quarter of the "
+        "features",
     )
 
     # learning

@@ -2,6 +2,8 @@
 
     start    clients answer with sums of which the first atoms are made; or atoms are given
     rounds   with sums of codes and samples (`sums`), by which every atom moves to its minimum
+    search   after ten rounds, where no size is set: numbers of atoms, and lengths of codes, by held-out samples
+             (`structure`)
     local    every client learns atoms of its own, and keeps them where they pay (`local_atoms`)
 
 `clients` and `server` put this between messages, memories and states; with `private = true` those of `private` do, with
@@ -16,13 +18,13 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from fedcore.errors import RunError
-from fedcore.methods.dictionaries import clients, personal, server, start
+from fedcore.methods.dictionaries import clients, personal, server, start, structure_server
 from fedcore.methods.dictionaries.config import MOVED, DictionariesConfig
 from fedcore.methods.dictionaries.private import clients as private_clients
 from fedcore.methods.dictionaries.private import plan as private_plan
 from fedcore.methods.dictionaries.private import server as private_server
 from fedcore.methods.dictionaries.private.clients import PrivateMessage
-from fedcore.methods.dictionaries.start import sparsity_of
+from fedcore.methods.dictionaries.start import code_length
 from fedcore.methods.dictionaries.state import DictionariesState, Message
 from fedcore.methods.dictionary_learning import scores
 from fedcore.methods.dictionary_learning.result import result_of
@@ -75,7 +77,7 @@ class Dictionaries(PrivateMethod[DictionariesConfig, DictionariesState]):
 
     name: ClassVar[str] = "dictionaries"
     kinds: ClassVar[tuple[Kind, ...]] = ("rows",)
-    arithmetic_version: ClassVar[str] = "dictionaries-5"
+    arithmetic_version: ClassVar[str] = "dictionaries-6"
     streams_rows: ClassVar[bool] = True
     Config = DictionariesConfig
     State = DictionariesState
@@ -146,7 +148,7 @@ class Dictionaries(PrivateMethod[DictionariesConfig, DictionariesState]):
         rows = cast(RowsBlock, block)
         if self.private:
             return private_clients.client_update(cast(PrivateMessage, message), rows), None
-        return clients.client_update(self.config, cast(Message, message), rows, memory)
+        return clients.client_update(cast(Message, message), rows, memory)
 
     def server_update(self, state: DictionariesState, result: Mapping[str, Any]) -> tuple[DictionariesState, RoundInfo]:
         update = private_server.server_update if self.private else server.server_update
@@ -159,6 +161,10 @@ class Dictionaries(PrivateMethod[DictionariesConfig, DictionariesState]):
         return 0
 
     # --- what a run shows, and leaves to the next -------------------------------------------------------------------
+
+    def outcome(self, state: DictionariesState) -> str:
+        """The sizes that the run found, and a warning of codes that are as long as the dictionary."""
+        return "; ".join(said for said in (structure_server.words(state), start.warning(self.config, state)) if said)
 
     def result(self, state: DictionariesState, features: Features) -> Result:
         """The global atoms; see `fedcore.methods.dictionary_learning.result`. Empty before the first round."""
@@ -176,9 +182,7 @@ class Dictionaries(PrivateMethod[DictionariesConfig, DictionariesState]):
             raise RunError("the run has no global atoms.", "Resume it.")
         norms = np.linalg.norm(state.common, axis=1, keepdims=True)
         unit = state.common / np.where(norms > 0, norms, 1.0)
-        return FittedDictionary(
-            unit, "omp", min(sparsity_of(self.config, state.features), *unit.shape), None, state.round
-        )
+        return FittedDictionary(unit, "omp", min(code_length(self.config, state), *unit.shape), None, state.round)
 
     def warm_start_of(self, state: DictionariesState) -> dict[str, np.ndarray]:
         """global: (rg, d) the global dictionary, one atom a row; and what runs of a series keep, see `start`."""

@@ -9,9 +9,9 @@ import numpy as np
 from fedcore.errors import RunError
 from fedcore.methods.dictionaries.clients import local_round
 from fedcore.methods.dictionaries.config import DictionariesConfig
-from fedcore.methods.dictionaries.server import has_local_pass
-from fedcore.methods.dictionaries.start import local_atoms_of, sparsity_of
-from fedcore.methods.dictionaries.state import DictionariesState, LocalAtomsMessage
+from fedcore.methods.dictionaries.server import has_local_pass, local_message
+from fedcore.methods.dictionaries.start import code_length, local_atoms_of
+from fedcore.methods.dictionaries.state import DictionariesState
 from fedcore.methods.dictionary_learning import scores
 from fedcore.methods.dictionary_learning.distances import groups
 from fedcore.methods.dictionary_learning.result import Parts, outputs_of, parts_together
@@ -49,18 +49,18 @@ def score_block(
         raise RunError("the run stopped before it had a global dictionary.", "Resume it first.")
     if known is not None:
         known = replace(known, memory=remembered(state, known.memory))
-    local_atoms = local_atoms_of(config, state.features, len(state.common))
+    local_atoms = local_atoms_of(config, state, len(state.common))
     usable = usable_rows if config.private else None
     return scores.evaluate_block(parts_of(config, state), state.common, local_atoms, block, known, usable)
 
 
 def parts_of(config: DictionariesConfig, state: DictionariesState, with_codes: bool = False) -> Parts:
-    k = sparsity_of(config, state.features)
+    k = code_length(config, state)
     return parts_together(lambda samples, atoms: omp(samples, atoms, k), with_codes)
 
 
 def _outputs(config: DictionariesConfig, state: DictionariesState, block: RowsBlock, memory: Memory) -> ClientOutputs:
-    parts, longest = parts_of(config, state, with_codes=True), sparsity_of(config, state.features)
+    parts, longest = parts_of(config, state, with_codes=True), code_length(config, state)
     return outputs_of(parts, state.common, block, memory, longest=longest)
 
 
@@ -74,11 +74,13 @@ def newcomers(config: DictionariesConfig, state: DictionariesState, block: RowsB
     memory = {"rank": rank} | {name: np.zeros(block.clients) for name in ("loss", "distance", "left")}
     if not has_local_pass(config, state):
         return remembered(state, memory)
-    return local_round(config, LocalAtomsMessage(state.seed, state.common), block, memory)[1]
+    return local_round(local_message(config, state), block, memory)[1]
 
 
 def remembered(state: DictionariesState, memory: Memory) -> Memory:
     """What clients remember, with local atoms also before the pass in which they learn some: none."""
+    if "own" in memory:  # of a run that finds its sizes, whose shared atoms may have become fewer since
+        return {**memory, "rank": np.where(memory["rank"] > 0, len(state.common) + memory["own"], 0)}
     if "local" in memory:
         return memory
     rank = np.where(memory["rank"] > 0, len(state.common), 0)
@@ -115,7 +117,7 @@ def _of_usable_rows(config: DictionariesConfig, state: DictionariesState, block:
 def afresh(config: DictionariesConfig, state: DictionariesState, block: RowsBlock) -> Memory:
     """As `remembered`: local atoms are singular vectors of what the global atoms leave, and distances are 0. A client
     whose sums are not finite has no local atoms."""
-    local_atoms = local_atoms_of(config, block.features, len(state.common))
+    local_atoms = local_atoms_of(config, state, len(state.common))
     rank = np.zeros(block.clients, np.int64)
     local, parts = np.zeros((block.clients, local_atoms, block.features)), parts_of(config, state)
     for group in groups(block, np.full(block.clients, len(state.common) + local_atoms)):

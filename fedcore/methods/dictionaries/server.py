@@ -14,16 +14,20 @@ from typing import Any
 import numpy as np
 
 from fedcore.errors import PopulationError, RunError
+from fedcore.methods.dictionaries import structure_server as structure
 from fedcore.methods.dictionaries.config import DictionariesConfig
 from fedcore.methods.dictionaries.start import (
+    CODE_LENGTH,
     after_count,
     atoms_of,
     begun_series,
     given_atoms,
     global_atoms_of,
     least_sparsity_of,
+    local_atoms_of,
     rounds_of,
     sparsity_of,
+    warning,
 )
 from fedcore.methods.dictionaries.state import (
     DictionariesState,
@@ -59,12 +63,16 @@ def init(config: DictionariesConfig, public: PublicFacts) -> DictionariesState:
     warm = len(common) > 0
     clients, rows = public.clients or 0, float(public.rows or 0)
     state = DictionariesState("start", 0, public.seed, public.features, clients, rows=rows, common=common, warm=warm)
-    return begun_series(state, public.warm_start or {}, config.forgetting) if warm else state
+    given = public.warm_start or {}
+    if CODE_LENGTH in given:
+        return replace(state, sparsity=min(int(given[CODE_LENGTH][0]), sparsity_of(config, public.features)))
+    return begun_series(state, given, config.forgetting) if warm else state
 
 
 def total_rounds(config: DictionariesConfig, state: DictionariesState) -> int:
-    """With the start, and the pass for local atoms if there is one."""
-    return 1 + rounds_of(config) + has_local_pass(config, state)
+    """With the start, the pass for local atoms if there is one, and a search for sizes that is refused."""
+    search = structure.REFUSED_AFTER if structure.searches(config, state) else 0
+    return 1 + rounds_of(config) + search + has_local_pass(config, state)
 
 
 def has_local_pass(config: DictionariesConfig, state: DictionariesState) -> bool:
@@ -79,7 +87,9 @@ def message(config: DictionariesConfig, state: DictionariesState) -> Message | N
         case "start":
             return _first_message(config, state)
         case "local":
-            return LocalAtomsMessage(state.seed, state.common)
+            return local_message(config, state)
+        case "look" | "claims" | "grow" | "held" | "last":
+            return structure.message(config, state)
     number, d = state.round + 1, state.features
     least, most = least_sparsity_of(config, d), sparsity_of(config, d)
     if not state.warm:
@@ -88,6 +98,16 @@ def message(config: DictionariesConfig, state: DictionariesState) -> Message | N
     return SumsMessage(
         number, state.seed, coded, config.participation, least, most, state.cap, state.seen, state.typical, state.left
     )
+
+
+def local_message(config: DictionariesConfig, state: DictionariesState) -> LocalAtomsMessage:
+    """For the pass for local atoms, in which also clients that were not in the run learn theirs."""
+    d, count = state.features, len(state.common)
+    lengths = least_sparsity_of(config, d), sparsity_of(config, d)
+    if state.structured:
+        lengths = structure.lengths_of(state)
+    atoms = local_atoms_of(config, state, count)
+    return LocalAtomsMessage(state.seed, state.common, atoms, *lengths, config.local_rounds)
 
 
 def _first_message(config: DictionariesConfig, state: DictionariesState) -> FirstSumsMessage:
@@ -112,6 +132,8 @@ def server_update(
             return _after_first_sums(config, state, result)
         case "local":
             return _after_local_atoms(state, result)
+        case "look" | "claims" | "grow" | "held" | "last":
+            return structure.server_update(config, state, result)
     return _after_round(config, state, result)
 
 
@@ -144,7 +166,8 @@ def _after_first_sums(
     state = replace(state, typical=typical)
     state = after_count(replace(state, prints=all_prints), seen_rows, seen_prints)
     words = f"sums of {state.seen} clients are remembered, and the others answer" if state.remembers else ""
-    return state, RoundInfo(scalars, words)
+    said = "; ".join(part for part in (words, warning(config, state)) if part)
+    return structure.begun(state), RoundInfo(scalars, said)
 
 
 def _after_round(
@@ -182,6 +205,8 @@ def _after_round(
     }
     left = median_of_votes(np.asarray(result["left"]))
     phase = state.phase if number < rounds_of(config) else "local" if has_local_pass(config, state) else "done"
+    if number == structure.BEGUN and structure.searches(config, state):
+        phase = "look"
     state = replace(state, round=number, common=common, previous=before, xx=xx, xy=xy, left=left, phase=phase)
     return state, RoundInfo(scalars)
 

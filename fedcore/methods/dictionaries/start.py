@@ -52,18 +52,42 @@ def atoms_of(config: DictionariesConfig, features: int, common: int = 0) -> int:
     return count + -(-count // LOCAL_SHARE)
 
 
-def local_atoms_of(config: DictionariesConfig, features: int, count: int) -> int:
-    """Local atoms of a client at most, beside so many global ones. A private run learns none; clients have some only
-    where they are asked for."""
+def local_atoms_of(config: DictionariesConfig, state: DictionariesState, count: int) -> int:
+    """Local atoms of a client at most, next to `count` global ones. A private run learns none; clients have some only
+    where they are asked for. A run that found its sizes says how many."""
+    if state.structured:
+        return state.width
     if config.private and config.atoms is None:
         return 0
-    return max(atoms_of(config, features, count) - count, 0)
+    return max(atoms_of(config, state.features, count) - count, 0)
 
 
 def sparsity_of(config: DictionariesConfig, features: int) -> int:
     """Atoms k of a sample's code."""
     most = PRIVATE_SPARSITY if config.private else SPARSITY
     return config.sparsity or max(min(most, features // FEATURES_PER_CODE), 1)
+
+
+def sizes_are_open(config: DictionariesConfig) -> bool:
+    """Whether a run may find its sizes: no setting fixes one, all clients answer, and it is not private."""
+    fixed = (config.atoms, config.global_atoms, config.sparsity, config.least_sparsity, config.rounds)
+    return all(size is None for size in fixed) and config.participation == 1 and not config.private
+
+
+def code_length(config: DictionariesConfig, state: DictionariesState) -> int:
+    """Atoms k of a sample's code once atoms are learnt: as the run found, else as `sparsity_of` says."""
+    return state.sparsity if state.structured else sparsity_of(config, state.features)
+
+
+def warning(config: DictionariesConfig, state: DictionariesState) -> str:
+    """Of codes that are as long as the shared dictionary, for people; else empty."""
+    length, atoms = code_length(config, state), len(state.common)
+    if not state.begun or length < atoms:
+        return ""
+    return (
+        f"warning: codes may have {length} atoms, and there are {atoms} shared ones: such codes leave nothing out, so "
+        "that shared atoms mean no more than any others of the same span; lower sparsity"
+    )
 
 
 def least_sparsity_of(config: DictionariesConfig, features: int) -> int:
@@ -79,6 +103,7 @@ def rounds_of(config: DictionariesConfig) -> int:
 
 
 RELEASED = "released"  # of a warm start: these very clients have made the atoms, in a private run
+CODE_LENGTH = "code_length"  # of a warm start: atoms of a code that the run found
 SAME = 1e-9  # share by which sums of the same numbers differ at most, if they are added in another order
 SERIES_NAMES = ("sums_codes", "sums_samples", "known")
 
@@ -87,12 +112,15 @@ SERIES_NAMES = ("sums_codes", "sums_samples", "known")
 
 
 def warm_start_of(state: DictionariesState) -> dict[str, np.ndarray]:
-    """global: (rg, d) the global dictionary; of private runs also RELEASED; of others the sums that SERIES_NAMES are.
+    """global: (rg, d) the global dictionary; of private runs also RELEASED; of those that found their sizes
+    CODE_LENGTH, (1,); of others the sums that SERIES_NAMES are.
     Raises ConfigError before the first round."""
     if not state.begun:
         raise ConfigError("stopped before it had a global dictionary.", "Name a run that has.")
     if len(state.scales):
         return {"global": state.common, RELEASED: np.ones(1)}
+    if state.structured:
+        return {"global": state.common, CODE_LENGTH: np.array([state.sparsity], np.float64)}
     return {"global": state.common} | (series_arrays_of(state) if state.cap > 0 else {})
 
 
@@ -106,7 +134,16 @@ def checked_warm_start(
     common = given_global(arrays, what, lambda common: _check_shape(config, common, what, features))
     if config.private:
         return {"global": common, **({RELEASED: np.ones(1)} if RELEASED in arrays else {})}
+    if CODE_LENGTH in arrays and sizes_are_open(config):
+        return {"global": common, CODE_LENGTH: checked_length(arrays[CODE_LENGTH], what)}
     return {"global": common} | checked_series(arrays, what, (len(common), features))
+
+
+def checked_length(length: np.ndarray, what: str) -> np.ndarray:
+    """(1,) float64, at least 1. Raises ConfigError, naming `what`."""
+    if length.shape != (1,) or length.dtype.kind not in "iuf" or not 1 <= float(length[0]) <= SPARSITY:
+        raise ConfigError(f"{CODE_LENGTH!r} of {what} is not one number from 1 to {SPARSITY}.")
+    return np.asarray(length, np.float64)
 
 
 def given_atoms(config: DictionariesConfig, public: PublicFacts) -> np.ndarray:

@@ -57,11 +57,40 @@ class SumsMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class StructureMessage(SumsMessage):
+    """Asks all clients for a step of the search for sizes (`structure`); with what a `SumsMessage` has.
+
+    ask:      "look", "claims", "grow" or "held"
+    longest:  atoms of the codes of held-out samples
+    energies: (rg,) of the shared atoms' codes, for "claims"
+    drop:     which of `structure.SHARES` decides what own atoms are dropped first; -1: none
+    seeds:    samples that begin as own atoms of a client, at most
+    width:    own atoms of a client at most, after this
+    whole:    whether held-out samples are learnt from as well
+    """
+
+    ask: str
+    longest: int
+    energies: np.ndarray
+    drop: int
+    seeds: int
+    width: int
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LocalAtomsMessage:
-    """Asks every client to learn local atoms, and to keep them where they pay. seed, common: as in `SumsMessage`."""
+    """Asks every client to learn local atoms, and to keep them where they pay. seed, common: as in `SumsMessage`.
+
+    atoms: local ones at most; least, most: atoms of the shortest and of the longest codes; steps: of learning
+    """
 
     seed: int
     common: np.ndarray
+    atoms: int
+    least: int
+    most: int
+    steps: int
 
     @property
     def global_atoms(self) -> np.ndarray:
@@ -83,6 +112,10 @@ def _nothing() -> np.ndarray:
     return np.zeros(0)
 
 
+def _no_atoms() -> np.ndarray:
+    return np.zeros((0, 0, 0))
+
+
 @dataclass(frozen=True, slots=True)
 class DictionariesState:
     """State after a round. rg: global atoms; d: features.
@@ -102,6 +135,16 @@ class DictionariesState:
     old_xx, old_xy: sums of earlier runs of a series, forgotten as far as they are; (0, 0) if there are none
     prints:     of all samples (`sums.prints`), by which a later run sees that they are the same
     seen, seen_rows, seen_prints: clients and samples that are in old_xx, old_xy; 0 if there are none
+
+    Of runs that find sizes (`structure`), whose phases after the first rounds are "look", "claims", "grow", "held" and
+    "last", until the search is refused, or the run is done:
+
+    sparsity:   atoms of a code that samples ask for; 0 where the settings or the features say
+    steps, passes: of growth that are done, and passes of the current one
+    drop, width: as in `StructureMessage`
+    energies:   (rg,) of the atoms' codes, before claims
+    held:       (t + 1,) logarithms of the squared error of held-out samples with 0 .. t atoms; (0,) before
+    kept:       (2, rg, d) atoms with which the run continues if the search is refused, and those of the round before
 
     Of private runs (`private`), whose phases are "scale", "moments", "rounds", "done"; clients is the public number:
 
@@ -132,6 +175,13 @@ class DictionariesState:
     seen_rows: int = 0
     prints: float = 0.0
     seen_prints: float = 0.0
+    sparsity: int = 0
+    steps: int = 0
+    passes: int = 0
+    drop: int = -1
+    width: int = 0
+    held: np.ndarray = field(default_factory=_nothing)
+    kept: np.ndarray = field(default_factory=_no_atoms)
 
     scales: np.ndarray = field(default_factory=_nothing)
     step: float = 0.0
@@ -145,6 +195,11 @@ class DictionariesState:
     def remembers(self) -> bool:
         """Whether sums of earlier runs stand for the clients that were there then."""
         return len(self.old_xx) > 0
+
+    @property
+    def structured(self) -> bool:
+        """Whether the run found its sizes, so that own atoms are learnt together with the shared ones."""
+        return self.sparsity > 0 and self.phase in ("grow", "held", "last", "done")
 
     @property
     def begun(self) -> bool:

@@ -53,7 +53,7 @@ def without_unused(
     if not len(common):
         return common, 0
     unused = energy <= (WEAK if wasted else UNUSED) * max(float(energy.mean()), np.finfo(float).tiny)
-    dead = np.flatnonzero(unused | _doubles(common, energy) if wasted else unused)
+    dead = np.flatnonzero(unused | doubles(common, energy) if wasted else unused)
     if not len(dead) or len(dead) == len(energy):
         return common, 0
     common = common.copy()
@@ -64,13 +64,13 @@ def without_unused(
     return common, len(dead)
 
 
-def _doubles(atoms: np.ndarray, energy: np.ndarray) -> np.ndarray:
-    """(r,) bool: the atoms that are nearly another one of at least as much energy, up to the sign."""
+def doubles(atoms: np.ndarray, energy: np.ndarray, likeness_from: float = DOUBLE) -> np.ndarray:
+    """(r,) bool: the atoms (r, d) that are nearly another one of at least as much energy (r,), up to the sign."""
     likeness = np.abs(atoms @ atoms.T)
     louder = (energy[None] > energy[:, None]) | (
         (energy[None] == energy[:, None]) & np.tri(len(atoms), k=-1, dtype=bool)
     )
-    return ((likeness > DOUBLE) & louder).any(1)
+    return ((likeness > likeness_from) & louder).any(1)
 
 
 APART = 4  # samples of a client whose codes may not depend on others: a multiple of so many, filled up with zeros
@@ -94,14 +94,21 @@ def omp(samples: np.ndarray, atoms: np.ndarray, k: int | np.ndarray) -> np.ndarr
     return omp_with_errors(samples, atoms, k)[0]
 
 
-def omp_with_errors(samples: np.ndarray, atoms: np.ndarray, k: int | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def omp_with_errors(
+    samples: np.ndarray, atoms: np.ndarray, k: int | np.ndarray, gains: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """As `omp`, and the squared residual of every sample, (..., n), for nothing: its squared norm less what each atom
-    takes of it, so that rounding is a share of the squared norm."""
+    takes of it, so that rounding is a share of the squared norm.
+
+    gains: (..., n, t) float64 zeros without gaps between them, t at least the largest k: each sample gets there by how
+    much its first, second, ... atom lowers its squared residual
+    """
     n, d = samples.shape[-2:]
     r = atoms.shape[-2]
     if atoms.ndim == 2 < samples.ndim:  # one dictionary, and one Gram matrix
         flat_k = k if np.ndim(k) == 0 else np.broadcast_to(k, samples.shape[:-1]).ravel()
-        codes, errors = omp_with_errors(samples.reshape(-1, d), atoms, flat_k)
+        flat_gains = None if gains is None else gains.reshape(-1, gains.shape[-1])
+        codes, errors = omp_with_errors(samples.reshape(-1, d), atoms, flat_k, flat_gains)
         return codes.reshape(*samples.shape[:-1], r), errors.reshape(samples.shape[:-1])
     lead = np.broadcast_shapes(samples.shape[:-2], atoms.shape[:-2])
     codes, errors = np.zeros((*lead, n, r)), np.broadcast_to(_squares(samples), (*lead, n)).copy()
@@ -112,6 +119,7 @@ def omp_with_errors(samples: np.ndarray, atoms: np.ndarray, k: int | np.ndarray)
     a = np.broadcast_to(atoms, (*lead, r, d)).reshape(-1, r, d)
     wanted = None if np.ndim(k) == 0 else np.minimum(np.broadcast_to(k, (*lead, n)), most).reshape(-1, n)
     flat, left = codes.reshape(-1, n, r), errors.reshape(-1, n)
+    by_step = None if gains is None else gains.reshape(-1, n, gains.shape[-1])
     rows = max(min(TILE_NUMBERS // r, FACTOR_NUMBERS // most**2), 16)
     together = max(min(rows // n, TILE_NUMBERS // r**2), 1)
     for first in range(0, len(a), together):
@@ -120,7 +128,9 @@ def omp_with_errors(samples: np.ndarray, atoms: np.ndarray, k: int | np.ndarray)
         for low in range(0, n, rows):
             part = slice(low, low + rows)
             each = None if wanted is None else wanted[some, part].ravel()
-            _code(np.asarray(y[some, part], np.float64), dictionaries, each, most, flat[some, part], left[some, part])
+            each_gain = None if by_step is None else by_step[some, part]
+            taken = flat[some, part], left[some, part], each_gain
+            _code(np.asarray(y[some, part], np.float64), dictionaries, each, most, *taken)
     return codes, errors
 
 
@@ -178,11 +188,18 @@ def _squares(samples: np.ndarray) -> np.ndarray:
 
 
 def _code(
-    samples: np.ndarray, of: _Dictionaries, k: np.ndarray | None, most: int, codes: np.ndarray, errors: np.ndarray
+    samples: np.ndarray,
+    of: _Dictionaries,
+    k: np.ndarray | None,
+    most: int,
+    codes: np.ndarray,
+    errors: np.ndarray,
+    gains: np.ndarray | None = None,
 ) -> None:
     """Writes into codes (b, m, r), zeros before, those of samples (b, m, d) by b dictionaries or by one, and takes what
-    they explain from errors (b, m). k: (b * m,), at most `most`; None: all have `most`. State of the samples is kept
-    with these along the last axis, so that every step is vectorised."""
+    they explain from errors (b, m); what each atom explains goes to gains (b, m, t), if they are given. k: (b * m,), at
+    most `most`; None: all have `most`. State of the samples is kept with these along the last axis, so that every step
+    is vectorised."""
     b, m, r = codes.shape
     count, atoms = b * m, len(of.gram)
     # Correlations with what is left: those of the sample less codes times the Gram matrix. As one product of a sparse
@@ -234,6 +251,8 @@ def _code(
         gain = correlation * length  # in the direction of the new atom that is orthogonal to those before it
         values[: t + 1, :active] -= gain * inverse[t, : t + 1, :active]
         explained[:active] += gain**2
+        if gains is not None:
+            gains[place[:active] // m, place[:active] % m, t] = gain**2
     out = codes.reshape(-1)
     values *= -of.inverse[chosen]
     for atom, found in zip(chosen, values, strict=True):

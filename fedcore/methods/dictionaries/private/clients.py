@@ -97,7 +97,10 @@ class PrivateSumsMessage:
 PrivateMessage = ScaleMessage | MomentsMessage | PrivateSumsMessage
 
 
-TILE_NUMBERS = 2**18  # of a tile of rows, and of what a stack of clients needs beside them
+TILE_NUMBERS = 2**18  # of a tile of rows
+STACK_NUMBERS = (
+    2**20
+)  # of a stack's rows, and of what its clients need next to them: fewer calls, still near the caches
 # Of the squared bound of a round's vector: steps of the atoms, energies of their codes, the ladder
 SHARES = (0.90, 0.07, 0.03)
 STEP_BOUND, ENERGY_BOUND, CELL_BOUND = (math.floor(math.sqrt(share) * GRID_NORM) for share in SHARES)
@@ -187,7 +190,9 @@ def stacks(block: RowsBlock, room: int) -> Iterator[Stack]:
     edges = np.flatnonzero(np.diff(rows[order], prepend=-1, append=-1))
     for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         many = int(rows[order[first]])
-        together = max(TILE_NUMBERS // max(many * block.features, room), 1)
+        together = max(STACK_NUMBERS // max(many * block.features, room), 1)
+        if many * block.features > TILE_NUMBERS:
+            together = 1
         for low in range(first, last, together):
             mine = order[low : min(low + together, last)]
             yield Stack(block, lows[mine], highs[mine], many)
@@ -237,14 +242,14 @@ def _sums(message: PrivateSumsMessage, stack: Stack) -> np.ndarray:
         energies += np.add.reduce(codes * codes, axis=1)
         rows += counts
     some = np.maximum(rows, 1)[:, None]
-    means = steps.reshape(c, r * d) / some
+    means = steps.reshape(c, r * d)
+    means /= some
     norms = np.sqrt(squares_of(means))
-    parts = (
-        clipped(means, message.clip, STEP_BOUND),
-        clipped(energies / some, ENERGY_CLIP * message.scale, ENERGY_BOUND),
-        _in_cells(NORMS, norms / message.scale, np.isfinite(norms), CELL_BOUND),
-    )
-    return np.concatenate(parts, axis=1)
+    grid = np.empty((c, sums_cells(r, d)))
+    grid[:, : r * d] = clipped(means, message.clip, STEP_BOUND)
+    grid[:, r * d : r * d + r] = clipped(energies / some, ENERGY_CLIP * message.scale, ENERGY_BOUND)
+    grid[:, r * d + r :] = _in_cells(NORMS, norms / message.scale, np.isfinite(norms), CELL_BOUND)
+    return grid
 
 
 def _in_cells(ladder: Ladder, values: np.ndarray, finite: np.ndarray, bound: int) -> np.ndarray:
@@ -264,8 +269,11 @@ def squares_of(values: np.ndarray) -> np.ndarray:
 def clipped(values: np.ndarray, clip: float, bound: int) -> np.ndarray:
     """Vectors (c, q) scaled down to norm `clip` where they are longer, in units of clip / bound and cut toward zero; 0
     if their norm is not finite. Rounding can leave them a hair above the bound."""
-    norms = np.sqrt(squares_of(values))[:, None]
-    return np.where(np.isfinite(norms), np.trunc(values * (bound / np.maximum(norms, clip))), 0.0)
+    norms = np.sqrt(squares_of(values))
+    grid = values * (bound / np.maximum(norms, clip))[:, None]
+    np.trunc(grid, out=grid)
+    grid[~np.isfinite(norms)] = 0.0
+    return grid
 
 
 # --- symmetric matrices -----------------------------------------------------------------------------------------------

@@ -26,8 +26,9 @@ SCALE_SHARE, MOMENTS_SHARE = 0.02, 0.13  # of a run's budget; rounds share the r
 Word = Literal["weak", "fair", "good"]
 LIKELY_CLIP = 0.05  # in units of the typical energy; clients with some 50 rows had .02 to .1
 GOOD, FAIR = 0.2, 1.0  # at most: nu of an atom that has an equal share of the energy
+COSINES = 1.35  # nu up to which learnt atoms left less than as many public cosines (docs/privacy/dictionaries.md)
 EXPECT: dict[Word, str] = {
-    "weak": "noise moves atoms about as far as clients do; fewer atoms, or a public dictionary, may be better",
+    "weak": "noise moves atoms about as far as clients do; fewer atoms may be better",
     "fair": "a dictionary that is better than its start, and short of one without noise",
     "good": "a dictionary near one without noise",
 }
@@ -112,7 +113,20 @@ def worth(config: DictionariesConfig, public: PublicFacts) -> Worth:
     """By `likely_noise`. Raises ConfigError as `plan` does."""
     noise = likely_noise(config, public)
     word: Word = "good" if noise <= GOOD else "fair" if noise <= FAIR else "weak"
-    return Worth(word, f"{EXPECT[word]} (noise in a full step of an atom: {noise:.2g} of its length)")
+    said = f"{EXPECT[word]} (noise in a full step of an atom: {noise:.2g} of its length)"
+    return Worth(word, f"{said}; {_against_cosines(noise, nominal(public))}")
+
+
+def _against_cosines(noise: float, clients: int) -> str:
+    """How runs with such noise compared with a dictionary that costs no budget. Noise falls with the clients."""
+    better = "learnt atoms were better than as many public cosines"
+    if noise > COSINES:
+        better = "as many public cosines, which cost no budget, were better than learnt atoms"
+    border = math.ceil(clients * noise / COSINES)
+    return (
+        f"with such noise {better} on images of handwritten digits; learnt atoms were up to a noise of {COSINES:g}, "
+        f"that of this budget with {border:,} clients"
+    )
 
 
 def budget_sketch(config: DictionariesConfig, public: PublicFacts, planned: Sequence[PlannedRelease]) -> dict[str, Any]:
