@@ -142,6 +142,15 @@ def test_the_gain_of_a_row_is_that_of_what_it_has():
     assert gains[0] > 0 and gains[1] > 0
 
 
+@pytest.mark.parametrize("scale", [np.nan, np.inf, 1e300, -1.0, 0.0])
+def test_the_gain_of_a_row_with_gaps_is_bounded_whatever_the_message_says(scale):
+    method, rounds = rounds_of("record", RELATIONS[0])
+    message = next(message for message, _ in rounds if message.kind == "guard")
+    absurd = replace(message, guess=replace(message.guess, precisions=message.guess.precisions * scale))
+    (gain,) = sums(method, absurd, records(np.array([[9.0, 0, NAN]])))["guard"]
+    assert abs(int(gain)) <= ONE
+
+
 @pytest.mark.parametrize("payload", [0x7FF8000000000001, 0xFFF8000000000000, 0x7FF0000000000123])
 def test_a_gap_is_one_number_whatever_its_bits_are(payload):
     x = np.array([[9.0, NAN, 100.0]])

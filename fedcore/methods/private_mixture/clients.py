@@ -249,7 +249,8 @@ def _guard(message: ComponentsMessage, tile: Tile, totals: list[np.ndarray]) -> 
         joint[:, rows], normal[:, rows] = seen[:-1], seen[-1:]
     _, mixture = shares(_answered(message, joint, tile.codes))
     normal = _answered(message, normal, tile.codes)[0]
-    gain = np.clip(mixture - normal, -message.bound, message.bound)
+    # A number that is none, as an absurd message gives, adds nothing: no row makes a run fail.
+    gain = np.clip(np.nan_to_num(mixture - normal, nan=0.0), -message.bound, message.bound)
     totals[0][0] += int(np.rint(gain * (count_weight(tile.rows) / message.bound)).sum())
 
 
