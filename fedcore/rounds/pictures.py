@@ -17,17 +17,36 @@ def picture_shape(image: tuple[int, int], count: int) -> tuple[int, ...]:
     return image if image[0] * image[1] == count else (*image, 3)
 
 
+def shifted(picture: np.ndarray, by: np.ndarray, beyond: float | None = None) -> np.ndarray:
+    """A picture (H, W[, C]) moved by whole pixels (down, across), which are fewer than it has. beyond: what comes in at
+    the borders; None: the nearest pixel, again and again."""
+    found = picture
+    for axis, step in enumerate(map(int, by)):
+        if step == 0:
+            continue
+        before, found = np.moveaxis(found, axis, 0), np.empty_like(picture)
+        after = np.moveaxis(found, axis, 0)
+        kept, new = (slice(step, None), slice(0, step)) if step > 0 else (slice(0, step), slice(step, None))
+        after[kept] = before[: len(before) - step] if step > 0 else before[-step:]
+        after[new] = (before[:1] if step > 0 else before[-1:]) if beyond is None else beyond
+    return found
+
+
 def difference(frames: np.ndarray, background: np.ndarray) -> np.ndarray:
     """(F, H, W) largest over the channels of |frame - background|; background broadcasts over the frames."""
     largest: np.ndarray = np.abs(frames - background).max(axis=-1)
     return largest
 
 
-def foreground(frames: np.ndarray, background: np.ndarray, noise: np.ndarray, least: float) -> np.ndarray:
+def foreground(
+    frames: np.ndarray, background: np.ndarray, noise: np.ndarray, least: float, shifts: np.ndarray | None = None
+) -> np.ndarray:
     """(F, H, W) bool: the objects before a background, by hysteresis.
 
     frames, background: (F, H, W) or (F, H, W, 3) pixels and what they would be without objects; noise: (H, W[, 3]) > 0
-    standard deviation of each; least: change in a channel, in the units of the pixels, below which nothing moves.
+    standard deviation of each; least: change in a channel, in the units of the pixels, below which nothing moves;
+    shifts: (F, 2) pixels down and across by which a camera that shook moved the scene of each frame, and so its noise.
+    What came in at the borders has no noise that is known, and is in no mask.
 
     A pixel is weak where it changes by more than 5 deviations and by more than half of `least`. It is strong where it
     changes by more than 7 deviations and by more than `least`, and by more than 4 deviations from all of the 5 x 5
@@ -37,9 +56,10 @@ def foreground(frames: np.ndarray, background: np.ndarray, noise: np.ndarray, le
 
     Source: Canny, "A computational approach to edge detection" (1986), for the two thresholds.
     """
-    inverse = _planes(1.0 / noise)
-    found = np.zeros(frames.shape[:3], bool)
-    for mask, one, behind in zip(found, frames, background, strict=True):
+    still, found = _planes(1.0 / noise), np.zeros(frames.shape[:3], bool)
+    whole = np.zeros((len(frames), 2)) if shifts is None else np.rint(shifts)
+    for mask, one, behind, by in zip(found, frames, background, whole, strict=True):
+        inverse = _planes(shifted(1.0 / noise, by, 0.0)) if by.any() else still
         mask[:] = _objects(_planes(one), _planes(behind), inverse, least)
     return found
 

@@ -8,9 +8,10 @@
                 rows with four pictures each: the row, its background, what is left, and the mask; about.json
 
 The background of a row is its output `rows_global`, and what is left `rows_local`. Where a method gives its clients the
-`noise` of each pixel, masks are objects by `fedcore.rounds.pictures.foreground`. Else a mask is where the largest of
-what is left over the colours is beyond median + 6 MAD of that picture. PNG knows black, 0, to white, 1, in 256 steps:
-what is beyond is cut, and other units are refused.
+`noise` of each pixel, masks are objects by `fedcore.rounds.pictures.foreground`; the noise is moved by the outputs
+`rows_down` and `rows_across`, if there are any. Else a mask is where the largest of what is left over the colours is
+beyond median + 6 MAD of that picture. PNG knows black, 0, to white, 1, in 256 steps: what is beyond is cut, and other
+units are refused.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from fedcore.training.output_files import Leaf, OutputFiles
 
 BACKGROUND, LEFT, MASK = "rows_global", "rows_local", "mask"
 NOISE, LEAST = "noise", "least_change"  # of clients, which masks are made of
+SHIFTS = ("rows_down", "rows_across")  # of rows: pixels by which a camera that shook moved them
 LONGEST = 200  # bytes of the name of a client's folder
 SHOWN = 8  # rows on the contact sheet
 LONGEST_SIDE = 240  # pixels of a picture on it
@@ -76,10 +78,11 @@ class _Pictures(OutputFiles):
         if not (NOISE in pictures and LEAST in outputs) or leaf.ptr is None:
             return own_mask(left)
         found = np.zeros(left.shape[:3], bool)
+        shifts = np.stack([outputs.get(name, np.zeros(len(left))) for name in SHIFTS], axis=1)
         for client, (noise, least) in enumerate(zip(pictures[NOISE], outputs[LEAST], strict=True)):
             for row in range(int(leaf.ptr[client]), int(leaf.ptr[client + 1])):
                 at, behind = slice(row, row + 1), pictures[BACKGROUND][row : row + 1]
-                found[at] = foreground(behind + left[at], behind, noise, float(least))
+                found[at] = foreground(behind + left[at], behind, noise, float(least), shifts[at])
         return found
 
 

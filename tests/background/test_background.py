@@ -9,7 +9,7 @@ from fedcore.papers.perma.truth import best_mask_scores, mask_scores, psnr
 
 from fedcore.errors import ConfigError, PopulationError, RunError
 from fedcore.methods.background import Background, BackgroundConfig
-from fedcore.methods.background.clients import BOUND
+from fedcore.methods.background.codes import BOUND
 from fedcore.methods.background.frames import exposures, histogram, quantile
 from fedcore.randomness import stream
 from fedcore.rounds import pictures

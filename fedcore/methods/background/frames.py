@@ -56,6 +56,8 @@ class BackgroundMessage:
     cut:       c, or k of the biweight, in the units of the data; biweight: which of the two
     noise:     (d,) last standard deviations of the pixels, by which squares are cut; (0,) before there are any
     every:     in the phase "start": every k-th client sends a signature of its scene
+    looked_at, registered: (height, width) of pictures in which clients look for shakes, and of those that they register
+               (`fedcore.methods.background.shakes`); else None
     leaders:   (S, G) signatures of several scenes, each of which has a message in scenes; empty for a single one
     """
 
@@ -71,6 +73,8 @@ class BackgroundMessage:
     biweight: bool
     noise: np.ndarray
     every: int = 1
+    looked_at: tuple[int, int] | None = None
+    registered: tuple[int, int] | None = None
     leaders: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.float32))
     scenes: tuple[BackgroundMessage, ...] = ()
 
