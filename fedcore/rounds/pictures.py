@@ -10,6 +10,9 @@ REACH = 2  # pixels by which an edge may sway
 FAINT = 0.5  # of the least change, which a pixel of an object need not reach
 FEWEST, SMALLEST = 4, 1e-4  # pixels of an object, and their share of the picture
 SOLID = 0.2  # least share of the pixels of an object that are strong
+DARKEST, LIGHTEST = 0.5, 0.95  # brightness of a pixel in a shadow, in that of its background
+SAME_COLOUR = 5 / 20  # of the least change, by which a channel of a pixel in a shadow may differ from that
+LIT = 2.0  # least brightness of the background of a shadow, in least changes
 
 
 def picture_shape(image: tuple[int, int], count: int) -> tuple[int, ...]:
@@ -39,14 +42,20 @@ def difference(frames: np.ndarray, background: np.ndarray) -> np.ndarray:
 
 
 def foreground(
-    frames: np.ndarray, background: np.ndarray, noise: np.ndarray, least: float, shifts: np.ndarray | None = None
+    frames: np.ndarray,
+    background: np.ndarray,
+    noise: np.ndarray,
+    least: float,
+    shifts: np.ndarray | None = None,
+    shadows: bool = True,
 ) -> np.ndarray:
     """(F, H, W) bool: the objects before a background, by hysteresis.
 
     frames, background: (F, H, W) or (F, H, W, 3) pixels and what they would be without objects; noise: (H, W[, 3]) > 0
     standard deviation of each; least: change in a channel, in the units of the pixels, below which nothing moves;
     shifts: (F, 2) pixels down and across by which a camera that shook moved the scene of each frame, and so its noise.
-    What came in at the borders has no noise that is known, and is in no mask.
+    What came in at the borders has no noise that is known, and is in no mask. shadows: whether they may be in masks. If
+    not, a pixel whose channels are all about q times those of its background, q between 0.5 and 0.95, does not change.
 
     A pixel is weak where it changes by more than 5 deviations and by more than half of `least`. It is strong where it
     changes by more than 7 deviations and by more than `least`, and by more than 4 deviations from all of the 5 x 5
@@ -60,7 +69,21 @@ def foreground(
     whole = np.zeros((len(frames), 2)) if shifts is None else np.rint(shifts)
     for mask, one, behind, by in zip(found, frames, background, whole, strict=True):
         inverse = _planes(shifted(1.0 / noise, by, 0.0)) if by.any() else still
-        mask[:] = _objects(_planes(one), _planes(behind), inverse, least)
+        planes, expected = _planes(one), _planes(behind)
+        if not shadows:
+            planes = np.where(_in_shadow(planes, expected, inverse, least), expected, planes)
+        mask[:] = _objects(planes, expected, inverse, least)
+    return found
+
+
+def _in_shadow(frame: np.ndarray, background: np.ndarray, inverse: np.ndarray, least: float) -> np.ndarray:
+    """(H, W) bool of channels (C, H, W): darker than the background by one factor in all channels, within 2 deviations
+    or SAME_COLOUR of the least change (Horprasert, Harwood, Davis 1999)."""
+    factor = (frame * background).sum(axis=0) / np.maximum((background**2).sum(axis=0), np.finfo(np.float32).tiny)
+    rest = np.abs(frame - factor * background)
+    same = ((rest * inverse < 2.0) | (rest < SAME_COLOUR * least)).all(axis=0)
+    darker = (factor > DARKEST) & (factor < LIGHTEST)
+    found: np.ndarray = darker & same & (background.max(axis=0) > LIT * least)
     return found
 
 

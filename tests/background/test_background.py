@@ -139,8 +139,8 @@ def test_the_least_change_follows_the_range_of_the_pixels(scale):
     found = method.free_settings_in_force(state)["least_change"]
     assert found == pytest.approx(20 / 255 if scale == 1 else 8 * np.median(state.noise))
     given = Background(BackgroundConfig(least_change=0.5))
-    assert given.free_settings_in_force(state) == {"least_change": 0.5}
-    assert method.free_settings_in_force(method.init(facts(clients(made.frames)))) == {"least_change": None}
+    assert given.free_settings_in_force(state) == {"least_change": 0.5, "shadows": True}
+    assert method.free_settings_in_force(method.init(facts(clients(made.frames))))["least_change"] is None
 
 
 def test_a_run_without_a_noise_image_has_its_median_spread_for_it():

@@ -73,7 +73,7 @@ class Background(NonPrivateMethod[BackgroundConfig, BackgroundState]):
     algorithm: ClassVar[str] = "robust sums of frames"
     accepts_warm_start: ClassVar[bool] = True
     outputs_use_memories: ClassVar[bool] = False
-    free_settings: ClassVar[tuple[str, ...]] = ("least_change",)
+    free_settings: ClassVar[tuple[str, ...]] = ("least_change", "shadows")
 
     @property
     def not_private_because(self) -> str:
@@ -138,7 +138,7 @@ class Background(NonPrivateMethod[BackgroundConfig, BackgroundState]):
         return {"background": np.asarray(image, np.float64)}
 
     def free_settings_in_force(self, state: BackgroundState) -> dict[str, Any]:
-        return {"least_change": server.least_change(self.config, state)}
+        return {"least_change": server.least_change(self.config, state), "shadows": self.config.shadows}
 
     # --- for each client --------------------------------------------------------------------------------------------
 

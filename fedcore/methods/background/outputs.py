@@ -44,6 +44,7 @@ def split_frames(config: BackgroundConfig, state: BackgroundState, block: RowsBl
     scene: (C,) int64 number of the client's scene, from 0
     noise: (C, d) float32 standard deviation of each pixel about its background, the same for all of a scene
     least_change: (C,) float64 change of a pixel below which it is in no mask, the same for all
+    shadows: (C,) int64 1 if shadows are in masks, the same for all
     """
     check_trained(state)
     pixels, scenes = sampled_pixels(state.seed, state.features), scenes_of(state)
@@ -70,7 +71,8 @@ def split_frames(config: BackgroundConfig, state: BackgroundState, block: RowsBl
             shared[at] = registration.in_place(registered, predicted(images, found))
             np.subtract(frames, shared[at], out=local[at], casting="same_kind")
     change = np.full(block.clients, least_change(config, state))
-    of_clients = {"scene": numbers, "noise": noise, "least_change": change}
+    shadows = np.full(block.clients, int(config.shadows))
+    of_clients = {"scene": numbers, "noise": noise, "least_change": change, "shadows": shadows}
     return {**outputs, "rows_global": shared, "rows_local": local, **of_clients}
 
 
