@@ -7,6 +7,7 @@ import numpy as np
 COLOURS = ("red", "green", "blue")
 WEAK, STRONG, NEAR = 5.0, 7.0, 4.0  # deviations of a pixel that may move, of one that moves, and of it from all nearby
 REACH = 2  # pixels by which an edge may sway
+FARTHER, LESS = 3, 3.0  # pixels by which one may sway now and then, and deviations of a pixel that moves from those
 FAINT = 0.5  # of the least change, which a pixel of an object need not reach
 FEWEST, SMALLEST = 4, 1e-4  # pixels of an object, and their share of the picture
 SOLID = 0.2  # least share of the pixels of an object that are strong
@@ -59,7 +60,8 @@ def foreground(
 
     A pixel is weak where it changes by more than 5 deviations and by more than half of `least`. It is strong where it
     changes by more than 7 deviations and by more than `least`, and by more than 4 deviations from all of the 5 x 5
-    pixels of the background around it; so an edge that sways by 2 pixels is not. A majority of 3 x 3 pixels decides.
+    pixels of the background around it, and by more than 3 from the 7 x 7; so an edge that sways by
+    3 pixels is not. A majority of 3 x 3 pixels decides.
     An object is a connected part of the weak pixels (8 neighbours) that has at least 4 of them, 1e-4 of the picture,
     and a fifth of them strong.
 
@@ -103,13 +105,15 @@ def _objects(frame: np.ndarray, background: np.ndarray, inverse: np.ndarray, lea
     certain: np.ndarray = (deviations > STRONG) & (size > least)
     if not certain.any():
         return certain
-    edged, near = np.pad(background, ((0, 0), (REACH, REACH), (REACH, REACH)), mode="edge"), deviations
-    for down, across in np.ndindex(2 * REACH + 1, 2 * REACH + 1):
+    edged = np.pad(background, ((0, 0), (FARTHER, FARTHER), (FARTHER, FARTHER)), mode="edge")
+    near, farther = deviations.copy(), deviations.copy()
+    for down, across in np.ndindex(2 * FARTHER + 1, 2 * FARTHER + 1):
         np.subtract(frame, edged[:, down : down + height, across : across + width], out=change)
         np.abs(change, out=change)
         change *= inverse
-        near = np.minimum(near, change.max(axis=0))
-    around = np.pad(certain & (near > NEAR), 1, mode="edge").astype(np.uint8)
+        found = near if max(abs(down - FARTHER), abs(across - FARTHER)) <= REACH else farther
+        np.minimum(found, change.max(axis=0), out=found)
+    around = np.pad(certain & (near > NEAR) & (farther > LESS), 1, mode="edge").astype(np.uint8)
     rows = around[:-2] + around[1:-1] + around[2:]
     strong = (rows[:, :-2] + rows[:, 1:-1] + rows[:, 2:] >= 5) & weak
     numbers, count = label(weak, np.ones((3, 3), bool))
@@ -117,8 +121,8 @@ def _objects(frame: np.ndarray, background: np.ndarray, inverse: np.ndarray, lea
     solid = np.bincount(numbers[strong], minlength=count + 1)
     kept = (sizes >= max(FEWEST, SMALLEST * weak.size)) & (solid >= np.maximum(SOLID * sizes, 1))
     kept[0] = False
-    found: np.ndarray = kept[numbers]
-    return found
+    objects: np.ndarray = kept[numbers]
+    return objects
 
 
 def own_threshold(values: np.ndarray, deviations: float = 6.0) -> float:

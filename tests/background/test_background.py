@@ -75,6 +75,19 @@ def test_one_or_two_of_six_clients_cannot_ruin_it(kind):
         assert not ran.outputs()["rows_shown"][bad].any()
 
 
+def test_dark_frames_show_the_scene():
+    """At a fifth of the light and in light that moves, as at dusk; a black frame does not."""
+    made = clip(gain=0.0)
+    frames, _ = lit(made)
+    frames[[2, 10]] *= 0.2
+    frames[14] = 0.0
+    ran = run(clients(frames))
+    out = ran.outputs()
+    assert np.flatnonzero(out["rows_shown"] == 0).tolist() == [14]
+    left = np.abs(out["rows_local"][[2, 10]].reshape(2, HIGH, WIDE, 3))[~made.masks[[2, 10]]]
+    assert np.median(left) < 0.01
+
+
 def test_a_client_moves_a_pixel_by_no_more_than_its_cut():
     made = clip()
     answers = []

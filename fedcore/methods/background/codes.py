@@ -8,8 +8,10 @@ import numpy as np
 
 from fedcore.methods.background.frames import (
     BIWEIGHT,
+    DARKEST,
     EXPOSURE_CUT,
     FLAT,
+    MOST_GAIN,
     TO_STANDARD_DEVIATION,
     exposures,
     shows_the_scene,
@@ -38,19 +40,21 @@ def codes_of(samples: np.ndarray, images: np.ndarray, energies: np.ndarray) -> C
     """
     y, b = np.asarray(samples, np.float64), np.asarray(images, np.float64)
     gains, offsets, spreads = exposures(y, b[0])
-    shown, codes = shows_the_scene(gains), np.zeros((len(y), len(b) - 1))
+    width = TO_STANDARD_DEVIATION * float(np.median(np.abs(b[0] - np.median(b[0]))))
+    shown, codes = shows_the_scene(gains, spreads, width), np.zeros((len(y), len(b) - 1))
+    tried = (gains >= 1 / DARKEST) & (gains <= MOST_GAIN)  # of a dark frame the codes decide
     middle = float(b[0].mean())
     b = b.copy()
     b[0] -= middle
-    if not shown.any() or (b[0] @ b[0]) <= FLAT * b.shape[1] * middle**2:
+    if not tried.any() or (b[0] @ b[0]) <= FLAT * b.shape[1] * middle**2:
         return Codes(gains, offsets, spreads, shown, codes)
-    found = _regression(y[shown], b, gains[shown], offsets[shown] + gains[shown] * middle, energies)
+    found = _regression(y[tried], b, gains[tried], offsets[tried] + gains[tried] * middle, energies)
     bound = BOUND * np.sqrt(energies)
-    gains[shown], codes[shown] = found[:, 0], np.clip(found[:, 2:], -bound, bound)
-    offsets[shown] = found[:, 1] - found[:, 0] * middle
-    rest = np.abs(y[shown] - gains[shown, None] * b[0] - found[:, 1:2] - codes[shown] @ b[1:])
-    spreads[shown] = TO_STANDARD_DEVIATION * np.median(rest, axis=1)
-    shown = shows_the_scene(gains)
+    gains[tried], codes[tried] = found[:, 0], np.clip(found[:, 2:], -bound, bound)
+    offsets[tried] = found[:, 1] - found[:, 0] * middle
+    rest = np.abs(y[tried] - gains[tried, None] * b[0] - found[:, 1:2] - codes[tried] @ b[1:])
+    spreads[tried] = TO_STANDARD_DEVIATION * np.median(rest, axis=1)
+    shown = shows_the_scene(gains, spreads, width)
     codes[~shown] = 0.0
     return Codes(gains, offsets, spreads, shown, codes)
 

@@ -65,7 +65,7 @@ class Background(NonPrivateMethod[BackgroundConfig, BackgroundState]):
 
     name: ClassVar[str] = "background"
     kinds: ClassVar[tuple[Kind, ...]] = ("rows",)
-    arithmetic_version: ClassVar[str] = "background-2"
+    arithmetic_version: ClassVar[str] = "background-3"
     streams_rows: ClassVar[bool] = True
     Config = BackgroundConfig
     State = BackgroundState
