@@ -98,22 +98,24 @@ def _objects(frame: np.ndarray, background: np.ndarray, inverse: np.ndarray, lea
     """(H, W) bool of channels (C, H, W); inverse: 1 / noise."""
     from scipy.ndimage import label
 
-    height, width = frame.shape[1:]
     change = np.abs(frame - background)
     size, deviations = change.max(axis=0), (change * inverse).max(axis=0)
     weak = (deviations > WEAK) & (size > FAINT * least)
     certain: np.ndarray = (deviations > STRONG) & (size > least)
     if not certain.any():
         return certain
+    rows, columns = np.nonzero(certain)
+    own, scale = frame[:, rows, columns], inverse[:, rows, columns]
     edged = np.pad(background, ((0, 0), (FARTHER, FARTHER), (FARTHER, FARTHER)), mode="edge")
-    near, farther = deviations.copy(), deviations.copy()
+    wide, flat = edged.shape[2], edged.reshape(len(edged), -1)
+    corner = rows * wide + columns
+    near = np.full((2, len(rows)), np.inf, np.float32)  # from pixels within REACH, and from those beyond
     for down, across in np.ndindex(2 * FARTHER + 1, 2 * FARTHER + 1):
-        np.subtract(frame, edged[:, down : down + height, across : across + width], out=change)
-        np.abs(change, out=change)
-        change *= inverse
-        found = near if max(abs(down - FARTHER), abs(across - FARTHER)) <= REACH else farther
-        np.minimum(found, change.max(axis=0), out=found)
-    around = np.pad(certain & (near > NEAR) & (farther > LESS), 1, mode="edge").astype(np.uint8)
+        beyond = int(max(abs(down - FARTHER), abs(across - FARTHER)) > REACH)
+        rest = np.abs(own - flat.take(corner + (down * wide + across), axis=1)) * scale
+        np.minimum(near[beyond], rest.max(axis=0), out=near[beyond])
+    certain[rows, columns] = (near[0] > NEAR) & (near[1] > LESS)
+    around = np.pad(certain, 1, mode="edge").astype(np.uint8)
     rows = around[:-2] + around[1:-1] + around[2:]
     strong = (rows[:, :-2] + rows[:, 1:-1] + rows[:, 2:] >= 5) & weak
     numbers, count = label(weak, np.ones((3, 3), bool))
