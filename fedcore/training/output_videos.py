@@ -23,6 +23,7 @@ from fedcore.storage.files import opened
 from fedcore.training.output_pictures import PictureFolder, bytes_of, folder_name
 
 RATE = 25
+ENDS = ("-background.mkv", "-mask.mkv")
 EXACT = "+bitexact"  # FFmpeg writes no time, no version and no random number
 
 
@@ -48,7 +49,7 @@ class VideoFolder(PictureFolder):
         name = folder_name(sequence)
         self.names[name] = again = self.names.get(name, 0) + 1
         name += "" if again == 1 else f"-{again}"
-        self.videos = [_Video(self.av, self.partial / f"{name}-{what}.mkv") for what in ("background", "mask")]
+        self.videos = [_Video(self.av, self.partial / (name + end)) for end in ENDS]
 
     def _keep(self, client: str, number: int, background: np.ndarray, mask: np.ndarray) -> None:
         for video, picture in zip(self.videos, (background, mask), strict=True):
