@@ -104,17 +104,17 @@ def _objects(frame: np.ndarray, background: np.ndarray, inverse: np.ndarray, lea
     certain: np.ndarray = (deviations > STRONG) & (size > least)
     if not certain.any():
         return certain
-    rows, columns = np.nonzero(certain)
-    own, scale = frame[:, rows, columns], inverse[:, rows, columns]
+    lines, columns = np.nonzero(certain)
+    own, scale = frame[:, lines, columns], inverse[:, lines, columns]
     edged = np.pad(background, ((0, 0), (FARTHER, FARTHER), (FARTHER, FARTHER)), mode="edge")
     wide, flat = edged.shape[2], edged.reshape(len(edged), -1)
-    corner = rows * wide + columns
-    near = np.full((2, len(rows)), np.inf, np.float32)  # from pixels within REACH, and from those beyond
+    corner = lines * wide + columns
+    near = np.full((2, len(lines)), np.inf, np.float32)  # from pixels within REACH, and from those beyond
     for down, across in np.ndindex(2 * FARTHER + 1, 2 * FARTHER + 1):
         beyond = int(max(abs(down - FARTHER), abs(across - FARTHER)) > REACH)
         rest = np.abs(own - flat.take(corner + (down * wide + across), axis=1)) * scale
         np.minimum(near[beyond], rest.max(axis=0), out=near[beyond])
-    certain[rows, columns] = (near[0] > NEAR) & (near[1] > LESS)
+    certain[lines, columns] = (near[0] > NEAR) & (near[1] > LESS)
     around = np.pad(certain, 1, mode="edge").astype(np.uint8)
     rows = around[:-2] + around[1:-1] + around[2:]
     strong = (rows[:, :-2] + rows[:, 1:-1] + rows[:, 2:] >= 5) & weak
