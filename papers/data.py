@@ -47,17 +47,24 @@ def needed_data(*parts: str) -> Path:
 
 
 def rows_population(
-    place: Place, name: str, clients: Callable[[], Sequence[np.ndarray]], reason: str = "a published research data set"
+    place: Place,
+    name: str,
+    clients: Callable[[], Sequence[np.ndarray]],
+    reason: str = "a published research data set",
+    image: tuple[int, int] | None = None,
 ) -> Population:
     """The population of this name in the experiment's folder, made from rows (m_i, d) of each client if need be.
 
-    float64, so that the numbers are those of a computation in memory. reason: why anybody may evaluate on it.
+    float64, so that the numbers are those of a computation in memory. reason: why it may be used for evaluation. image:
+    (height, width) of rows that are pictures.
     """
     path = place.folder / "populations" / name
     if not path.exists():
         rows = clients()
         ptr = np.concatenate([[0], np.cumsum([len(own) for own in rows])])
-        with PopulationWriter(path, "rows", rows[0].shape[1], dtype="float64", public_for_evaluation=reason) as writer:
+        with PopulationWriter(
+            path, "rows", rows[0].shape[1], dtype="float64", public_for_evaluation=reason, image=image
+        ) as writer:
             writer.write(range(len(rows)), (ptr, np.concatenate(rows)))
             writer.commit()
     return Population.open(path)

@@ -100,6 +100,7 @@ def simulate(
             rho,
             seed,
             warm_start=warm_start,
+            image=population.manifest.image,
         )
 
     plan: tuple[PlannedRelease, ...] = ()

@@ -31,18 +31,25 @@ def block_of(rows: list[np.ndarray]) -> RowsBlock:
     return RowsBlock(0, 0, ptr, np.concatenate(rows))
 
 
-def facts(block: RowsBlock, seed: int = 0, start=None) -> PublicFacts:
+def facts(block: RowsBlock, seed: int = 0, start=None, image: tuple[int, int] | None = None) -> PublicFacts:
     return PublicFacts(
-        "rows", block.features, 1024, None, block.clients, None, seed, warm_start=start, rows=len(block.x)
+        "rows", block.features, 1024, None, block.clients, None, seed, warm_start=start, rows=len(block.x), image=image
     )
 
 
 def run_method(
-    method: Method, block: RowsBlock, *, seed: int = 0, given=None, clients_per_leaf: int = 1024, change=None
+    method: Method,
+    block: RowsBlock,
+    *,
+    seed: int = 0,
+    given=None,
+    clients_per_leaf: int = 1024,
+    change=None,
+    image=None,
 ) -> Ran:
     """given: public arrays to start from. change: memory, number of the pass -> memory, to interfere with what clients
     remember."""
-    state, memory, infos = method.init(facts(block, seed, given)), None, []
+    state, memory, infos = method.init(facts(block, seed, given, image)), None, []
     while (message := method.message(state)) is not None:
         total, kept = None, []
         for leaf in leaves(block, clients_per_leaf):

@@ -266,7 +266,8 @@ def personalise(
         str,
         typer.Argument(
             help="What to make, a row for each client: NAME.parquet, NAME.csv, NAME.npz, or a Zarr folder, NAME or "
-            "NAME.zarr; of rows that are pictures also NAME.pngs, a folder of backgrounds and masks."
+            "NAME.zarr; of rows that are pictures also NAME.pngs or NAME.videos, a folder of backgrounds and "
+            "masks."
         ),
     ],
     settings: FreeSettings = None,

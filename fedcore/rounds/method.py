@@ -66,6 +66,7 @@ class PublicFacts:
               part can depend on a single client
     one_whole: whether the held-out part is as good as the training part to this run (`Manifest.one_whole`)
     rows:     the exact number of rows; always None for a private run
+    image:    (height, width) where the owner declared that a row is a picture; of the schema, like features
     """
 
     kind: Kind
@@ -81,6 +82,7 @@ class PublicFacts:
     halves: Halves | None = None
     one_whole: bool = False
     rows: int | None = None
+    image: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

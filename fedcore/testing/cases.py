@@ -263,6 +263,7 @@ def _possible(case: Case) -> Case:
             case.relation,
             None,
             case.unit,
+            image=case.population.image,
         )
         try:
             arrays = case.method.likely_warm_start(facts)
@@ -301,6 +302,7 @@ def _budgeted_facts(case: Case) -> tuple[PublicFacts, tuple[PlannedRelease, ...]
             halves=people.halves,
             one_whole=people.halves == "document",
             rows=None if method.private else people.n_rows,
+            image=people.image,
         )
 
     if not method.private:

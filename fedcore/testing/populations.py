@@ -28,6 +28,7 @@ class SmallPopulation:
     dtype:   that the rows are stored in, "float32" or "float64"
     leaf, block: clients of a leaf, and of a stored block
     halves:  what is said to have been dealt to `clients` and `heldout`; None: nothing
+    image:   (height, width) of the picture that a row is; None: rows are none
     """
 
     kind: Kind
@@ -38,6 +39,7 @@ class SmallPopulation:
     leaf: int = LEAF
     block: int = BLOCK
     halves: Halves | None = None
+    image: tuple[int, int] | None = None
 
     @property
     def n_rows(self) -> int:

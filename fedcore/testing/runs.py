@@ -148,6 +148,7 @@ def _written(case: Case, folder: Path, block: int | None) -> Population:
         clients_per_block=block or people.block,
         nominal_clients=clients,
         halves=people.halves,
+        image=people.image,
         **options,
     ) as writer:
         writer.write([f"client-{number}" for number in range(clients)], people.matrix(), people.matrix(heldout=True))

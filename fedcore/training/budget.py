@@ -267,6 +267,7 @@ def public_facts(
         population.manifest.halves,
         population.manifest.one_whole,
         None if method.private else population.n_rows,
+        population.manifest.image,
     )
 
 

@@ -4,7 +4,7 @@
     NAME.parquet      a line for each client: its id, and a column for each output, lists where it has several numbers
     NAME.csv          the same with a column for each number: OUTPUT_0, OUTPUT_1 ..., or OUTPUT:FEATURE
 
-Where rows are pictures there are also NAME.npz and NAME.pngs (`fedcore.training.output_pictures`).
+Where rows are pictures there are also NAME.npz, NAME.pngs and NAME.videos (`fedcore.training.output_pictures`).
 
 Outputs of rows are beside them: in the same group, with client i owning the rows ptr[i] .. ptr[i + 1] - 1, or in a
 second file NAME.rows.parquet or NAME.rows.csv with a line for each row: its client, its number among the client's rows

@@ -13,6 +13,7 @@ from fedcore.storage.parsing import format_suffix
 from fedcore.training.output_files import CsvFiles, OutputFiles, ParquetFiles, ZarrFolder
 from fedcore.training.output_parts import sweep
 from fedcore.training.output_pictures import ArrayFile, PictureFolder
+from fedcore.training.output_videos import VideoFolder
 
 KINDS: Mapping[str, type[OutputFiles]] = {
     "": ZarrFolder,
@@ -21,8 +22,9 @@ KINDS: Mapping[str, type[OutputFiles]] = {
     ".csv": CsvFiles,
     ".npz": ArrayFile,
     ".pngs": PictureFolder,
+    ".videos": VideoFolder,
 }
-FOLDERS = (ZarrFolder, PictureFolder)
+FOLDERS = (ZarrFolder, PictureFolder, VideoFolder)
 
 
 def output_files(
@@ -40,7 +42,7 @@ def output_files(
         raise ConfigError(
             f"personalised outputs cannot be written as {path.suffix!r}, which is how {str(dest)!r} ends.",
             "End the name in .parquet, .csv or .npz for a file, in .zarr or nothing for a folder of arrays, in .pngs "
-            "for one of pictures.",
+            "for one of pictures, in .videos for one of videos.",
         )
     if kind not in FOLDERS and str(dest).endswith(("/", os.sep)):
         raise ConfigError(

@@ -5,12 +5,15 @@
     NAME.pngs   a folder: CLIENT/NUMBER-background.png and CLIENT/NUMBER-mask.png of every row, by its number among the
                 client's rows from 0; frames.csv, a line for each with its outputs that are one number; objects.csv, a
                 line for each object of a mask with its box and its track (`fedcore.rounds.tracks`); contact.png, some
-                rows with four pictures each: the row, its background, what is left, and the mask; about.json
+                rows with four pictures each: the row with the boxes, its background, what is left, and the mask;
+                about.json
+    NAME.videos  the same folder with videos in place of pictures (`fedcore.training.output_videos`)
 
 The background of a row is its output `rows_global`, and what is left `rows_local`. Where a method gives its clients the
-`noise` of each pixel, masks are objects by `fedcore.rounds.pictures.foreground`. Else a mask is where the largest of
-what is left over the colours is beyond median + 6 MAD of that picture. PNG knows black, 0, to white, 1, in 256 steps:
-what is beyond is cut, and other units are refused.
+`noise` of each pixel, masks are objects by `fedcore.rounds.pictures.foreground`; the noise is moved by the outputs
+`rows_down` and `rows_across`, if there are any. Else a mask is where the largest of what is left over the colours is
+beyond median + 6 MAD of that picture. PNG knows black, 0, to white, 1, in 256 steps: what is beyond is cut, and other
+units are refused.
 """
 
 from __future__ import annotations
@@ -35,11 +38,13 @@ from fedcore.storage.files import flush, json_bytes, opened, seal, write_whole
 from fedcore.training.output_files import Leaf, OutputFiles
 
 BACKGROUND, LEFT, MASK = "rows_global", "rows_local", "mask"
-NOISE, LEAST = "noise", "least_change"  # of clients, which masks are made of
+NOISE, LEAST, SHADOWS = "noise", "least_change", "shadows"  # of clients, which masks are made of
+SHIFTS = ("rows_down", "rows_across")  # of rows: pixels by which a camera that shook moved them
 LONGEST = 200  # bytes of the name of a client's folder
 SHOWN = 8  # rows on the contact sheet
 LONGEST_SIDE = 240  # pixels of a picture on it
 GAP = 4  # pixels between them
+COLOURS = ((1.0, 0.2, 0.2), (0.2, 1.0, 0.2), (0.3, 0.6, 1.0), (1.0, 1.0, 0.2), (1.0, 0.3, 1.0), (0.2, 1.0, 1.0))
 TABLES = ("frames.csv", "objects.csv", "contact.png", "about.json")  # beside the clients' folders
 BEYOND = 0.5  # of [0, 1]: so far outside pixels are not those of a camera
 
@@ -76,10 +81,14 @@ class _Pictures(OutputFiles):
         if not (NOISE in pictures and LEAST in outputs) or leaf.ptr is None:
             return own_mask(left)
         found = np.zeros(left.shape[:3], bool)
+        shifts = np.stack([outputs.get(name, np.zeros(len(left))) for name in SHIFTS], axis=1)
+        shadows = outputs.get(SHADOWS, np.ones(leaf.clients))
         for client, (noise, least) in enumerate(zip(pictures[NOISE], outputs[LEAST], strict=True)):
             for row in range(int(leaf.ptr[client]), int(leaf.ptr[client + 1])):
                 at, behind = slice(row, row + 1), pictures[BACKGROUND][row : row + 1]
-                found[at] = foreground(behind + left[at], behind, noise, float(least))
+                found[at] = foreground(
+                    behind + left[at], behind, noise, float(least), shifts[at], bool(shadows[client])
+                )
         return found
 
 
@@ -173,16 +182,21 @@ class PictureFolder(_Pictures):
         here = ~self.population.are_holes(leaf.first, leaf.clients)
         self.clients += int(here.sum())
         for client in map(int, np.flatnonzero(here)):
-            folder = self.partial / folder_name(ids[client])
-            folder.mkdir(mode=0o700, exist_ok=True)
             self._follow(ids[client])
             for number, row in enumerate(range(int(leaf.ptr[client]), int(leaf.ptr[client + 1]))):
-                _save(folder / f"{number:04d}-background.png", background[row])
-                _save(folder / f"{number:04d}-mask.png", masks[row])
+                self._keep(ids[client], number, background[row], masks[row])
                 writer.writerow([ids[client], number, *(values[row] for values in numbers.values())])
-                boxes.writerows([ids[client], number, *box] for box in self.tracker.boxes(masks[row]))
+                found = self.tracker.boxes(masks[row])
+                boxes.writerows([ids[client], number, *box] for box in found)
                 if leaf.first_row + row in self.shown:
-                    self.sheet.append(_column(background[row], left[row], masks[row]))
+                    self.sheet.append(_column(background[row], left[row], masks[row], found))
+
+    def _keep(self, client: str, number: int, background: np.ndarray, mask: np.ndarray) -> None:
+        """Write the pictures of a row, the next of the client. number: among the client's rows."""
+        folder = self.partial / folder_name(client)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        _save(folder / f"{number:04d}-background.png", background)
+        _save(folder / f"{number:04d}-mask.png", mask)
 
     def _writer(self, numbers: Mapping[str, np.ndarray]) -> Any:
         if self.lines is None:
@@ -198,10 +212,13 @@ class PictureFolder(_Pictures):
 
     def _follow(self, client: str) -> None:
         """Tracks go over to a client whose frames come after those before: FILE:8 after FILE:0."""
-        sequence = client.rpartition(":")[0] if client.rpartition(":")[2].isdigit() else ""
-        if not sequence or sequence != self.sequence:
-            self.tracker.begin()
-        self.sequence = sequence
+        before, self.sequence = self.sequence, client.rpartition(":")[0] if client.rpartition(":")[2].isdigit() else ""
+        if not self.sequence or self.sequence != before:
+            self._begin(self.sequence or client)
+
+    def _begin(self, sequence: str) -> None:
+        """The next rows are those of another sequence of frames."""
+        self.tracker.begin()
 
     def commit(self) -> None:
         self.close()
@@ -230,14 +247,26 @@ def folder_name(client: str) -> str:
     return name
 
 
-def _column(background: np.ndarray, left: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """The four pictures of a row one below the other, made small."""
+def _column(background: np.ndarray, left: np.ndarray, mask: np.ndarray, boxes: Sequence[Box]) -> np.ndarray:
+    """The four pictures of a row in colour, one below the other and made small; the first has the boxes of the objects,
+    each in the colour of its track."""
     step = -(-max(mask.shape) // LONGEST_SIDE)
-    mask = mask.astype(np.float32)
-    mask = mask if left.ndim == 2 else np.repeat(mask[..., None], 3, axis=2)
-    parts = [part[::step, ::step] for part in (background + left, background, np.abs(left), mask)]
+    pictures = (background + left, background, np.abs(left), mask.astype(np.float32))
+    small = [np.atleast_3d(part[::step, ::step]) for part in pictures]
+    parts = [np.repeat(part, 3 // part.shape[2], axis=2).astype(np.float32) for part in small]
+    for box in boxes:
+        colour, (top, left_side) = COLOURS[box.track % len(COLOURS)], (box.top // step, box.left // step)
+        bottom, right = (box.top + box.height - 1) // step, (box.left + box.width - 1) // step
+        parts[0][[top, bottom], left_side : right + 1] = colour
+        parts[0][top : bottom + 1, [left_side, right]] = colour
     gap = np.full((GAP, *parts[0].shape[1:]), 1.0, np.float32)
     return np.concatenate([piece for part in parts for piece in (part, gap)][:-1])
+
+
+def bytes_of(picture: np.ndarray) -> np.ndarray:
+    """uint8 (H, W[, 3]) of a picture of [0, 1], cut to it."""
+    found: np.ndarray = np.rint(np.clip(picture, 0.0, 1.0) * 255).astype(np.uint8)
+    return found
 
 
 def _save(file: Path, picture: np.ndarray) -> None:
@@ -245,6 +274,6 @@ def _save(file: Path, picture: np.ndarray) -> None:
     from PIL import Image
 
     if picture.dtype != bool:
-        picture = np.rint(np.clip(picture, 0.0, 1.0) * 255).astype(np.uint8)
+        picture = bytes_of(picture)
     with opened(file, "wb", private=True) as sink:
         Image.fromarray(picture).save(sink, "png", compress_level=1)

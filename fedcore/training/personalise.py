@@ -58,7 +58,7 @@ def personalise(
     backend: computes the outputs; this process by default. Its workers write to the folder of `dest`.
     at_once: blocks that are asked of it together
     safe_cells: of a CSV file, whether ids that a spreadsheet would run as formulas get an apostrophe before them
-    progress: called with the number of blocks that are written, and of all
+    progress: called after each block with the number of rows (of counts: clients) that are written, and of all
 
     Memory stays at one block in each process. Outputs of blocks are kept beside `dest` until all are there, so that the
     disk holds everything twice at the end; whoever was killed or interrupted goes on with the same call, to the same
@@ -97,7 +97,7 @@ def personalise(
                         answer([index])
                         together.add(index)
                     if progress is not None:
-                        progress(index + 1, blocks)
+                        progress(*together.written)
             files.commit()
             parts.finished()
     except OSError as error:
@@ -176,7 +176,14 @@ class _Joined:
 
     def __init__(self, files: OutputFiles, parts: Parts, population: Population):
         self.files, self.parts, self.population = files, parts, population
-        self.first_row, self.names = 0, set[str]()
+        self.first_row, self.clients, self.names = 0, 0, set[str]()
+
+    @property
+    def written(self) -> tuple[int, int]:
+        """How many rows of all, or clients of all in a population of counts."""
+        if self.population.kind == "rows":
+            return self.first_row, self.population.n_rows
+        return self.clients, self.population.n_clients
 
     def add(self, index: int) -> bool:
         """Write the outputs of the next block; False if its part is not whole."""
@@ -194,6 +201,7 @@ class _Joined:
             mine = {name: values[rows if name.startswith(ROWS) else at] for name, values in outputs.items()}
             self.files.add(leaf, [str(client) for client in ids[at]], mine)
         self.first_row += 0 if ptr is None else int(ptr[-1])
+        self.clients += stored.clients
         return True
 
 

@@ -25,6 +25,7 @@ from fedcore.papers.perma import baselines, clips
 from fedcore.papers.perma.baselines import principal_component_pursuit
 from fedcore.papers.perma.clips import CONDITIONS, HEIGHT, WIDTH, Clip, pasted, swaying
 from fedcore.papers.perma.learning import Trained, train
+from fedcore.papers.perma.shaken import shaken
 from fedcore.papers.perma.truth import best_mask_scores, energy_inside, mask_scores, psnr
 from fedcore.papers.table import Column, Condition, Experiment, Found, Options, Place, Row, Seeds, Trial, mean
 from threadpoolctl import threadpool_limits
@@ -32,6 +33,7 @@ from threadpoolctl import threadpool_limits
 from fedcore.methods.background.frames import TO_STANDARD_DEVIATION
 from fedcore.population.ingest.sources_frames import VIDEOS, video_frames
 from fedcore.rounds.pictures import difference, foreground, own_threshold
+from fedcore.training.output_pictures import SHIFTS
 
 SHOWN = 4
 FEATURES = 576  # numbers of a sample that blocks of a clip are chosen for, as in the paper
@@ -85,7 +87,8 @@ def background_run(
     """(backgrounds (F, H, W, C) of frames, the run of the method background with these settings that made them)."""
     rows = frames.astype(np.float32).reshape(len(frames), -1)
     clients = [rows[at : at + frames_per_client] for at in range(0, len(rows), frames_per_client)]
-    population = rows_population(place, kept_as(name, frames), lambda: clients, "a clip for an experiment")
+    image = (frames.shape[1], frames.shape[2])
+    population = rows_population(place, kept_as(name, frames), lambda: clients, "a clip for an experiment", image)
     trained = train(place, key, settings, population, seed, method="background")
     return np.asarray(trained.outputs["rows_global"], np.float64).reshape(frames.shape), trained
 
@@ -237,6 +240,8 @@ CLIPS = {
     "stays-larger": "larger ones, 9 of 30",
     "large": "one on a fifth of the pixels",
     "light": "light that moves",
+    "shakes-1": "camera that shakes by up to 1 pixel",
+    "shakes-2": "by up to 2 pixels",
     "sways": "sways",
     "sways-widely": "sways widely",
     "all": "all of it",
@@ -272,6 +277,8 @@ def subtractors() -> Mapping[str, str]:
 def clip_of(name: str, seed: int) -> Clip:
     if name == "pasted":
         return pasted(seed, clips.read_clip(needed_data(*PASTED))[:BEFORE_THE_HAND:EVERY])
+    if name.startswith("shakes-"):
+        return shaken(seed, CONDITIONS["still"], float(name.removeprefix("shakes-")))
     return swaying(seed, CONDITIONS[name])
 
 
@@ -339,7 +346,8 @@ def estimated(place: Place, key: str, frames: np.ndarray, line: str, seed: int) 
 def delivered(ran: Trained, frames: np.ndarray, background: np.ndarray) -> np.ndarray:
     """(F, H, W) masks of frames (F, H, W, C) as `fedcore personalise` writes them."""
     least = ran.method.free_settings_in_force(ran.state)["least_change"]
-    return foreground(frames, background, ran.outputs["noise"][0].reshape(frames.shape[1:]), least)
+    shifts = np.stack([ran.outputs[name] for name in SHIFTS], axis=1)
+    return foreground(frames, background, ran.outputs["noise"][0].reshape(frames.shape[1:]), least, shifts)
 
 
 def subtracted(frames: np.ndarray, line: str) -> np.ndarray:

@@ -273,13 +273,10 @@ def swaying(seed: int, conditions: Conditions, height: int = HEIGHT, width: int 
         background *= 1.0 + conditions.light * _moving_light(generator, frames, height, width)[..., None]
 
     clip = Clip(background.copy(), background, np.zeros((frames, height, width), bool))
-    for _ in range(conditions.objects):
-        _cross(generator, clip, conditions, middle.mean(axis=(0, 1)))
-    if conditions.large:
-        _come(generator, clip, conditions.large, middle.mean(axis=(0, 1)))
+    moving_objects(generator, clip, conditions, middle.mean(axis=(0, 1)))
 
     brightness = 1.0 + conditions.gain * generator.standard_normal((frames, 1, 1, 1))
-    noisy = _with_noise(generator, brightness * clip.frames, conditions)
+    noisy = with_noise(generator, brightness * clip.frames, conditions)
     eight_bits = np.rint(np.clip(noisy, 0.0, 1.0) * 255.0) / 255.0
     return Clip(eight_bits, np.clip(brightness * background, 0.0, 1.0), clip.masks)
 
@@ -365,6 +362,14 @@ def _moving_light(generator: np.random.Generator, frames: int, height: int, widt
 # --- objects --------------------------------------------------------------------------------------------------------
 
 
+def moving_objects(generator: np.random.Generator, clip: Clip, conditions: Conditions, colour: np.ndarray) -> None:
+    """Put the objects of the conditions into frames and masks. colour: (3,) mean of the scene."""
+    for _ in range(conditions.objects):
+        _cross(generator, clip, conditions, colour)
+    if conditions.large:
+        _come(generator, clip, conditions.large, colour)
+
+
 def _object(
     generator: np.random.Generator, size: tuple[int, int], colour: np.ndarray, least: float, grain: float
 ) -> np.ndarray:
@@ -415,7 +420,8 @@ def _come(generator: np.random.Generator, clip: Clip, share: float, colour: np.n
 # --- noise ----------------------------------------------------------------------------------------------------------
 
 
-def _with_noise(generator: np.random.Generator, clean: np.ndarray, conditions: Conditions) -> np.ndarray:
+def with_noise(generator: np.random.Generator, clean: np.ndarray, conditions: Conditions) -> np.ndarray:
+    """Clean frames (F, H, W, C) with the noise of a camera and of a codec."""
     variance = conditions.noise**2 + conditions.shot**2 * np.clip(clean, 0.0, 1.0)
     noisy: np.ndarray = clean + np.sqrt(variance) * generator.standard_normal(clean.shape)
     if conditions.codec:

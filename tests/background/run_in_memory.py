@@ -6,7 +6,7 @@ from tests.run_in_memory import Ran, block_of, facts, run_method
 
 __all__ = ["block_of", "facts", "run"]
 
-OPTIONS = ("seed", "given", "clients_per_leaf", "change")
+OPTIONS = ("seed", "given", "clients_per_leaf", "change", "image")
 
 
 def run(block: RowsBlock, **settings) -> Ran:

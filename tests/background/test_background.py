@@ -9,7 +9,7 @@ from fedcore.papers.perma.truth import best_mask_scores, mask_scores, psnr
 
 from fedcore.errors import ConfigError, PopulationError, RunError
 from fedcore.methods.background import Background, BackgroundConfig
-from fedcore.methods.background.clients import BOUND
+from fedcore.methods.background.codes import BOUND
 from fedcore.methods.background.frames import exposures, histogram, quantile
 from fedcore.randomness import stream
 from fedcore.rounds import pictures
@@ -73,6 +73,19 @@ def test_one_or_two_of_six_clients_cannot_ruin_it(kind):
     if kind not in ("moved", "shifted"):
         assert ran.column("strangers")[-1] == len(bad)
         assert not ran.outputs()["rows_shown"][bad].any()
+
+
+def test_dark_frames_show_the_scene():
+    """At a fifth of the light and in light that moves, as at dusk; a black frame does not."""
+    made = clip(gain=0.0)
+    frames, _ = lit(made)
+    frames[[2, 10]] *= 0.2
+    frames[14] = 0.0
+    ran = run(clients(frames))
+    out = ran.outputs()
+    assert np.flatnonzero(out["rows_shown"] == 0).tolist() == [14]
+    left = np.abs(out["rows_local"][[2, 10]].reshape(2, HIGH, WIDE, 3))[~made.masks[[2, 10]]]
+    assert np.median(left) < 0.01
 
 
 def test_a_client_moves_a_pixel_by_no_more_than_its_cut():
@@ -139,8 +152,8 @@ def test_the_least_change_follows_the_range_of_the_pixels(scale):
     found = method.free_settings_in_force(state)["least_change"]
     assert found == pytest.approx(20 / 255 if scale == 1 else 8 * np.median(state.noise))
     given = Background(BackgroundConfig(least_change=0.5))
-    assert given.free_settings_in_force(state) == {"least_change": 0.5}
-    assert method.free_settings_in_force(method.init(facts(clients(made.frames)))) == {"least_change": None}
+    assert given.free_settings_in_force(state) == {"least_change": 0.5, "shadows": True}
+    assert method.free_settings_in_force(method.init(facts(clients(made.frames))))["least_change"] is None
 
 
 def test_a_run_without_a_noise_image_has_its_median_spread_for_it():

@@ -1,8 +1,11 @@
-"""A camera day after day: frames are appended, and each run starts from the background of the one before."""
+"""A camera that shakes, day after day: frames are appended, and a run starts from the background of the one before."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from fedcore.papers.perma import clips
+from fedcore.papers.perma.clips import CONDITIONS
+from fedcore.papers.perma.shaken import shaken
 from fedcore.papers.perma.truth import mask_scores
 
 from fedcore.population.ingest.ingest import ingest
@@ -11,15 +14,15 @@ from fedcore.training.personalise import personalise
 from fedcore.training.session import resume
 from tests import sessions
 
-HIGH, WIDE, FRAMES = 15, 20, 12
+HIGH, WIDE, FRAMES = 24, 32, 12
 
 
 @pytest.fixture
 def days(tmp_path):
     """Masks of two days of a camera, and its population with the first one."""
-    clip = clips.surveillance(3, 2 * FRAMES, HIGH, WIDE, gain=0.06)
+    clip = shaken(3, replace(CONDITIONS["still"], frames=2 * FRAMES), 1.5, HIGH, WIDE)
     for day in range(2):
-        np.save(tmp_path / f"day{day}.npy", np.clip(clip.frames[day * FRAMES : (day + 1) * FRAMES], 0, 1))
+        np.save(tmp_path / f"day{day}.npy", clip.frames[day * FRAMES : (day + 1) * FRAMES])
     return clip.masks, ingest(tmp_path / "day0.npy", tmp_path / "p", format="frames", frames_per_client=4)
 
 
@@ -30,7 +33,9 @@ def test_a_day_is_appended(tmp_path, days):
     start = {"run_id": "second", "start_from": str(tmp_path / "runs" / "r")}
     run = sessions.train(first.path, tmp_path, "background", {"rounds": 12}, **start)
     state = run.read_state()
-    assert state["given"] and state["rows"] == 2 * FRAMES and run.round == 1 + 12 + 3  # no pass for the mean
+    assert (
+        state["given"] and state["shaken"] and state["rows"] == 2 * FRAMES and run.round == 1 + 12 + 3
+    )  # no pass for the mean
     personalise(run.path, first.path, tmp_path / "out.npz")
     with np.load(tmp_path / "out.npz") as out:
         assert mask_scores(out["mask"], masks).f1 > 0.95 and not out["scene"].any()

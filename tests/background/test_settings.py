@@ -14,6 +14,7 @@ from tests.background.run_in_memory import block_of, run
 
 # name: what it is changed to
 CHANGES = {"modes": 0, "rounds": 13, "cut": 3.0, "weight_cap": None, "precision": "float32", "least_change": 0.3}
+CHANGES |= {"shadows": False}
 
 
 def frames():

@@ -66,7 +66,12 @@ def test_noise_of_a_codec_is_where_there_is_texture():
 def test_every_cell_has_its_conditions():
     cells = CLIPS_TABLE.cells(Options())
     names, lines = clip_names(Options()), {**LINES, **subtractors()}
-    assert {cell.arguments["clip"] for cell in cells} == {*names} and {*CLIPS} == {*CONDITIONS, "pasted"}
+    assert {cell.arguments["clip"] for cell in cells} == {*names} and {*CLIPS} == {
+        *CONDITIONS,
+        "pasted",
+        "shakes-1",
+        "shakes-2",
+    }
     assert len({cell.key for cell in cells}) == len(cells) == 3 * len(names) * len(lines)
     assert len(CLIPS_TABLE.cells(Options(quick=True))) == len(QUICK_CLIPS) * len(lines)
 

@@ -88,7 +88,7 @@ def population(name: str) -> SmallPopulation:
     if people.heldout is not None:
         heldout, halves = tuple(sp.csr_matrix(people.heldout).toarray().astype(np.int64)), "document"
     shape = (people.dtype, people.leaf, people.block)
-    return SmallPopulation(people.kind, people.features, clients, heldout, *shape, halves)
+    return SmallPopulation(people.kind, people.features, clients, heldout, *shape, halves, people.image)
 
 
 @cache  # with its run in memory, which most laws look at

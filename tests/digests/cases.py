@@ -429,4 +429,5 @@ dictionaries("private-series", given="dictionaries/private", **OF_PRIVATE)
 
 CASES["background/default"] = Case("background", "frames", {"rounds": 12})
 CASES["background/scenes"] = Case("background", "cameras", {"rounds": 12})
+CASES["background/shakes"] = Case("background", "shaken_frames", {"rounds": 12, "shadows": False})
 CASES["background/samples"] = Case("background", "frames", {"weight_cap": 3, "precision": "float32"})

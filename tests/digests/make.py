@@ -89,6 +89,8 @@ def _population(path: Path, people: People, paid: Case | None) -> Population:
     options: dict[str, Any] = {"clients_per_leaf": people.leaf, "clients_per_block": people.block}
     if people.kind == "rows":
         options["dtype"] = people.dtype
+    if people.image is not None:
+        options["image"] = people.image
     if people.heldout is not None:
         options["halves"] = "document"
     if paid is not None:

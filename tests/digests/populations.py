@@ -15,7 +15,7 @@ import scipy.sparse as sp
 @dataclass(frozen=True)
 class People:
     """matrix: a CSR matrix of counts, or (ptr, x) of rows. leaf, block: clients of each. heldout: a matrix likewise, of
-    other documents of the same clients; None: nothing is held out.
+    other documents of the same clients; None: nothing is held out. image: height and width of rows that are pictures.
     """
 
     kind: str
@@ -26,6 +26,7 @@ class People:
     leaf: int = 4
     block: int = 8
     heldout: object = None
+    image: tuple[int, int] | None = None
 
 
 def random(number: int) -> np.random.Generator:
@@ -173,6 +174,24 @@ def frames() -> People:
     return of_rows(*of_camera(random(5)))
 
 
+def shaken_frames() -> People:
+    """Frames of 12 x 16 pixels of a scene that is larger, from other places of it; one object."""
+    generator = random(8)
+    sizes = sizes_of(generator, 14, 6)
+    scene = np.kron(generator.random((10, 12)), np.ones((2, 2)))
+    scene = (scene[1:, 1:] + scene[:-1, 1:] + scene[1:, :-1] + scene[:-1, :-1]) / 4
+    x = np.empty((sizes.sum(), 12, 16))
+    for frame in x:
+        down, across = generator.integers(0, 5, 2)
+        between = generator.random() / 2
+        frame[:] = (1 - between) * scene[down : down + 12, across : across + 16]
+        frame += between * scene[down + 1 : down + 13, across : across + 16]
+        left = generator.integers(0, 14)
+        frame[4:7, left : left + 2] = 0.9
+    x += 0.01 * generator.standard_normal(x.shape)
+    return replace(of_rows(sizes, x.reshape(len(x), -1), "float64"), image=(12, 16))
+
+
 def of_camera(generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Numbers of frames of clients, and frames of one scene by gains and offsets, a tenth of the pixels covered."""
     sizes = sizes_of(generator, 14, 6)
@@ -273,6 +292,7 @@ POPULATIONS: dict[str, Callable[[], People]] = {
     "atoms": atoms,
     "frames": frames,
     "cameras": cameras,
+    "shaken_frames": shaken_frames,
     "atoms_few_samples": lambda: atoms(few=True),
     "separated": separated,
     "separated_narrow": separated_narrow,

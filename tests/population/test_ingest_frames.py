@@ -29,7 +29,9 @@ def folder(path, frames, suffix=".png"):
 
 def test_arrays_in_blocks_of_frames(tmp_path):
     np.savez(tmp_path / "clip.npz", frames=COLOUR)
-    made = ingest(tmp_path / "clip.npz", tmp_path / "p", format="frames", frames_per_client=2, frame_stride=2)
+    options, seen = {"format": "frames", "frames_per_client": 2, "frame_stride": 2}, []
+    made = ingest(tmp_path / "clip.npz", tmp_path / "p", progress=lambda *step: seen.append(step), **options)
+    assert seen == [(429, 1000), (1000, 1000), (1000, 1000)]  # 3 of 7 frames, all, and the end of the file
     ids, sizes, x = rows_of(made)
     assert (ids, sizes) == (["clip.npz:000000", "clip.npz:000004"], [2, 2])
     np.testing.assert_array_equal(x, COLOUR[::2].reshape(4, -1).astype(np.float32) / np.float32(255))

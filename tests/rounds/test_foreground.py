@@ -55,3 +55,17 @@ def test_the_least_change_and_the_least_object():
     frame[5, 5:8] += 0.3
     assert not masks(frame).any()
     assert foreground(np.zeros((0, 4, 5)), np.zeros((0, 4, 5)), np.ones((4, 5)), 0.1).shape == (0, 4, 5)
+
+
+def test_shadows_are_left_out_and_dark_objects_stay():
+    """A shadow darkens all channels alike; an object of another colour, or one that is black, is no shadow."""
+    behind = np.broadcast_to(np.array([0.6, 0.5, 0.4], np.float32), (20, 30, 3)).copy()
+    frame = behind.copy()
+    frame[2:8, 2:10] *= 0.7
+    frame[10:18, 2:10] = (0.3, 0.5, 0.1)
+    frame[10:18, 15:25] *= 0.3
+    noise = np.full(behind.shape, 0.01)
+    frame += 0.005 * stream(1, "noise").standard_normal(frame.shape).astype(np.float32)
+    with_them, without = (foreground(frame[None], behind[None], noise, 20 / 255, shadows=s)[0] for s in (True, False))
+    assert with_them[2:8, 2:10].all() and not without[:9].any()
+    assert (with_them[9:] == without[9:]).all() and without[10:18, 2:10].all() and without[10:18, 15:25].all()

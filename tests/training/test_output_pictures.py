@@ -13,6 +13,7 @@ from PIL import Image
 from fedcore.errors import ConfigError
 from fedcore.evaluation.export import export_run
 from fedcore.population.ingest.ingest import ingest
+from fedcore.population.ingest.sources_frames import video_frames
 from fedcore.rounds.pictures import foreground
 from fedcore.training.output_pictures import folder_name
 from fedcore.training.personalise import personalise
@@ -38,7 +39,8 @@ def test_arrays_of_pictures(trained):
         np.testing.assert_allclose(out["rows_global"] + out["rows_local"], np.clip(clip.frames, 0, 1), atol=1e-6)
         assert mask_scores(out["mask"], clip.masks).f1 > 0.95
         frames, settings = np.clip(clip.frames, 0, 1).astype(np.float32), json.loads(str(out["about"]))["settings"]
-        assert out["noise"].shape == (3, 15, 20, 3) and settings == {"least_change": pytest.approx(20 / 255)}
+        assert out["noise"].shape == (3, 15, 20, 3)
+        assert settings == {"least_change": pytest.approx(20 / 255), "shadows": True} and out["shadows"].all()
         assert (out["least_change"] == settings["least_change"]).all()
         masks = foreground(frames, out["rows_global"], out["noise"][0], 20 / 255)
         assert (out["mask"] != masks).mean() < 1e-3  # frames that are put together again differ in the last bit
@@ -66,6 +68,41 @@ def test_arrays_of_pictures(trained):
     export_run(run, place / "background.png")
     image = run.read_state()["images"].reshape(15, 20, 3)
     np.testing.assert_array_equal(np.asarray(Image.open(place / "background.png")), np.rint(np.clip(image, 0, 1) * 255))
+
+
+def test_videos_hold_the_same_masks_and_backgrounds(trained, tmp_path):
+    pytest.importorskip("av")
+    _, population, run, _ = trained
+    seen: list[tuple[int, int]] = []
+    plain = {"settings": {"shadows": False}}
+    personalise(run.path, population.path, tmp_path / "out.npz", **plain)
+    personalise(run.path, population.path, tmp_path / "out.videos", lambda *step: seen.append(step), **plain)
+    names = {"clip.npy-background.mkv", "clip.npy-mask.mkv", "frames.csv", "objects.csv", "contact.png", "about.json"}
+    assert {file.name for file in (tmp_path / "out.videos").iterdir()} == names and seen[-1] == (9, 9)
+    with np.load(tmp_path / "out.npz") as out:
+        expected = np.rint(np.clip(out["rows_global"], 0, 1) * 255), out["mask"]
+        assert not out["shadows"].any()
+    for what, frames in zip(("background", "mask"), expected, strict=True):
+        file = tmp_path / "out.videos" / f"clip.npy-{what}.mkv"
+        found = np.rint(np.stack(list(video_frames(file))) * 255)
+        np.testing.assert_array_equal(found, 255 * frames if what == "mask" else frames)
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    personalise(run.path, population.path, tmp_path / "again.videos", **plain)
+    for file in (tmp_path / "out.videos").glob("*.mkv"):
+        assert file.read_bytes() == (tmp_path / "again.videos" / file.name).read_bytes()
+
+
+def test_grey_videos_of_two_sequences(tmp_path):
+    pytest.importorskip("av")
+    for name in "ab":
+        clip = clips.surveillance(3, 8, 15, 20)
+        np.save(tmp_path / f"{name}.npy", np.clip(clip.frames, 0, 1).mean(axis=-1))
+    population = ingest([tmp_path / "a.npy", tmp_path / "b.npy"], tmp_path / "p", format="frames", frames_per_client=5)
+    run = train(population, tmp_path, "background", rounds=4)
+    personalise(run.path, population.path, tmp_path / "out.videos")
+    for name in "ab":
+        for what in ("background", "mask"):
+            assert np.stack(list(video_frames(tmp_path / "out.videos" / f"{name}.npy-{what}.mkv"))).shape == (8, 15, 20)
 
 
 def test_frames_of_two_cameras(tmp_path):

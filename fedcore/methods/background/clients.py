@@ -29,98 +29,26 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedcore.methods.background.codes import RIDGE, Codes
 from fedcore.methods.background.config import BackgroundConfig
 from fedcore.methods.background.frames import (
     BIWEIGHT,
-    EXPOSURE_CUT,
-    FLAT,
     TILE,
     TO_STANDARD_DEVIATION,
     BackgroundMessage,
-    exposures,
     frames_of,
     histogram,
     sampled_pixels,
-    shows_the_scene,
 )
 from fedcore.methods.background.scenes import scene_numbers, signatures
+from fedcore.methods.background.shakes import Registration, moved_frames
 from fedcore.population.blocks import RowsBlock
 from fedcore.randomness import stream
 from fedcore.rounds.statistics import FloatSum, Stack, Statistic, Statistics
 
-HUBER_STEPS, BIWEIGHT_STEPS = 4, 3  # of the regression of a frame
-BOUND = 1.7  # of a code, in roots of its mode's energy
 FIRST = 2.0  # root of a mode's energy before it is known, in spreads of the frames
 LOUD, OFTEN, WIDE = 5.0, 0.7, 0.06
 FULLEST = 0.3  # least share of its weight by which the step of a pixel is divided
-RIDGE = 1e-9  # of the trace: what keeps a system of equations solvable
-
-
-class Codes(NamedTuple):
-    """gains, offsets, spreads: (n,); shown: (n,) bool, frames that show the scene; modes: (n, K), 0 for others."""
-
-    gains: np.ndarray
-    offsets: np.ndarray
-    spreads: np.ndarray
-    shown: np.ndarray
-    modes: np.ndarray
-
-
-# --- a client's frames ----------------------------------------------------------------------------------------------
-
-
-def codes_of(samples: np.ndarray, images: np.ndarray, energies: np.ndarray) -> Codes:
-    """Robust regression of pixels of frames (n, m) on those of images (1 + K, m), the background and its modes.
-
-    From `exposures` on, by Huber's weights and then the biweight, in which an object does not count at all. Codes have
-    a normal prior of variance energies (K,), and are cut to BOUND of its root.
-    """
-    y, b = np.asarray(samples, np.float64), np.asarray(images, np.float64)
-    gains, offsets, spreads = exposures(y, b[0])
-    shown, codes = shows_the_scene(gains), np.zeros((len(y), len(b) - 1))
-    middle = float(b[0].mean())
-    b = b.copy()
-    b[0] -= middle
-    if not shown.any() or (b[0] @ b[0]) <= FLAT * b.shape[1] * middle**2:
-        return Codes(gains, offsets, spreads, shown, codes)
-    found = _regression(y[shown], b, gains[shown], offsets[shown] + gains[shown] * middle, energies)
-    bound = BOUND * np.sqrt(energies)
-    gains[shown], codes[shown] = found[:, 0], np.clip(found[:, 2:], -bound, bound)
-    offsets[shown] = found[:, 1] - found[:, 0] * middle
-    rest = np.abs(y[shown] - gains[shown, None] * b[0] - found[:, 1:2] - codes[shown] @ b[1:])
-    spreads[shown] = TO_STANDARD_DEVIATION * np.median(rest, axis=1)
-    shown = shows_the_scene(gains)
-    codes[~shown] = 0.0
-    return Codes(gains, offsets, spreads, shown, codes)
-
-
-def _regression(
-    y: np.ndarray, images: np.ndarray, gains: np.ndarray, offsets: np.ndarray, energies: np.ndarray
-) -> np.ndarray:
-    """(n, 2 + K) coefficients of frames (n, m) on image, 1, and modes, by reweighting from given gains and offsets."""
-    columns = np.vstack([images[:1], np.ones((1, images.shape[1])), images[1:]])
-    count = len(columns)
-    above = np.triu_indices(count)
-    products = columns[above[0]] * columns[above[1]]
-    found = np.zeros((len(y), count))
-    found[:, 0], found[:, 1] = gains, offsets
-    prior = np.concatenate([np.zeros(2), 1.0 / energies])
-    tiny = np.finfo(float).tiny
-    system = np.empty((len(y), count, count))
-    for step in range(HUBER_STEPS + BIWEIGHT_STEPS):
-        rest = np.abs(y - found @ columns)
-        scale = np.maximum(TO_STANDARD_DEVIATION * np.median(rest, axis=1)[:, None], tiny)
-        if step < HUBER_STEPS:
-            w = 1.0 / np.maximum(rest / (EXPOSURE_CUT * scale), 1.0)
-        else:
-            w = np.minimum(rest / (BIWEIGHT * scale), 1.0)
-            w = (1.0 - w * w) ** 2
-        sums = w @ products.T
-        system[:, above[0], above[1]] = system[:, above[1], above[0]] = sums
-        ridge = RIDGE * np.trace(system, axis1=1, axis2=2)[:, None]
-        np.einsum("nkk->nk", system)[...] += np.maximum(scale**2 * prior + ridge, tiny)
-        found = np.linalg.solve(system, ((w * y) @ columns.T)[..., None])[..., 0]
-    return found
 
 
 # --- the server's modes ---------------------------------------------------------------------------------------------
@@ -184,7 +112,7 @@ def _ridge(gram: np.ndarray) -> np.ndarray:
     return (RIDGE * float(np.trace(gram)) + np.finfo(float).tiny) * np.eye(len(gram))
 
 
-COUNTS = 7  # weight, frames, gains, offsets, strangers, loss, clients
+COUNTS = 8  # weight, frames, gains, offsets, strangers, loss, clients, moved frames
 
 
 class Sums(NamedTuple):
@@ -303,34 +231,40 @@ def _squares_of(
 ) -> Statistics:
     """Sums over frames of w r^2 and w (d,), w the biweight of a residual r by the last noise of its pixel."""
     dtype = block.x.dtype
-    images, cut = np.array(message.images, dtype), (BIWEIGHT * message.noise).astype(dtype)
+    cut = (BIWEIGHT * message.noise).astype(dtype)
+    registration = Registration(np.array(message.images, dtype), message.energies, pixels, message.registered)
+    images = registration.images
     squares, weights, counts = np.zeros(block.features), np.zeros(block.features), np.zeros(COUNTS)
     for client in map(int, np.flatnonzero(sizes)):
         weight = client_weight(config, int(sizes[client])) / float(sizes[client])
         for _, frames in frames_of(block, client):
-            codes = codes_of(frames[:, pixels], images[:, pixels], message.energies)
-            there = int(codes.shown.sum())
+            found = registration(frames)
+            shown = found.codes.shown
+            there = int(shown.sum())
             counts[[0, 1, 4]] += weight * there, there, len(frames) - there
             if not there:
                 continue
-            if there < len(frames):
-                frames, codes = frames[codes.shown], Codes(*(part[codes.shown] for part in codes))
+            found = found if there == len(frames) else found.only(shown)
+            frames, codes = found.frames, found.codes
             rest = frames - predicted(images, codes)
             w = np.clip(rest / cut, -1, 1)
             w = (1 - w * w) ** 2
             squares += weight * np.einsum("nm,nm,nm->m", w, rest, rest)
-            weights += weight * w.sum(axis=0)
+            weights += weight * registration.where_known(w.sum(axis=0), found, np.ones(there))
         counts[6] += 1
-    found = (("squares", squares), ("weights", weights), ("counts", counts))
-    return {name: FloatSum.at(block.leaf, total) for name, total in found}
+    sums = (("squares", squares), ("weights", weights), ("counts", counts))
+    return {name: FloatSum.at(block.leaf, total) for name, total in sums}
 
 
 def _residuals_of(
     config: BackgroundConfig, message: BackgroundMessage, block: RowsBlock, pixels: np.ndarray, sizes: np.ndarray
 ) -> Statistics:
     d, width = block.features, message.high - message.low
-    images = np.array(message.images, block.x.dtype)
-    at_pixels, count = images[:, pixels], len(message.energies)
+    registration = Registration(np.array(message.images, block.x.dtype), message.energies, pixels, message.registered)
+    images, extra, count = registration.images, registration.extra, len(message.energies)
+    looking = None
+    if message.looked_at is not None:
+        looking = Registration(images, message.energies, pixels, message.looked_at)
     up, down, counts = np.zeros(d), np.zeros(d), np.zeros(COUNTS)
     spreads = np.zeros_like(histogram(np.zeros(1)))
     modes = np.zeros((max(count, message.sketched), d))
@@ -340,26 +274,32 @@ def _residuals_of(
         signs = stream(message.seed, "dictionaries/sketch", 0, block.first + client)
         for _, frames in frames_of(block, client):
             lots = signs.choice([-1.0, 1.0], (len(frames), message.sketched))
-            codes = codes_of(frames[:, pixels], at_pixels, message.energies)
-            shown = codes.shown
+            found = registration(frames)
+            shown = found.codes.shown
             there = int(shown.sum())
+            if looking is not None:
+                counts[7] += moved_frames(looking(frames))
+            elif extra:
+                counts[7] += moved_frames(found)
             counts[[1, 4]] += there, len(frames) - there
             if not there:
                 continue
             if there < len(frames):  # what strangers hold need not even be numbers that can be squared
-                frames, lots, codes = frames[shown], lots[shown], Codes(*(part[shown] for part in codes))
-            sums = add_sums(frames, images, codes, codes.modes if count else lots, message)
+                found, lots = found.only(shown), lots[shown]
+            frames, codes = found.frames, found.codes
+            own = codes.modes[:, extra:]
+            sums = add_sums(frames, images, codes, own if count else lots, message)
             up += weight * sums.up
-            down += weight * sums.down
+            down += weight * registration.where_known(sums.down, found, codes.gains**2)
             bounded = np.clip(codes.offsets, -width, width).sum()
             counts[[0, 2, 3, 5]] += weight * there, weight * codes.gains.sum(), weight * bounded, sums.loss
             spreads += histogram(codes.spreads) * there / float(sizes[client])
             if len(modes):
                 modes += weight * sums.modes
             if count:
-                gram += weight * codes.modes.T @ codes.modes
-                for mode, own in zip(sizes_of_codes, np.abs(codes.modes).T, strict=True):
-                    mode += histogram(own) * there / float(sizes[client])
+                gram += weight * own.T @ own
+                for mode, sizes_of_mode in zip(sizes_of_codes, np.abs(own).T, strict=True):
+                    mode += histogram(sizes_of_mode) * there / float(sizes[client])
         counts[6] += 1
     statistics: dict[str, Statistic] = {
         name: FloatSum.at(block.leaf, total)

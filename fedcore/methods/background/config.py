@@ -36,6 +36,9 @@ class BackgroundConfig(BaseModel):
     precision: Literal["float64", "float32"] = Field(
         "float64", description="of the images that are sent to clients; sums are in float64"
     )
+    shadows: bool = Field(
+        True, description="whether masks include shadows: pixels that are darker by the same factor in all channels"
+    )
     least_change: float | None = Field(
         None,
         ge=0,

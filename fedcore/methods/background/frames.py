@@ -35,6 +35,7 @@ SAMPLED = 8192  # pixels of a frame by which its gain, offset and spread are fou
 FRAMES = 8  # of a client that are in memory together; its sums do not depend on where they are read from
 TILE = 8192  # pixels of them that are treated together: what is made of them stays in the cache
 MOST_GAIN = 4.0  # of a frame, and 1/4 the least: others do not show the scene
+DARKEST = 16.0  # 1 / the least gain of a dark frame
 EXPOSURE_STEPS = 6  # of reweighting
 EXPOSURE_CUT = 1.345  # standard deviations: 95 % efficient with normal noise (Huber 1981)
 FLAT = 1e-10  # variance of an image's pixels, over their mean square, below which no gain can be told
@@ -56,6 +57,8 @@ class BackgroundMessage:
     cut:       c, or k of the biweight, in the units of the data; biweight: which of the two
     noise:     (d,) last standard deviations of the pixels, by which squares are cut; (0,) before there are any
     every:     in the phase "start": every k-th client sends a signature of its scene
+    looked_at, registered: (height, width) of pictures in which clients look for shakes, and of those that they register
+               (`fedcore.methods.background.shakes`); else None
     leaders:   (S, G) signatures of several scenes, each of which has a message in scenes; empty for a single one
     """
 
@@ -71,6 +74,8 @@ class BackgroundMessage:
     biweight: bool
     noise: np.ndarray
     every: int = 1
+    looked_at: tuple[int, int] | None = None
+    registered: tuple[int, int] | None = None
     leaders: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.float32))
     scenes: tuple[BackgroundMessage, ...] = ()
 
@@ -128,9 +133,12 @@ def exposures(samples: np.ndarray, image: np.ndarray) -> Exposures:
     return gains, offsets, TO_STANDARD_DEVIATION * np.median(rest, axis=1)
 
 
-def shows_the_scene(gains: np.ndarray) -> np.ndarray:
-    """(n,) bool: frames whose gain is neither far too large nor far too small, as of one that is black or noise."""
-    return (gains >= 1 / MOST_GAIN) & (gains <= MOST_GAIN)
+def shows_the_scene(gains: np.ndarray, spreads: np.ndarray, width: float) -> np.ndarray:
+    """(n,) bool: frames whose gain is neither far too large nor far too small, as of one that is black or noise. A dark
+    one shows the scene if the image, of which `width` is the spread over the pixels, is louder in it than its spread
+    about the image."""
+    dark = (gains >= 1 / DARKEST) & (gains * width > spreads)
+    return (gains <= MOST_GAIN) & ((gains >= 1 / MOST_GAIN) | dark)
 
 
 # --- histograms -----------------------------------------------------------------------------------------------------

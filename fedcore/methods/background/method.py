@@ -5,8 +5,9 @@
     rounds   with two sums of each pixel (`frames`), and sums for the modes by which the image varies (`modes`)
     noise    with two sums of each pixel more, for its standard deviation
 
-Clients of several cameras have an image for each (`scenes`). `frames` has what a frame is compared by, `clients` the
-sums, `server` the steps, `outputs` what clients are given.
+Clients of several cameras have an image for each (`scenes`), and frames of a camera that shakes are moved back onto it
+(`shakes`). `frames` and `codes` have what a frame is compared by, `clients` the sums, `server` the steps, `outputs`
+what clients are given.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ METRICS = (
     Metric("bytes_up", caption="Sent by all clients."),
     Metric("clients", caption="Clients with frames."),
     Metric("modes", caption="Images by which the background varies."),
+    Metric("moved", caption="Frames farther than half a pixel from their place, where frames are compared with it."),
     Metric("noise", caption="Median over the pixels of their standard deviation.", follows_data=True),
     Metric("rows", caption="Frames."),
     Metric("scenes", caption="Scenes that clients show, such as those of several cameras."),
@@ -63,7 +65,7 @@ class Background(NonPrivateMethod[BackgroundConfig, BackgroundState]):
 
     name: ClassVar[str] = "background"
     kinds: ClassVar[tuple[Kind, ...]] = ("rows",)
-    arithmetic_version: ClassVar[str] = "background-2"
+    arithmetic_version: ClassVar[str] = "background-3"
     streams_rows: ClassVar[bool] = True
     Config = BackgroundConfig
     State = BackgroundState
@@ -71,7 +73,7 @@ class Background(NonPrivateMethod[BackgroundConfig, BackgroundState]):
     algorithm: ClassVar[str] = "robust sums of frames"
     accepts_warm_start: ClassVar[bool] = True
     outputs_use_memories: ClassVar[bool] = False
-    free_settings: ClassVar[tuple[str, ...]] = ("least_change",)
+    free_settings: ClassVar[tuple[str, ...]] = ("least_change", "shadows")
 
     @property
     def not_private_because(self) -> str:
@@ -83,7 +85,10 @@ class Background(NonPrivateMethod[BackgroundConfig, BackgroundState]):
         given = public.warm_start
         images = np.atleast_2d(given["background"]) if given else np.zeros((0, public.features))
         every = -(-(public.clients or 1) // SIGNED)
-        return BackgroundState("start", 0, public.seed, public.features, images, given=bool(given), every=every)
+        height, width = public.image or (0, 0)
+        return BackgroundState(
+            "start", 0, public.seed, public.features, images, bool(given), every=every, height=height, width=width
+        )
 
     def total_rounds(self, state: BackgroundState) -> int:
         """With the passes for the range and, unless an image is given, for the mean."""
@@ -133,7 +138,7 @@ class Background(NonPrivateMethod[BackgroundConfig, BackgroundState]):
         return {"background": np.asarray(image, np.float64)}
 
     def free_settings_in_force(self, state: BackgroundState) -> dict[str, Any]:
-        return {"least_change": server.least_change(self.config, state)}
+        return {"least_change": server.least_change(self.config, state), "shadows": self.config.shadows}
 
     # --- for each client --------------------------------------------------------------------------------------------
 

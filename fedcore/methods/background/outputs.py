@@ -8,11 +8,12 @@ from typing import cast
 import numpy as np
 
 from fedcore.errors import RunError
-from fedcore.methods.background.clients import codes_of, predicted
+from fedcore.methods.background.clients import predicted
 from fedcore.methods.background.config import BackgroundConfig
 from fedcore.methods.background.frames import frames_of, sampled_pixels
 from fedcore.methods.background.scenes import scene_numbers, scenes_of
 from fedcore.methods.background.server import least_change, least_noise
+from fedcore.methods.background.shakes import Registration
 from fedcore.methods.background.state import BackgroundState
 from fedcore.population.blocks import RowsBlock
 from fedcore.rounds import scores as held_rows
@@ -36,33 +37,42 @@ def split_frames(config: BackgroundConfig, state: BackgroundState, block: RowsBl
     """Of every frame of a leaf; also of clients that took no part in the run: nobody has to remember anything.
 
     rows_gain, rows_offset, rows_spread: (N,) float64: its exposure, and 1.4826 median |frame - background|
+    rows_down, rows_across: (N,) float64 pixels by which the frame shows the scene farther down and to the right than
+        the background does; 0 where frames are not registered
     rows_shown: (N,) int64: 0 for frames that do not show the scene, whose backgrounds mean nothing
     rows_global, rows_local: (N, d) float32 background, and the frame less it; they add up to the frame
     scene: (C,) int64 number of the client's scene, from 0
     noise: (C, d) float32 standard deviation of each pixel about its background, the same for all of a scene
     least_change: (C,) float64 change of a pixel below which it is in no mask, the same for all
+    shadows: (C,) int64 1 if shadows are in masks, the same for all
     """
     check_trained(state)
     pixels, scenes = sampled_pixels(state.seed, state.features), scenes_of(state)
     numbers = scene_numbers(block, pixels, state.leaders)
     noise = np.array([_noise(scenes[number]) for number in numbers], np.float32).reshape(len(numbers), state.features)
     count = len(block.x)
-    outputs = {name: np.zeros(count) for name in ("rows_gain", "rows_offset", "rows_spread")}
+    outputs = {
+        name: np.zeros(count) for name in ("rows_gain", "rows_offset", "rows_spread", "rows_down", "rows_across")
+    }
     outputs["rows_shown"] = np.zeros(count, np.int64)
     shared = np.empty((count, state.features), np.float32)
     local = np.empty_like(shared)
+    registrations = [Registration(own.images, own.energies, pixels, own.registered) for own in scenes]
     for client in range(block.clients):
-        own = scenes[numbers[client]]
-        images = own.images.astype(np.float32)
+        registration = registrations[numbers[client]]
+        images = registration.images.astype(np.float32)
         for first, frames in frames_of(block, client):
-            found = codes_of(frames[:, pixels], own.images[:, pixels], own.energies)
+            registered = registration(frames)
+            found = registered.codes
             at = slice(first, first + len(frames))
             outputs["rows_gain"][at], outputs["rows_offset"][at] = found.gains, found.offsets
             outputs["rows_spread"][at], outputs["rows_shown"][at] = found.spreads, found.shown
-            shared[at] = predicted(images, found)
+            outputs["rows_down"][at], outputs["rows_across"][at] = registered.shifts.T
+            shared[at] = registration.in_place(registered, predicted(images, found))
             np.subtract(frames, shared[at], out=local[at], casting="same_kind")
     change = np.full(block.clients, least_change(config, state))
-    of_clients = {"scene": numbers, "noise": noise, "least_change": change}
+    shadows = np.full(block.clients, int(config.shadows))
+    of_clients = {"scene": numbers, "noise": noise, "least_change": change, "shadows": shadows}
     return {**outputs, "rows_global": shared, "rows_local": local, **of_clients}
 
 
@@ -108,11 +118,13 @@ def score_frames(state: BackgroundState, block: RowsBlock) -> Statistics:
     pixels, scenes = sampled_pixels(state.seed, state.features), scenes_of(state)
     numbers = scene_numbers(held, pixels, state.leaders)
     losses = {name: np.zeros(block.clients) for name in LINES}
+    registrations = [Registration(own.images, own.energies, pixels, own.registered) for own in scenes]
     for client in range(block.clients):
-        own = scenes[numbers[client]]
+        own, registration = scenes[numbers[client]], registrations[numbers[client]]
         for _, frames in frames_of(held, client):
+            found = registration(frames)
             estimates = {
-                RUN: predicted(own.images, codes_of(frames[:, pixels], own.images[:, pixels], own.energies)),
+                RUN: registration.in_place(found, predicted(registration.images, found.codes)),
                 PLAIN: own.images[0],
                 FLAT: frames.mean(axis=1, keepdims=True, dtype=np.float64),
             }

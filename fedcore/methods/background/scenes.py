@@ -30,7 +30,15 @@ FEWEST_FRAMES = 12
 MOST = 64
 STEPS = 3
 ROUNDING = 1e-6  # norm of a centred signature, over that before, below which there is nothing in it
-ADDED = ("rows", "active_clients", "strangers", "modes", "bytes_up", "bytes_down")  # of rounds; of others the mean
+ADDED = (
+    "rows",
+    "active_clients",
+    "strangers",
+    "moved",
+    "modes",
+    "bytes_up",
+    "bytes_down",
+)  # of rounds; of others the mean
 
 
 def signature(samples: np.ndarray) -> np.ndarray:
@@ -137,6 +145,8 @@ def scenes_of(state: BackgroundState) -> list[BackgroundState]:
             "leaders": np.zeros((0, 0), np.float32),
             "modes": np.zeros(0, np.int64),
             "spreads": np.zeros(0),
+            "shakes": np.zeros(0, np.int64),
+            "shaken": bool(state.shakes[scene]) if len(state.shakes) else False,
         }
         found.append(replace(state, **own, **alone, spread=float(state.spreads[scene]), noise=noise))
         image, energy = image + rows, energy + modes
@@ -157,6 +167,8 @@ def together(scenes: Sequence[BackgroundState], leaders: np.ndarray) -> Backgrou
         modes=np.array([len(one.energies) for one in scenes], np.int64),
         spreads=spreads,
         spread=float(np.median(spreads)),
+        shaken=any(one.shaken for one in scenes),
+        shakes=np.array([one.shaken for one in scenes], np.int64),
         **joined,
     )
 

@@ -25,6 +25,7 @@ from fedcore.methods.background.clients import first_modes, kept, moved_modes
 from fedcore.methods.background.config import BackgroundConfig
 from fedcore.methods.background.frames import BIWEIGHT, BackgroundMessage, quantile, sampled_pixels
 from fedcore.methods.background.scenes import leaders_of, matched, of_scene, round_of, scenes_of, together
+from fedcore.methods.background.shakes import MANY
 from fedcore.methods.background.state import BackgroundState
 from fedcore.rounds.method import RoundInfo
 
@@ -80,6 +81,8 @@ def _message(config: BackgroundConfig, state: BackgroundState) -> BackgroundMess
         biweight,
         state.noise.astype(config.precision, copy=False),
         state.every,
+        looked_at=state.picture if state.phase == "rounds" and number == 1 else None,
+        registered=state.registered,
     )
 
 
@@ -146,7 +149,7 @@ def _after_start(state: BackgroundState, result: Mapping[str, Any]) -> tuple[Bac
 def _after_round(
     config: BackgroundConfig, state: BackgroundState, result: Mapping[str, Any]
 ) -> tuple[BackgroundState, RoundInfo]:
-    weight, frames, gains, offsets, strangers, loss, clients = (float(value) for value in result["counts"])
+    weight, frames, gains, offsets, strangers, loss, clients, moved = (float(value) for value in result["counts"])
     if weight == 0:
         raise RunError(
             "no frame shows what the mean of the frames shows.",
@@ -169,16 +172,18 @@ def _after_round(
         "loss": loss / (max(frames, 1.0) * image.size),
         "spread": spread,
         "strangers": strangers,
+        "moved": moved,
         "modes": float(len(modes)),
         "active_clients": clients,
         "bytes_up": sent,
         "bytes_down": clients * np.dtype(config.precision).itemsize * state.images.size,
     }
     images = np.concatenate([image[None], modes])
-    moved = replace(state, round=number, images=images, energies=energies, spread=spread)
+    shaken = state.shaken or (number == 1 and moved > MANY * frames)
+    state = replace(state, round=number, images=images, energies=energies, spread=spread, shaken=shaken)
     if number >= config.rounds:
-        moved = replace(moved, phase="noise", noise=np.full(image.size, max(spread, least_noise(moved))))
-    return moved, RoundInfo(scalars)
+        state = replace(state, phase="noise", noise=np.full(image.size, max(spread, least_noise(state))))
+    return state, RoundInfo(scalars)
 
 
 def _after_squares(

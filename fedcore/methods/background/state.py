@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+SMALLEST = 12  # pixels of the sides of a picture that is registered
+
 
 @dataclass(frozen=True, slots=True)
 class BackgroundState:
@@ -18,6 +20,8 @@ class BackgroundState:
     features:  d
     given:     whether the run began with the image of a warm start, or with one for each scene
     every:     every k-th client shows its scene
+    height, width: of a picture; 0 if rows are none
+    shaken:    whether frames are registered (`fedcore.methods.background.shakes`)
     clients, rows: those with frames, and their frames
     images:    (1 + K, d) the background and its modes; (0, d) before there is one
     energies:  (K,) mean squares of the codes of the modes
@@ -26,7 +30,7 @@ class BackgroundState:
     noise:     (d,) standard deviation of each pixel about its background; (0,) before there is any
     leaders:   (S, G) signatures of several scenes (`fedcore.methods.background.scenes`); (0, 0) for a single one.
                Several have their images, energies and noise one after the other, and spread is their median
-    modes, spreads: (S,) of each of several scenes
+    modes, spreads, shakes: (S,) of each of several scenes; shakes is 1 where frames are registered
     """
 
     phase: str
@@ -46,3 +50,17 @@ class BackgroundState:
     modes: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     spreads: np.ndarray = field(default_factory=lambda: np.zeros(0))
     every: int = 1
+    height: int = 0
+    width: int = 0
+    shaken: bool = False
+    shakes: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @property
+    def picture(self) -> tuple[int, int] | None:
+        """(height, width), or None if rows are no pictures, or too small ones to be registered."""
+        return (self.height, self.width) if min(self.height, self.width) >= SMALLEST else None
+
+    @property
+    def registered(self) -> tuple[int, int] | None:
+        """`picture` if frames are registered, else None."""
+        return self.picture if self.shaken else None

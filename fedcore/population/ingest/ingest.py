@@ -71,7 +71,7 @@ def ingest(
     ledger: of a new population, see `PopulationWriter`
     delivered: called once everything is read and written, just before the version appears: which files of a pipeline
         these are. What it raises is passed on, and nothing is then visible
-    progress: called with (files done, files)
+    progress: called with (files done, files); of frames with (steps done, steps), 1,000 for each sequence
     sharing: starts other processes, which read and sort out tables of at least 16 MiB in parts; for example
         `functools.partial(fedcore.tasks.dask_backend.sharing, 2)`. Other sources, and the results of a query, are read
         by this process alone. Each of them may take `memory`; how many there are changes no bit and no error

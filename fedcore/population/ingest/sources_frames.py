@@ -38,6 +38,7 @@ DEPTHS = {
     "I;16": 65535.0,
     "I;16B": 65535.0,
 }  # largest, by Pillow's mode
+STEPS = 1000  # of progress, for each sequence
 WHOLE = {"uint8": 255.0, "uint16": 65535.0, "bool": 1.0}
 
 
@@ -82,7 +83,7 @@ class FrameSource:
         """A client at a time."""
         for number, (name, files) in enumerate(self.sequences):
             held: list[np.ndarray] = []
-            first, before = 0, account.stored
+            first, before, expected = 0, account.stored, 0 if self.progress is None else self._expected(files)
             for at, frame in self._frames(name, files):
                 if frame.shape != self.shape:
                     raise IngestError(
@@ -99,12 +100,27 @@ class FrameSource:
                 if len(held) == self.frames_per_client:
                     yield _client(name, first, held)
                     held = []
+                    self._show(number, (at + 1) / max(expected, at + 1) if expected else 0.0)
             if held:
                 yield _client(name, first, held)
             if files[0].suffix.lower() in IMAGES:  # of which only those that are wanted are read
                 account.skipped += len(files) - (account.stored - before)
-            if self.progress is not None:
-                self.progress(number + 1, len(self.sequences))
+            self._show(number + 1, 0.0)
+
+    def _show(self, done: int, of_next: float) -> None:
+        """Report progress, in STEPS for each sequence: whole ones that are done, and the share of the next one."""
+        if self.progress is not None:
+            self.progress(round(STEPS * (done + of_next)), STEPS * len(self.sequences))
+
+    def _expected(self, files: Sequence[Path]) -> int:
+        """Number of frames that a sequence declares; 0 if it declares none."""
+        suffix = files[0].suffix.lower()
+        if suffix in VIDEOS:
+            return declared_frames(files[0])
+        if suffix in ARRAYS:
+            name = frames_array(files[0], self.array)
+            return len(StoredArray(files[0]) if name is None else StoredArray(files[0], name))
+        return len(files)
 
     def _frames(self, name: str, files: Sequence[Path]) -> Iterator[tuple[int, np.ndarray]]:
         """(number, (H, W) or (H, W, 3) float32) of all frames of a sequence; of a folder only those that are wanted."""
@@ -242,6 +258,17 @@ def video_frames(file: Path) -> Iterator[np.ndarray]:
         raise IngestError(
             f"{file} says that it has {promised} frames, and ends after {number}.", "Copy or encode the file again."
         )
+
+
+def declared_frames(file: Path) -> int:
+    """Number of frames that a video file declares, 0 if none or if it cannot be read."""
+    import av
+
+    try:
+        with av.open(str(file)) as container:
+            return sum(int(stream.frames) for stream in container.streams.video)
+    except av.error.FFmpegError:
+        return 0
 
 
 def _decoded(frame: Any, file: Path) -> np.ndarray:
