@@ -132,9 +132,15 @@ def to_schedule(schedule: Schedule) -> PrefectSchedule:
     return Interval(schedule.interval)
 
 
-def serve(content: DeploymentFile, limit: int = 1) -> None:
-    """Register what is in a file and run what the scheduler starts, until interrupted. limit: runs at a time."""
+def serve(content: DeploymentFile, limit: int = 1, overview: str = "") -> None:
+    """Register what is in a file and run what the scheduler starts, until interrupted.
+
+    limit: runs at a time; overview: address of the operator's page, which the descriptions then link
+    """
     made = all_of(content)
+    if overview:
+        for one in made:
+            one.description = "\n\n".join([f"[Overview]({overview})", *filter(None, [one.description])])
     make_limits(limits_of(content))
     with forking():
         prefect.serve(*made, limit=limit, pause_on_shutdown=True, print_starting_message=not log_lines.wanted())

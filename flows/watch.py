@@ -22,6 +22,7 @@ from fedcore.operations.hanging import hanging_runs
 from fedcore.operations.monitoring import Monitoring
 from fedcore.operations.pipelines.steps import Pipeline
 from fedcore.operations.schedule import Schedule
+from fedcore.runs.store import list_runs
 
 # How far back the last time of a schedule is looked for; the next one only if there was none.
 SPANS = [timedelta(hours=2), timedelta(days=2), timedelta(days=15), timedelta(days=93), timedelta(days=1100)]
@@ -123,7 +124,7 @@ def _why(known: dict[str, Any] | None) -> str:
 
 def _hanging(item: Deployment, address: str, now: datetime) -> Iterator[Event]:
     try:
-        found = list(hanging_runs(item.runs, item.name, _of(item), now.timestamp()))
+        found = list(hanging_runs(list_runs(item.runs), item.name, _of(item), now.timestamp()))
     except RunError:  # the folder cannot be reached from here
         return
     for one in found:

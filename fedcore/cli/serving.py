@@ -63,12 +63,12 @@ def serve_file(
     keep_blocks: int = 0,
     *,
     unchecked: bool = False,
-    served: Callable[[str], object] = lambda address: None,
+    served: Callable[[str, str], object] = lambda ui, page: None,
 ) -> None:
     """Serve what is in a file until this process is stopped.
 
-    keep_blocks: bytes of decoded client data to keep for later runs; 0 for none. served: is given the address of the
-    Prefect UI when it answers. Raises NotReady, and ConfigError if the server does not start.
+    keep_blocks: bytes of decoded client data to keep for later runs; 0 for none. served: is given the addresses of the
+    Prefect UI and of the operator's page in it. Raises NotReady, and ConfigError if the server does not start.
     """
     from fedcore.operations.deployment import expectations
     from fedcore.population.kept_blocks import keeping
@@ -81,12 +81,19 @@ def serve_file(
     server = import_module("fedcore.flows.server")
     own = not os.environ.get("PREFECT_API_URL")
     with server.environment(server.SAFE_PATH), server.server(first=ready) as base:  # for the processes of runs, too
-        served(base)
-        tell([f"Prefect UI: {base}", *([login_in_words()] if own else [])])
         names = [item.name for item in content.deployment] + [item.name for item in content.pipeline]
         marking = import_module("fedcore.flows.dead").marking(f"{base}/api", names)
-        with keeping(keep_blocks) if keep_blocks else nullcontext(), marking, _pruning(content, base, own):
-            import_module("fedcore.flows.serve").serve(content)
+        showing = import_module("fedcore.flows.overview").showing(content, file, base)
+        with marking, showing as page, keeping(keep_blocks) if keep_blocks else nullcontext():
+            served(base, page)
+            tell([*addresses(base, page), *([login_in_words()] if own else [])])
+            with _pruning(content, base, own):
+                import_module("fedcore.flows.serve").serve(content, overview=page)
+
+
+def addresses(ui: str, page: str) -> list[str]:
+    """Where a person looks, in lines: the operator's page first, if there is one."""
+    return [*([f"Overview: {page}"] if page else []), f"Prefect UI: {ui}"]
 
 
 def _pruning(content: DeploymentFile, base: str, own: bool) -> AbstractContextManager[None]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedcore.cli.options import Json
-from fedcore.cli.serving import login_in_words, refused, serve_file, tell, use_ledger_of
+from fedcore.cli.serving import addresses, login_in_words, refused, serve_file, tell, use_ledger_of
 from fedcore.cli.terminal import say
 from fedcore.errors import ConfigError, RunBusy
 
@@ -140,5 +140,8 @@ def _sharing(workers: int | None) -> Sharing | None:
 def _tell_of(file: Path, running: Standing) -> None:
     lines = [f"{file.name} is being served by process {running.holder.pid} already; `fedcore down` ends it."]
     if running.ui:
-        lines += [f"Prefect UI: {running.ui}", *([] if os.environ.get("PREFECT_API_URL") else [login_in_words()])]
+        lines += [
+            *addresses(running.ui, running.page),
+            *([] if os.environ.get("PREFECT_API_URL") else [login_in_words()]),
+        ]
     tell(lines)

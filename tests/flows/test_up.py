@@ -65,6 +65,14 @@ def status(base: str, login: str | None) -> int:
         return error.code
 
 
+def data(base: str, login: str, page: str) -> str:
+    """What an artifact of the server shows. page: its address in the UI"""
+    headers = {"Authorization": f"Basic {base64.b64encode(login.encode()).decode()}"}
+    url = page.replace(f"{base}/artifacts/artifact/", f"{base}/api/artifacts/")
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as answer:
+        return json.loads(answer.read())["data"]
+
+
 @pytest.mark.slow
 @pytest.mark.prefect
 def test_up_killed_up_again_and_down(folder):
@@ -76,6 +84,17 @@ def test_up_killed_up_again_and_down(folder):
         again = subprocess.run(command(folder, "up"), capture_output=True, text=True, timeout=120)
         assert again.returncode == 0 and base in again.stderr and login in again.stderr
         assert first(lambda: [run for run in list_runs(folder / "runs") if run.status == "finished"], 240)
+        page = standing(folder / "fedcore.toml").page
+        assert f"Overview: {page}" in again.stderr
+        shown = first(
+            lambda: (text := data(base, login, page)) and "closed" in text and "finished" in text and text, 60
+        )
+        assert "Nothing needs attention" in shown and "Runs left in the privacy budget" in shown
+        told = subprocess.run(command(folder, "status", "--json"), capture_output=True, text=True, timeout=120)
+        facts = json.loads(told.stdout)
+        assert facts["prefect"]["page"] == page and facts["alerts"] == []
+        (row,) = facts["deployments"]
+        assert row["deployment"] == "closed" and row["next start"] and row["runs left"] > 0
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
