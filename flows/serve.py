@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import prefect
 from fedcore.flows.forking import forking
-from fedcore.flows.form import arrange
+from fedcore.flows.form import PIPELINE, TRAINING, arrange
 from fedcore.flows.limits import make_limits
 from fedcore.flows.pipeline import pipeline_flow
 from fedcore.flows.train import FLOWS
@@ -49,14 +49,14 @@ def to_deployment(item: Deployment, pool: str | None = None) -> RunnerDeployment
         **({} if item.monitoring is None else {"monitoring": item.monitoring.of_run(item.name).model_dump()}),
     }
     what, (main, _) = f"deployment {item.name!r}", settings_by_place(method_class(item.method))
-    return _made(what, FLOWS[item.method], item.name, item, parameters, [item.method], pool, main)
+    return _made(what, FLOWS[item.method], item.name, item, parameters, [item.method], pool, TRAINING, main)
 
 
 def pipeline_deployment(ready: Ready, pool: str | None = None) -> RunnerDeployment:
     """A Prefect deployment of a pipeline; as `to_deployment`."""
     item = ready.pipeline
     parameters = {"ready": ready.model_dump(mode="json", exclude_none=True)}  # hosts of before know no `when` = None
-    return _made(f"pipeline {item.name!r}", pipeline_flow, item.name, item, parameters, ["pipeline"], pool)
+    return _made(f"pipeline {item.name!r}", pipeline_flow, item.name, item, parameters, ["pipeline"], pool, PIPELINE)
 
 
 def _made(
@@ -67,9 +67,10 @@ def _made(
     parameters: dict[str, Any],
     tags: Sequence[str],
     pool: str | None,
+    shown: Sequence[str],
     main: Sequence[str] = (),
 ) -> RunnerDeployment:
-    """what: in errors; item: how it is scheduled; main: settings that come first in the form"""
+    """what: in errors; item: how it is scheduled; shown, main: parameters and settings that the form shows"""
     try:
         made = flow.to_deployment(
             name=name,
@@ -86,7 +87,7 @@ def _made(
     except ValueError as error:
         raise ConfigError(f"{what}: {error}") from None
     made = cast(RunnerDeployment, made)  # Prefect types the method as one that may also return a coroutine
-    arrange(made._parameter_openapi_schema, main)
+    arrange(made._parameter_openapi_schema, shown, main, parameters.get("config", {}))
     return made
 
 
