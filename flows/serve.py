@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from typing import Any, cast
+from uuid import UUID
 
 import prefect
 from fedcore.flows.forking import forking
 from fedcore.flows.form import PIPELINE, TRAINING, arrange
 from fedcore.flows.limits import make_limits
+from fedcore.flows.notify import notify
 from fedcore.flows.pipeline import pipeline_flow
 from fedcore.flows.train import FLOWS
 from prefect import Flow
@@ -133,15 +135,17 @@ def to_schedule(schedule: Schedule) -> PrefectSchedule:
     return Interval(schedule.interval)
 
 
-def serve(content: DeploymentFile, limit: int = 1, overview: str = "") -> None:
-    """Register what is in a file and run what the scheduler starts, until interrupted.
+def serve(content: DeploymentFile, name: str = "deployments", overview: str = "") -> None:
+    """Register what is in a file and run what the scheduler starts, one run at a time, until interrupted.
 
-    limit: runs at a time; overview: address of the operator's page, which the descriptions then link
+    name: of the file, for its automations; overview: address of the operator's page, which the descriptions then link.
+    Raises ConfigError if the server lacks the block that `[notify]` names.
     """
     made = all_of(content)
     if overview:
         for one in made:
             one.description = "\n\n".join([f"[Overview]({overview})", *filter(None, [one.description])])
     make_limits(limits_of(content))
+    notify(content.notify, name, [str(cast(UUID, one.apply())) for one in made])
     with forking():
-        prefect.serve(*made, limit=limit, pause_on_shutdown=True, print_starting_message=not log_lines.wanted())
+        prefect.serve(*made, limit=1, pause_on_shutdown=True, print_starting_message=not log_lines.wanted())

@@ -6,12 +6,15 @@ started anew at any time.
 """
 
 import asyncio
+import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from fedcore.flows.announce import ask, post
 from fedcore.flows.backfill import deployment_on
+from fedcore.flows.dead import EVERY, repeating
 from fedcore.tasks.events import as_json, labels
 from prefect.server.schemas.schedules import CronSchedule, RRuleSchedule
 
@@ -28,6 +31,21 @@ from fedcore.runs.store import list_runs
 SPANS = [timedelta(hours=2), timedelta(days=2), timedelta(days=15), timedelta(days=93), timedelta(days=1100)]
 MOST = 500  # times of a schedule in one of them
 SLACK = timedelta(seconds=1)
+
+
+@contextmanager
+def watching(content: DeploymentFile, address: str) -> Iterator[None]:
+    """Inside, `look` has been called, and is again every minute. What keeps it from that is a line of log."""
+
+    def work() -> None:
+        try:
+            look(content, address)
+        except Exception as error:  # what is reported decides nothing
+            logging.getLogger(__name__).warning("missed starts and stalled runs were not looked for: %s", error)
+
+    work()
+    with repeating(work, EVERY, at_once=False):
+        yield
 
 
 def look(content: DeploymentFile, address: str, now: datetime | None = None) -> list[Event]:

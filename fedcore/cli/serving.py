@@ -82,13 +82,15 @@ def serve_file(
     own = not os.environ.get("PREFECT_API_URL")
     with server.environment(server.SAFE_PATH), server.server(first=ready) as base:  # for the processes of runs, too
         names = [item.name for item in content.deployment] + [item.name for item in content.pipeline]
+        # It is asked first: what was missed is left out next, and then counts as a start.
+        watching = import_module("fedcore.flows.watch").watching(content, f"{base}/api")
         marking = import_module("fedcore.flows.dead").marking(f"{base}/api", names)
         showing = import_module("fedcore.flows.overview").showing(content, file, base)
-        with marking, showing as page, keeping(keep_blocks) if keep_blocks else nullcontext():
+        with watching, marking, showing as page, keeping(keep_blocks) if keep_blocks else nullcontext():
             served(base, page)
             tell([*addresses(base, page), *([login_in_words()] if own else [])])
             with _pruning(content, base, own):
-                import_module("fedcore.flows.serve").serve(content, overview=page)
+                import_module("fedcore.flows.serve").serve(content, file.stem, page)
 
 
 def addresses(ui: str, page: str) -> list[str]:
@@ -166,10 +168,9 @@ def deploy(
         _check(file, content)
     sizing = Sizing(size_from_plan, None if deadline is None else parse_seconds(deadline), calibration)
     content, sizes = _for_the_pool(content, pool, pool_type, sizing)
-    flows = import_module("fedcore.flows.deploy")
-    rows = flows.deploy(content, pool)
-    if content.notify is not None:
-        flows.notify(content.notify, file.stem, rows)
+    rows = import_module("fedcore.flows.deploy").deploy(content, pool)
+    notify = import_module("fedcore.flows.notify").notify
+    notify(content.notify, file.stem, [row["id"] for row in rows])
     command = f"prefect worker start --pool {pool}"
     tell(expectations(content.deployment))
     if as_json:

@@ -101,6 +101,17 @@ def test_the_page_is_one_artifact_that_is_brought_up_to_date(asked, tmp_path):
     assert page["key"] == "overview-all" and page["type"] == "markdown" and "There is no population" in page["data"]
 
 
+def test_what_cannot_be_looked_for_is_a_line_of_log(caplog, monkeypatch):
+    from fedcore.flows import watch
+
+    def silent(*given):
+        raise OSError("no answer")
+
+    monkeypatch.setattr(watch, "look", silent)
+    with watch.watching(None, "http://here/api"):
+        assert "stalled runs were not looked for: no answer" in caplog.text
+
+
 def test_a_server_that_does_not_answer_is_a_line_of_log(tmp_path, caplog, monkeypatch):
     def silent(*given, **named):
         raise OSError("no answer")
