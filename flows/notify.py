@@ -37,7 +37,7 @@ def notify(settings: Notify | None, name: str, deployments: Sequence[str]) -> No
 
     Raises ConfigError if the server has no such block.
     """
-    wanted = {f"fedcore: {name}": None, f"fedcore: {name}: events": None}
+    wanted: dict[str, AutomationCore | None] = {f"fedcore: {name}": None, f"fedcore: {name}: events": None}
     wanted |= {} if settings is None else {made.name: made for made in _automations(settings, name, deployments)}
     with get_client(sync_client=True) as client:
         for known, made in wanted.items():
