@@ -33,7 +33,8 @@ from fedcore.training.budget import ledger_of
 from fedcore.training.spec import open_inputs, resolve
 
 UNDER_WAY = ("running", "interrupted", "trained", "failed")  # states of a run that is not at its end
-BAD = ("Failed", "Refused", "Crashed", "TimedOut", "Late", "Missed", "SetAside")  # of a flow run
+ENDED = ("Failed", "Refused", "Crashed", "TimedOut", "Missed", "SetAside")  # states of a flow run that did not end well
+BAD = (*ENDED, "Late")
 NEXT = {
     "interrupted": "fedcore resume",
     "trained": "fedcore resume, unless a process works on it",
@@ -268,7 +269,7 @@ def _deployment_rows(
             newest.setdefault(str(run.info["deployment"]), run)
     items: list[Deployment | Pipeline] = [] if content is None else [*content.pipeline, *content.deployment]
     for name in dict.fromkeys([*(item.name for item in items), *newest]):
-        active = [one["state"] for one in flow_runs if one["deployment"] == name]
+        active = [one["state"] for one in flow_runs if one["deployment"] == name and one["state"] not in ENDED]
         last, state = _last(newest.get(name), journals.get(name), bool(active))
         mine, coming = ahead.get(name), [start for start in starts.get(name, ()) if start >= now]
         yield {

@@ -2,7 +2,7 @@
 `fedcore up` itself. Afterwards: how long a dead run was shown as Running, and how large Prefect's database is before
 and after old artifacts are removed.
 
-    python -m tests.flows.served --runs 100 --kills 30 --dir FOLDER
+    python -m tests.flows.served --runs 100 --kills 30 --dir FOLDER [--minutes 20]
 """
 
 from __future__ import annotations
@@ -108,22 +108,28 @@ class Up:
 def environment(folder: Path) -> Iterator[None]:
     """A folder of Prefect's own, and no server that is known."""
     before = {name: os.environ.pop(name, None) for name in ("PREFECT_API_URL", server.ASKED_FOR, server.GIVEN)}
-    with server.environment({"PREFECT_HOME": str(folder / "prefect")}):
+    own = {"PREFECT_HOME": str(folder / "prefect"), "PREFECT_RUNNER_POLL_FREQUENCY": "1"}
+    with server.environment(own):
         yield
     os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
-def lived(folder: Path, runs: int, kills: int, seed: int = 1) -> Seen:
-    """Make so many runs one after the other. Raises AssertionError if a run is shown as what it is not."""
+def lived(folder: Path, runs: int, kills: int, seed: int = 1, minutes: float = float("inf")) -> Seen:
+    """Make so many runs one after the other, or fewer if they take longer. Raises AssertionError if a run is shown as
+    what it is not.
+    """
     folder.mkdir(parents=True)
     (folder / "first.csv").write_text(ROWS)
     (folder / "fedcore.toml").write_text(FILE)
     draw, seen = random.Random(seed), Seen(ups=1)
     killed = sorted(draw.sample(range(runs), kills))
+    until = time.monotonic() + 60 * minutes
     with environment(folder):
         up = Up(folder)
         try:
             for number in range(runs):
+                if time.monotonic() > until:
+                    break
                 id = up.start()
                 if number in killed:
                     up = _kill(folder, up, id, draw, seen, killed.index(number) % WITH_ALL == WITH_ALL - 1)
@@ -172,12 +178,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="after which no run is started")
     parser.add_argument("--dir", type=Path, required=True, help="a folder to make")
     given = parser.parse_args(arguments)
     began = time.monotonic()
-    seen = lived(given.dir.resolve(), given.runs, given.kills, given.seed)
+    seen = lived(given.dir.resolve(), given.runs, given.kills, given.seed, given.minutes)
     before, after = (size / 2**20 for size in seen.sizes)
-    print(f"{given.runs} runs, {given.kills} kills, {seen.ups} starts of fedcore up: {seen.states}")
+    print(f"{sum(seen.states.values())} runs, {len(seen.shown)} kills, {seen.ups} starts of fedcore up: {seen.states}")
     print(f"a dead run was shown as Running for at most {max(seen.shown, default=0):.0f} s; none is at the end")
     print(f"Prefect's database: {before:.1f} MiB, {after:.1f} MiB after {seen.removed} artifacts were removed")
     print(f"{time.monotonic() - began:.0f} s")

@@ -4,6 +4,7 @@ operator's page from the same facts.
 
 import json
 import shutil
+import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -152,7 +153,7 @@ def test_late_missed_and_refused_starts_files_that_were_set_aside_and_a_populati
     assert "nightly: Late, planned for 2026-01-03 03:00 UTC. Nothing has started it yet." in text
     assert "nightly: Refused, planned for 2026-01-03 03:00 UTC. no budget. Set one." in text
     assert "Pipeline nightly has set aside the file b.csv" in text and len(facts["alerts"]) == 3
-    assert of(facts, "nightly")["now"] == "Late, Refused, Running, Waiting"
+    assert of(facts, "nightly")["now"] == "Late, Running, Waiting"
     page = operator_page(facts, "Overview", now=NOW).replace("\\", "")
     assert "## 3 things need attention" in page and all(one["what"] in page for one in facts["alerts"])
     shutil.rmtree(shop.population)
@@ -168,3 +169,20 @@ def test_a_run_that_a_pipeline_resumes_is_left_to_it(shop):
     (alert,) = looked(shop)["alerts"]
     assert "died was interrupted after round 0" in alert["what"]
     assert alert["remedy"] == "pipeline nightly resumes it before its next run"
+
+
+def test_what_ends_by_itself_or_is_mended_elsewhere_keeps_nothing_from_being_served_again(shop, monkeypatch):
+    """After a restart of the machine, say: the other deployments run, and the page shows what is wrong."""
+    served = []
+    monkeypatch.setattr(
+        sys.modules["fedcore.cli.up"], "serve_file", lambda file, *given, **named: served.append(file.name)
+    )
+    for number in range(1, 8):
+        shop.run(number)
+    shutil.rmtree(shop.arrivals)
+    told = works("up", shop.folder / "nightly.toml").err
+    assert served == ["nightly.toml"] and "BudgetExceeded" in told and "in which files arrive, is not there" in told
+    assert fedcore("up", "--check", shop.folder / "nightly.toml").code == 2, "it is a check"
+    file = shop.folder / "nightly.toml"
+    file.write_text(file.read_text().replace("epsilon = 4.0", "epsilon = 5.0"))
+    assert fedcore("up", file).code == 2 and len(served) == 1, "the file is wrong"
