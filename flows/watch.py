@@ -39,7 +39,7 @@ def watching(content: DeploymentFile, address: str) -> Iterator[None]:
 
     def work() -> None:
         try:
-            look(content, address)
+            look(content, address, unknown=False)
         except Exception as error:  # what is reported decides nothing
             logging.getLogger(__name__).warning("missed starts and stalled runs were not looked for: %s", error)
 
@@ -48,10 +48,11 @@ def watching(content: DeploymentFile, address: str) -> Iterator[None]:
         yield
 
 
-def look(content: DeploymentFile, address: str, now: datetime | None = None) -> list[Event]:
+def look(content: DeploymentFile, address: str, now: datetime | None = None, unknown: bool = True) -> list[Event]:
     """The events that there are to tell now, and that the server was told of.
 
-    content: its deployments and pipelines. address: of the server, ends in /api. Raises URLError, OSError and
+    content: its deployments and pipelines. address: of the server, ends in /api. unknown: whether one that the server
+    does not know has missed its starts; else it is about to be registered. Raises URLError, OSError and
     ValueError if the server does not answer.
     """
     moment = datetime.now(UTC) if now is None else now
@@ -59,6 +60,8 @@ def look(content: DeploymentFile, address: str, now: datetime | None = None) -> 
     watched: list[Deployment | Pipeline] = [*content.deployment, *content.pipeline]
     for item in watched:
         known = deployment_on(item, address)
+        if known is None and not unknown:
+            continue
         id = None if known is None else known["id"]
         late = _of(item).late if isinstance(item, Deployment) else content.monitoring.late
         hangs = _hanging(item, address, moment) if isinstance(item, Deployment) else ()

@@ -101,10 +101,25 @@ def test_the_page_is_one_artifact_that_is_brought_up_to_date(asked, tmp_path):
     assert page["key"] == "overview-all" and page["type"] == "markdown" and "There is no population" in page["data"]
 
 
+def test_a_deployment_that_is_about_to_be_registered_has_missed_nothing(tmp_path, monkeypatch):
+    from fedcore.flows import watch
+
+    from fedcore.operations.deployment import read_file
+
+    monkeypatch.setattr(watch, "deployment_on", lambda item, address: None)
+    monkeypatch.setattr(watch, "ask", lambda *given: {"events": []})
+    monkeypatch.setattr(watch, "post", lambda events, address: True)
+    text = '[[deployment]]\nname = "a"\nmethod = "histograms"\npopulation = "p"\nschedule = { interval = 30 }\n'
+    (tmp_path / "all.toml").write_text(text)
+    content = read_file(tmp_path / "all.toml")
+    assert [event.name for event in watch.look(content, "http://here/api")] == ["fedcore.schedule.missed"]
+    assert watch.look(content, "http://here/api", unknown=False) == []
+
+
 def test_what_cannot_be_looked_for_is_a_line_of_log(caplog, monkeypatch):
     from fedcore.flows import watch
 
-    def silent(*given):
+    def silent(*given, **named):
         raise OSError("no answer")
 
     monkeypatch.setattr(watch, "look", silent)
