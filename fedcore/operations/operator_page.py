@@ -66,7 +66,8 @@ def _in_words(row: Mapping[str, Any]) -> str:
     said += [f"Now: {row['now']}."] if row["now"] else []
     said += [f"Next start {row['next start']} UTC."] if row["next start"] else []
     if row["runs left"] is not None:
-        lasts = "" if row["days left"] is None else f" ({row['days left']:g} days)"
+        days = row["days left"]
+        lasts = "" if days is None else " (less than a day)" if days < 1 else f" ({days:g} days)"
         said.append(f"Runs left in the privacy budget, if no new clients come: {row['runs left']}{lasts}.")
     return " ".join(said)
 
