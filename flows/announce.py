@@ -33,13 +33,15 @@ def post(events: Sequence[Mapping[str, Any]], address: str) -> bool:
     return True
 
 
-def ask(address: str, path: str, body: Any, patience: float = PATIENCE) -> Any:
+def ask(address: str, path: str, body: Any = None, patience: float = PATIENCE, method: str = "POST") -> Any:
     """What a server answers, as JSON; None if it says nothing. Raises URLError, OSError and ValueError.
 
-    patience: seconds for which a server that says 503 is asked again, as one does whose SQLite database is busy
+    body: as JSON; None: the request has none. patience: seconds for which a server that says 503 is asked again, as one
+    does whose SQLite database is busy
     """
     headers = {"content-type": "application/json"} | authorization()
-    request = urllib.request.Request(f"{address.rstrip('/')}{path}", json.dumps(body).encode(), headers)
+    content = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"{address.rstrip('/')}{path}", content, headers, method=method)
     until = time.monotonic() + patience
     while True:
         try:

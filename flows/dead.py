@@ -19,10 +19,11 @@ from fedcore.flows.announce import ask
 from fedcore.storage.process import Holder, boot_id, this_process
 
 NOTE = "fedcore."  # how the labels begin that a flow run has of its process
-PAGE = 200  # flow runs that are asked for at once
+PAGE = 200  # things that a server is asked for at once
 EVERY = 60.0  # seconds
 MISSED = 60.0  # seconds after its time a start that nothing has taken was missed
 GOING_ON = ("RUNNING", "CANCELLING")
+LEFT_OUT = "Missed: nothing served it at its time."  # of a start that was cancelled for this
 
 
 def note(run_count: int) -> dict[str, Any]:
@@ -53,6 +54,18 @@ def process_of(flow_run: Mapping[str, Any]) -> str:
     return "dead"
 
 
+def listed(address: str, path: str, wanted: Mapping[str, Any], *, most: int | None = None) -> list[dict[str, Any]]:
+    """All that a filter of a server finds, which answers in pages. path: as /flow_runs/filter; most: about so many,
+    None for all. Raises URLError, OSError, ValueError.
+    """
+    found: list[dict[str, Any]] = []
+    while True:
+        page = ask(address, path, {**wanted, "limit": PAGE, "offset": len(found)})
+        found += page
+        if len(page) < PAGE or (most is not None and len(found) >= most):
+            return found
+
+
 def flow_runs(
     address: str,
     types: tuple[str, ...] = GOING_ON,
@@ -64,38 +77,9 @@ def flow_runs(
     """The flow runs of a server whose states are of these types, newest first. deployments, more: of Prefect's
     filters; most: of them, None for all. Raises URLError, OSError, ValueError.
     """
-    found: list[dict[str, Any]] = []
     wanted = {"flow_runs": {"state": {"type": {"any_": list(types)}}, **more}, "sort": "EXPECTED_START_TIME_DESC"}
     wanted |= {} if deployments is None else {"deployments": deployments}
-    while True:
-        page = ask(address, "/flow_runs/filter", {**wanted, "limit": PAGE, "offset": len(found)})
-        found += page
-        if len(page) < PAGE or (most is not None and len(found) >= most):
-            return found
-
-
-def attention(address: str, now: datetime | None = None) -> list[dict[str, Any]]:
-    """A row for each flow run that goes on, is late, or waits for clients as the newest one of its deployment. Raises
-    URLError, OSError, ValueError.
-    """
-    moment = (datetime.now(UTC) if now is None else now).isoformat()
-    going_on = flow_runs(address, (*GOING_ON, "PENDING"))
-    late = flow_runs(address, ("SCHEDULED",), expected_start_time={"before_": moment})
-    ended = flow_runs(address, ("COMPLETED", "FAILED", "CRASHED"), most=PAGE)
-    newest: dict[str, dict[str, Any]] = {}
-    for run in (each for each in ended if each["parent_task_run_id"] is None):
-        newest.setdefault(str(run["deployment_id"] or run["id"]), run)
-    left = [run for run in newest.values() if run["state_name"] not in ("Completed", "SetAside")]
-    return [
-        {
-            "flow_run": run["name"],
-            "state": "Late" if run in late else run["state_name"],
-            "planned": run["expected_start_time"],
-            "process": process_of(run) if run in going_on else None,
-            "message": (run.get("state") or {}).get("message"),
-        }
-        for run in (*going_on, *late, *left)
-    ]
+    return listed(address, "/flow_runs/filter", wanted, most=most)
 
 
 def mark_dead(address: str) -> list[str]:
@@ -130,7 +114,7 @@ def leave_out_missed(address: str, deployments: Sequence[str], now: datetime | N
         address, ("SCHEDULED",), {"name": {"any_": list(deployments)}}, expected_start_time={"before_": before}
     ):
         if run["auto_scheduled"]:
-            state = {"type": "CANCELLED", "name": "Cancelled", "message": "Missed: nothing served it at its time."}
+            state = {"type": "CANCELLED", "name": "Cancelled", "message": LEFT_OUT}
             ask(address, f"/flow_runs/{run['id']}/set_state", {"state": state})
             left_out.append(str(run["name"]))
     return left_out

@@ -1,41 +1,56 @@
-"""The form of a deployment in the UI: parameters in the order of their classes, under the names that deployment files
-use, the main settings of a method before those called "Advanced", and none that is for tests.
+"""The form of a deployment in the UI: the parameters that a person sets for a single run, in the order of their classes
+and under the names that deployment files use. Everything else keeps the value of the deployment, and is taken from a
+run that is started with JSON (in the form: the menu of "Parameters", "Use JSON input").
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from prefect.utilities.callables import ParameterSchema
 
-OF_TESTS = ("test_noise",)  # parameters that no person is asked for
+TRAINING = ("population", "config", "version", "start_from")  # parameters of a training that its form shows
+PIPELINE = ("at",)
 
 
-def arrange(form: ParameterSchema, main: Sequence[str]) -> None:
-    """Put the form of a flow in order, in place.
+def arrange(form: ParameterSchema, shown: Sequence[str], main: Sequence[str], given: Mapping[str, Any]) -> None:
+    """Leave in the form of a flow what a person sets, in order, in place.
 
     The places stand in it as numbers, because a server with PostgreSQL keeps no order of names.
 
     Args:
-        main: settings of its method that come first (`fedcore.rounds.method.settings_by_place`); empty: it has none
+        shown: parameters that stay, and those of them that are settings of a method with only the main ones
+        main: settings of its method that are shown (`fedcore.rounds.method.settings_by_place`); empty: it has none
+        given: settings that the deployment sets, which are shown as well
     """
-    for name in OF_TESTS:
-        form.properties.pop(name, None)
-    settings = {_last(form.properties.get("config", {}).get("$ref", ""))}
-    for item in [item for name in settings for item in form.definitions.get(name, {}).get("properties", {}).values()]:
-        if choice := item.pop("discriminator", None):
-            item["anyOf"] = item.pop("oneOf")  # of which the UI shows a form for each, and of the other only its JSON
-            settings |= {_last(place) for place in choice["mapping"].values()}
+    form.properties = {name: form.properties[name] for name in shown}
+    form.required = [name for name in form.required if name in shown]
+    config = form.properties.get("config", {})
+    if main and len(_last(config.get("$ref", ""))):
+        config["description"] = f"{config.get('description', 'settings of the method')}; others as JSON input"
+    settings = {_last(config.get("$ref", "")): given}
+    for item, mine in [*_choices(form, settings)]:
+        item["anyOf"] = item.pop("oneOf")  # of which the UI shows a form for each, and of the other only its JSON
+        settings |= {_last(place): mine for place in item.pop("discriminator")["mapping"].values()}
     for name, definition in form.definitions.items():
-        _order(definition.get("properties", {}), main if name in settings else ())
+        if main and name in settings:
+            fields = definition["properties"]
+            stay = [one for one in ("name", *main, *settings[name]) if one in fields]
+            definition["properties"] = {one: fields[one] for one in dict.fromkeys(stay)}
+            definition.pop("additionalProperties", None)  # the flow itself refuses settings that do not exist
+        for place, (field, facts) in enumerate(definition.get("properties", {}).items()):
+            facts |= {"position": place, "title": field}
+
+
+def _choices(
+    form: ParameterSchema, settings: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[dict[str, Any], Mapping[str, Any]]]:
+    """(a setting that is one of several forms, what the deployment sets of it)."""
+    for name, given in settings.items():
+        for setting, item in form.definitions.get(name, {}).get("properties", {}).items():
+            if "discriminator" in item:
+                mine = given.get(setting)
+                yield item, mine if isinstance(mine, Mapping) else {}
 
 
 def _last(place: str) -> str:
     return place.rpartition("/")[2]
-
-
-def _order(fields: dict[str, Any], main: Sequence[str]) -> None:
-    """main: names of fields that come first; empty: all fields are alike."""
-    first = [name for name in ("name", *main) if main and name in fields]
-    rest = [name for name in fields if name not in first]
-    for place, name in enumerate([*first, *rest]):
-        fields[name] |= {"position": place, "title": f"Advanced · {name}" if first and name in rest else name}

@@ -4,14 +4,12 @@ Prefect server keeps them all. Events are pruned by the server itself, by settin
 
 import logging
 import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 
-from fedcore.flows.announce import PATIENCE, ask
+from fedcore.flows.announce import ask
 from fedcore.flows.dead import repeating
-from fedcore.flows.server import authorization
 
 from fedcore.methods.registry import METHODS
 
@@ -57,11 +55,7 @@ def prune(address: str, days: float, now: datetime | None = None) -> int:
     before = (datetime.now(UTC) if now is None else now) - timedelta(days=days)
     old = list(old_artifacts(address, before))
     for id in old:
-        url = f"{address.rstrip('/')}/artifacts/{id}"
-        with urllib.request.urlopen(
-            urllib.request.Request(url, headers=authorization(), method="DELETE"), timeout=PATIENCE
-        ):
-            pass
+        ask(address, f"/artifacts/{id}", method="DELETE")
     return len(old)
 
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from typing import Any, cast
+from uuid import UUID
 
 import prefect
 from fedcore.flows.forking import forking
-from fedcore.flows.form import arrange
+from fedcore.flows.form import PIPELINE, TRAINING, arrange
 from fedcore.flows.limits import make_limits
+from fedcore.flows.notify import notify
 from fedcore.flows.pipeline import pipeline_flow
 from fedcore.flows.train import FLOWS
 from prefect import Flow
@@ -49,14 +51,14 @@ def to_deployment(item: Deployment, pool: str | None = None) -> RunnerDeployment
         **({} if item.monitoring is None else {"monitoring": item.monitoring.of_run(item.name).model_dump()}),
     }
     what, (main, _) = f"deployment {item.name!r}", settings_by_place(method_class(item.method))
-    return _made(what, FLOWS[item.method], item.name, item, parameters, [item.method], pool, main)
+    return _made(what, FLOWS[item.method], item.name, item, parameters, [item.method], pool, TRAINING, main)
 
 
 def pipeline_deployment(ready: Ready, pool: str | None = None) -> RunnerDeployment:
     """A Prefect deployment of a pipeline; as `to_deployment`."""
     item = ready.pipeline
     parameters = {"ready": ready.model_dump(mode="json", exclude_none=True)}  # hosts of before know no `when` = None
-    return _made(f"pipeline {item.name!r}", pipeline_flow, item.name, item, parameters, ["pipeline"], pool)
+    return _made(f"pipeline {item.name!r}", pipeline_flow, item.name, item, parameters, ["pipeline"], pool, PIPELINE)
 
 
 def _made(
@@ -67,9 +69,10 @@ def _made(
     parameters: dict[str, Any],
     tags: Sequence[str],
     pool: str | None,
+    shown: Sequence[str],
     main: Sequence[str] = (),
 ) -> RunnerDeployment:
-    """what: in errors; item: how it is scheduled; main: settings that come first in the form"""
+    """what: in errors; item: how it is scheduled; shown, main: parameters and settings that the form shows"""
     try:
         made = flow.to_deployment(
             name=name,
@@ -86,7 +89,7 @@ def _made(
     except ValueError as error:
         raise ConfigError(f"{what}: {error}") from None
     made = cast(RunnerDeployment, made)  # Prefect types the method as one that may also return a coroutine
-    arrange(made._parameter_openapi_schema, main)
+    arrange(made._parameter_openapi_schema, shown, main, parameters.get("config", {}))
     return made
 
 
@@ -132,9 +135,17 @@ def to_schedule(schedule: Schedule) -> PrefectSchedule:
     return Interval(schedule.interval)
 
 
-def serve(content: DeploymentFile, limit: int = 1) -> None:
-    """Register what is in a file and run what the scheduler starts, until interrupted. limit: runs at a time."""
+def serve(content: DeploymentFile, name: str = "deployments", overview: str = "") -> None:
+    """Register what is in a file and run what the scheduler starts, one run at a time, until interrupted.
+
+    name: of the file, for its automations; overview: address of the operator's page, which the descriptions then link.
+    Raises ConfigError if the server lacks the block that `[notify]` names.
+    """
     made = all_of(content)
+    if overview:
+        for one in made:
+            one.description = "\n\n".join([f"[Overview]({overview})", *filter(None, [one.description])])
     make_limits(limits_of(content))
+    notify(content.notify, name, [str(cast(UUID, one.apply())) for one in made])
     with forking():
-        prefect.serve(*made, limit=limit, pause_on_shutdown=True, print_starting_message=not log_lines.wanted())
+        prefect.serve(*made, limit=1, pause_on_shutdown=True, print_starting_message=not log_lines.wanted())

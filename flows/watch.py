@@ -6,12 +6,15 @@ started anew at any time.
 """
 
 import asyncio
+import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from fedcore.flows.announce import ask, post
 from fedcore.flows.backfill import deployment_on
+from fedcore.flows.dead import EVERY, repeating
 from fedcore.tasks.events import as_json, labels
 from prefect.server.schemas.schedules import CronSchedule, RRuleSchedule
 
@@ -22,6 +25,7 @@ from fedcore.operations.hanging import hanging_runs
 from fedcore.operations.monitoring import Monitoring
 from fedcore.operations.pipelines.steps import Pipeline
 from fedcore.operations.schedule import Schedule
+from fedcore.runs.store import list_runs
 
 # How far back the last time of a schedule is looked for; the next one only if there was none.
 SPANS = [timedelta(hours=2), timedelta(days=2), timedelta(days=15), timedelta(days=93), timedelta(days=1100)]
@@ -29,10 +33,26 @@ MOST = 500  # times of a schedule in one of them
 SLACK = timedelta(seconds=1)
 
 
-def look(content: DeploymentFile, address: str, now: datetime | None = None) -> list[Event]:
+@contextmanager
+def watching(content: DeploymentFile, address: str) -> Iterator[None]:
+    """Inside, `look` has been called, and is again every minute. What keeps it from that is a line of log."""
+
+    def work() -> None:
+        try:
+            look(content, address, unknown=False)
+        except Exception as error:  # what is reported decides nothing
+            logging.getLogger(__name__).warning("missed starts and stalled runs were not looked for: %s", error)
+
+    work()
+    with repeating(work, EVERY, at_once=False):
+        yield
+
+
+def look(content: DeploymentFile, address: str, now: datetime | None = None, unknown: bool = True) -> list[Event]:
     """The events that there are to tell now, and that the server was told of.
 
-    content: its deployments and pipelines. address: of the server, ends in /api. Raises URLError, OSError and
+    content: its deployments and pipelines. address: of the server, ends in /api. unknown: whether one that the server
+    does not know has missed its starts; else it is about to be registered. Raises URLError, OSError and
     ValueError if the server does not answer.
     """
     moment = datetime.now(UTC) if now is None else now
@@ -40,6 +60,8 @@ def look(content: DeploymentFile, address: str, now: datetime | None = None) -> 
     watched: list[Deployment | Pipeline] = [*content.deployment, *content.pipeline]
     for item in watched:
         known = deployment_on(item, address)
+        if known is None and not unknown:
+            continue
         id = None if known is None else known["id"]
         late = _of(item).late if isinstance(item, Deployment) else content.monitoring.late
         hangs = _hanging(item, address, moment) if isinstance(item, Deployment) else ()
@@ -123,7 +145,7 @@ def _why(known: dict[str, Any] | None) -> str:
 
 def _hanging(item: Deployment, address: str, now: datetime) -> Iterator[Event]:
     try:
-        found = list(hanging_runs(item.runs, item.name, _of(item), now.timestamp()))
+        found = list(hanging_runs(list_runs(item.runs), item.name, _of(item), now.timestamp()))
     except RunError:  # the folder cannot be reached from here
         return
     for one in found:

@@ -63,30 +63,38 @@ def serve_file(
     keep_blocks: int = 0,
     *,
     unchecked: bool = False,
-    served: Callable[[str], object] = lambda address: None,
+    served: Callable[[str, str], object] = lambda ui, page: None,
 ) -> None:
     """Serve what is in a file until this process is stopped.
 
-    keep_blocks: bytes of decoded client data to keep for later runs; 0 for none. served: is given the address of the
-    Prefect UI when it answers. Raises NotReady, and ConfigError if the server does not start.
+    keep_blocks: bytes of decoded client data to keep for later runs; 0 for none. served: is given the addresses of the
+    Prefect UI and of the operator's page in it. Raises NotReady, and ConfigError if the server does not start.
     """
     from fedcore.operations.deployment import expectations
     from fedcore.population.kept_blocks import keeping
 
     def ready() -> None:
-        if not unchecked:
-            _check(file, content)
+        _check(file, content, unchecked)
         tell(expectations(content.deployment))
 
     server = import_module("fedcore.flows.server")
     own = not os.environ.get("PREFECT_API_URL")
     with server.environment(server.SAFE_PATH), server.server(first=ready) as base:  # for the processes of runs, too
-        served(base)
-        tell([f"Prefect UI: {base}", *([login_in_words()] if own else [])])
         names = [item.name for item in content.deployment] + [item.name for item in content.pipeline]
+        # It is asked first: what was missed is left out next, and then counts as a start.
+        watching = import_module("fedcore.flows.watch").watching(content, f"{base}/api")
         marking = import_module("fedcore.flows.dead").marking(f"{base}/api", names)
-        with keeping(keep_blocks) if keep_blocks else nullcontext(), marking, _pruning(content, base, own):
-            import_module("fedcore.flows.serve").serve(content)
+        showing = import_module("fedcore.flows.overview").showing(content, file, base)
+        with watching, marking, showing as page, keeping(keep_blocks) if keep_blocks else nullcontext():
+            served(base, page)
+            tell([*addresses(base, page), *([login_in_words()] if own else [])])
+            with _pruning(content, base, own):
+                import_module("fedcore.flows.serve").serve(content, file.stem, page)
+
+
+def addresses(ui: str, page: str) -> list[str]:
+    """Where a person looks, in lines: the operator's page first, if there is one."""
+    return [*([f"Overview: {page}"] if page else []), f"Prefect UI: {ui}"]
 
 
 def _pruning(content: DeploymentFile, base: str, own: bool) -> AbstractContextManager[None]:
@@ -159,10 +167,9 @@ def deploy(
         _check(file, content)
     sizing = Sizing(size_from_plan, None if deadline is None else parse_seconds(deadline), calibration)
     content, sizes = _for_the_pool(content, pool, pool_type, sizing)
-    flows = import_module("fedcore.flows.deploy")
-    rows = flows.deploy(content, pool)
-    if content.notify is not None:
-        flows.notify(content.notify, file.stem, rows)
+    rows = import_module("fedcore.flows.deploy").deploy(content, pool)
+    notify = import_module("fedcore.flows.notify").notify
+    notify(content.notify, file.stem, [row["id"] for row in rows])
     command = f"prefect worker start --pool {pool}"
     tell(expectations(content.deployment))
     if as_json:
@@ -256,11 +263,11 @@ def _server(what: str, otherwise: str) -> str:
     return address
 
 
-def _check(file: Path, content: DeploymentFile) -> None:
-    """Raises NotReady with all that is wrong, for exit code 2."""
+def _check(file: Path, content: DeploymentFile, unchecked: bool = False) -> None:
+    """Raises NotReady with all that is wrong, for exit code 2. unchecked: only schedules that Prefect refuses"""
     from fedcore.operations.deployment_checks import check_ready, problems
 
-    check_ready(file.name, [*problems(content), *refused(content)])
+    check_ready(file.name, [*([] if unchecked else problems(content)), *refused(content)])
 
 
 def refused(content: DeploymentFile) -> list[tuple[str, FedcoreError]]:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from fedcore.cli.options import Json
 from fedcore.cli.terminal import say, table, warn
-
-if TYPE_CHECKING:
-    from fedcore.operations.deployment import DeploymentFile
 
 FILE = "fedcore.toml"
 Where = Annotated[
@@ -27,33 +24,47 @@ Where = Annotated[
 
 
 def status(where: Where = None, as_json: Json = False) -> None:
-    """Show runs that are under way or died, waiting and late starts of Prefect, and what budgets have spent. Prefect is
-    asked at PREFECT_API_URL, or at the server that `fedcore up` started for the file.
+    """Show what needs attention, what ran, waits or is late, the runs and days that budgets still allow, and what
+    changed in the results. Prefect is asked at PREFECT_API_URL, or at the server that `fedcore up` started for the
+    file.
     """
     from fedcore.operations.deployment import read_file
-    from fedcore.operations.overview import budgets_view, populations_of, runs_view
+    from fedcore.operations.overview import folders_of, overview
 
     file = _file(where)
     content = None if file is None else read_file(file)
-    folders = [where or "runs"] if content is None else _folders(content)
-    counts, runs, unread = runs_view(folders)
-    populations = populations_of(folders) if content is None else _populations(content)
-    budgets = list(budgets_view(populations))
-    prefect = _prefect(file)
+    folders = [where or "runs"] if content is None else folders_of(content)
+    facts = overview(folders, content, _prefect(file))
     if as_json:
-        return say({"states": counts, "runs": runs, "budgets": budgets, "prefect": prefect, "unread": unread}, True)
-    for words in unread:
+        return say(facts, True)
+    for words in facts["unread"]:
         warn(words)
-    print(f"Runs in {', '.join(folders)}: {', '.join(f'{many} {what}' for what, many in counts.items()) or 'none'}")
-    if runs:
-        table("Runs that are not at their end", runs)
-    if budgets:
+    _print(facts, folders)
+
+
+def _print(facts: dict[str, Any], folders: list[str]) -> None:
+    """What needs attention first."""
+    alerts, prefect = facts["alerts"], facts["prefect"]
+    print("Needs attention:" if alerts else "Nothing needs attention.")
+    for one in alerts:
+        print(f"- {one['what']} {one['remedy']}".rstrip())
+    if facts["deployments"]:
+        table("Deployments, times in UTC", facts["deployments"])
+    states = ", ".join(f"{many} {what}" for what, many in facts["states"].items())
+    print(f"Runs in {', '.join(folders)}: {states or 'none'}")
+    if facts["runs"]:
+        table("Runs that are not at their end", facts["runs"])
+    if budgets := [one for one in facts["budgets"] if "error" not in one]:
         table("Budgets", budgets)
+    for one in facts["changes"]:
+        print(f"{one['deployment']}, run {one['run']}: {one['said']}")
+        if one["changes"]:
+            table("What changed", one["changes"])
+    if page := (prefect or {}).get("page"):
+        print(f"Overview: {page}")
     if prefect is None:
         print("Prefect: no server. Set PREFECT_API_URL, or start one with `fedcore up`.")
-    elif "error" in prefect:
-        warn(f"the Prefect server at {prefect['address']} does not answer ({prefect['error']}).")
-    else:
+    elif "error" not in prefect:
         rows = prefect["flow_runs"]
         table(f"Flow runs of {prefect['address']}", rows) if rows else print(f"Prefect: {prefect['address']}, idle")
 
@@ -66,30 +77,21 @@ def _file(where: str | None) -> Path | None:
     return path / FILE if (path / FILE).is_file() else None
 
 
-def _folders(content: DeploymentFile) -> list[str]:
-    return list(dict.fromkeys([*(item.runs for item in content.deployment), *(item.runs for item in content.pipeline)]))
-
-
-def _populations(content: DeploymentFile) -> list[str]:
-    named = [item.path for item in content.population] + [item.population for item in content.deployment]
-    return list(dict.fromkeys([*named, *(item.population for item in content.pipeline)]))
-
-
 def _prefect(file: Path | None) -> dict[str, Any] | None:
     """What Prefect knows; None without a server, with `error` if it does not answer."""
     from fedcore.operations.up_record import standing
 
     server = import_module("fedcore.flows.server")
     address, more = os.environ.get(server.ADDRESS), {}
+    running = None if file is None else standing(file)
     if not address:
-        running = None if file is None else standing(file)
         if running is None or not running.ui:
             return None
         address = f"{running.ui}/api"
         more = {server.GIVEN: os.environ.get(server.ASKED_FOR) or server.kept_login()}
+    page = {"page": running.page} if running is not None and running.page else {}
     with server.environment(more):
         try:
-            rows = import_module("fedcore.flows.dead").attention(address)
+            return {**import_module("fedcore.flows.overview").seen(address), **page}
         except (OSError, ValueError) as error:
             return {"address": address, "error": str(error)}
-    return {"address": address, "flow_runs": rows}

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedcore.cli.options import Json
-from fedcore.cli.serving import login_in_words, refused, serve_file, tell, use_ledger_of
-from fedcore.cli.terminal import say
+from fedcore.cli.serving import addresses, login_in_words, refused, serve_file, tell, use_ledger_of
+from fedcore.cli.terminal import say, warn
 from fedcore.errors import ConfigError, RunBusy
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedcore.operations.up_record import Standing
     from fedcore.population.ingest.dealing import Sharing
 
+FIX = "Nothing was created. Fix them, and run the command again."
 TO_END = 20.0  # seconds that a process has for its end before it is asked once more, then killed
 File = Annotated[Path, typer.Argument(metavar="[FILE]", help="TOML file that declares everything.")]
 
@@ -56,7 +57,8 @@ def up(
     try:
         with serving_alone(file):
             _create(file, content)
-            serve_file(file, content, content.storage.keep_blocks_bytes, served=partial(keep, file))
+            kept = content.storage.keep_blocks_bytes
+            serve_file(file, content, kept, unchecked=True, served=partial(keep, file))  # because _create has checked
     except RunBusy:
         if (running := standing(file)) is None:
             raise
@@ -96,7 +98,7 @@ def _check(file: Path, content: DeploymentFile, as_json: bool) -> None:
     from fedcore.operations.creating import missing
     from fedcore.operations.deployment_checks import check_ready
 
-    check_ready(file.name, [*_problems(file, content), *refused(content)])
+    check_ready(file.name, [*_problems(file, content), *refused(content)], FIX)
     found = _flat(missing(content, _notes(file)))
     if as_json:
         return say({"file": str(file), "to_create": found}, True)
@@ -119,10 +121,14 @@ def _notes(file: Path) -> Path:
 
 def _create(file: Path, content: DeploymentFile) -> None:
     from fedcore.operations.creating import create, missing
-    from fedcore.operations.deployment_checks import check_ready
+    from fedcore.operations.deployment_checks import check_ready, that_pass
 
-    check_ready(file.name, _problems(file, content))
-    tell([f"to create: {words}" for words in _flat(missing(content, _notes(file)))])
+    found, wanted = _problems(file, content), _flat(missing(content, _notes(file)))
+    passing = [] if wanted else that_pass(found)
+    check_ready(file.name, [one for one in found if one not in passing], FIX)
+    tell([f"to create: {words}" for words in wanted])
+    for where, error in passing:
+        warn(f"{where}: {type(error).__name__}: {error}")
     create(content, _notes(file), lambda words: tell([words]), _sharing)
 
 
@@ -140,5 +146,8 @@ def _sharing(workers: int | None) -> Sharing | None:
 def _tell_of(file: Path, running: Standing) -> None:
     lines = [f"{file.name} is being served by process {running.holder.pid} already; `fedcore down` ends it."]
     if running.ui:
-        lines += [f"Prefect UI: {running.ui}", *([] if os.environ.get("PREFECT_API_URL") else [login_in_words()])]
+        lines += [
+            *addresses(running.ui, running.page),
+            *([] if os.environ.get("PREFECT_API_URL") else [login_in_words()]),
+        ]
     tell(lines)

@@ -1,4 +1,4 @@
-"""What changed since the run before: data, settings, software, privacy, scores.
+"""What changed since the run before: the result, data, settings, software, privacy, scores.
 
 The run before is the newest finished one of the same deployment that began earlier; of a run without a deployment, of
 the same method and population. Everything compared is in the records of the two runs, or a score on public data. Exact
@@ -8,12 +8,14 @@ than the operator, and two exact counts may tell whether a certain client came i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from fedcore.errors import FedcoreError
-from fedcore.evaluation.run_summary import privacy_of, public_score
+from fedcore.evaluation.result_changes import sizes_changed, values_changed
+from fedcore.evaluation.run_summary import privacy_of, public_score, result_of
 from fedcore.evaluation.written import iso_date, show
 from fedcore.population.store import Population
 from fedcore.rounds.choices import flat
@@ -21,9 +23,10 @@ from fedcore.runs.store import Run, list_runs
 from fedcore.storage.parsing import JsonObject
 from fedcore.storage.ranges import in_words
 
-KINDS = ("data", "settings", "software", "privacy", "scores")
+KINDS = ("result", "data", "settings", "software", "privacy", "scores")
 LONGEST = 120  # characters of a value
 NOT_THERE = "not there"
+ROUNDING = 1e-12  # relative difference of equal numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ def _age(run: Run) -> tuple[str, str]:
 
 def compared(before: Run, now: Run) -> Since:
     """What differs between two runs, by kind."""
-    changes = [*_data(before, now), *_settings(before, now), *_software(before, now)]
+    changes = [*_result(before, now), *_data(before, now), *_settings(before, now), *_software(before, now)]
     changes += [*_privacy(before, now), *_scores(before, now)]
     return Since(before.id, str(iso_date(before.info.get("started") or "")), tuple(changes))
 
@@ -96,8 +99,15 @@ def _differences(kind: str, before: Mapping[str, Any], now: Mapping[str, Any]) -
     names = list(dict.fromkeys([*now, *before]))
     pairs = {name: (before.get(name, NOT_THERE), now.get(name, NOT_THERE)) for name in names}
     return [
-        Change(kind, name.replace("_", " "), *_in_words(*pair)) for name, pair in pairs.items() if pair[0] != pair[1]
+        Change(kind, name.replace("_", " "), *_in_words(*pair)) for name, pair in pairs.items() if not _equal(*pair)
     ]
+
+
+def _equal(before: Any, now: Any) -> bool:
+    """Also of numbers that differ by rounding alone, as sums that were added in another order."""
+    if isinstance(before, float) and isinstance(now, float):
+        return math.isclose(before, now, rel_tol=ROUNDING)
+    return bool(before == now)
 
 
 def _in_words(before: Any, now: Any) -> tuple[str, str]:
@@ -114,6 +124,20 @@ def _cut(text: str) -> str:
 
 
 # --- the kinds --------------------------------------------------------------------------------------------------------
+
+
+def _result(before: Run, now: Run) -> list[Change]:
+    """Sizes of tables, and values that differ by more than noise explains; nothing for a run whose model is removed."""
+    old, new = result_of(before), result_of(now)
+    changes = [Change("result", f"{what}: rows", f"{one}", f"{other}") for what, one, other in sizes_changed(old, new)]
+    private = any(run.info.get("private") is not False for run in (before, now))
+    values, every = values_changed(old, new, private)
+    for one in values:
+        note = "" if one.errors is None else f"{one.errors:.3g} standard errors of the noise"
+        changes.append(Change("result", one.what, show(one.before), show(one.now), note))
+    if every > len(values):
+        changes.append(Change("result", "more values that changed", "", str(every - len(values))))
+    return changes
 
 
 def _data(before: Run, now: Run) -> list[Change]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from fractions import Fraction
 from typing import Any
 
-from fedcore.operations.forecast import began
+from fedcore.operations.forecast import Outlook, Payer, began, cohort_outlooks, foreseen, outlooks
 from fedcore.population.store import Population
 from fedcore.privacy.accounting import Budget, rounded_up
 from fedcore.privacy.ledger.chain import Balance
@@ -130,6 +131,34 @@ class Price:
 
     needed: Cost
     used: Cost
+
+
+def ahead_of(balance: Balance, population: Population, payers: Sequence[Payer]) -> dict[str, Outlook]:
+    """By deployment: how many runs like its last one still fit if no clients come, and until when. Where the budget is
+    kept by cohort these are the runs of the cohort that has the most left.
+    """
+    if not population.manifest.cohorts:
+        return outlooks(balance, payers)
+    found: dict[str, Outlook] = {}
+    for share in {payer.share for payer in payers}:
+        seen = _as_seen(balance, share)
+        drawing = [payer for payer in payers if payer.share == share]
+        each = cohort_outlooks(population.manifest, seen, drawing, population.path.name)
+        for deployment, mine in each.items():
+            found[deployment] = max((one for _, one in mine), key=lambda one: one.runs, default=Outlook(0, None, None))
+    return found
+
+
+def ahead_of_first(spec: RunSpec, balance: Balance, starts: Sequence[datetime], now: datetime) -> Outlook:
+    """The same of a deployment that has made no run yet. spec: of its first run; starts: that are scheduled"""
+    runs, (known, every, _) = runs_that_fit(spec, balance), foreseen([], starts, now)
+    if not runs or not known or (every is None and runs > len(known)):
+        return Outlook(runs, None, None)
+    more = runs - len(known)
+    try:
+        return Outlook(runs, known[runs - 1] if more <= 0 or every is None else known[-1] + more * every, None)
+    except OverflowError:  # beyond the calendar
+        return Outlook(runs, None, None)
 
 
 def runs_that_fit(spec: RunSpec, balance: Balance) -> int:

@@ -79,7 +79,7 @@ class Deployment(Scheduled, Series):
 
 
 class Notify(BaseModel):
-    """Who is told when a run of the file's deployments ends badly, or of events; `fedcore deploy` sees to it."""
+    """The webhook that is called when a run of the file's deployments ends badly, or when an event happens."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

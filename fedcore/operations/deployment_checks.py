@@ -10,7 +10,16 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fedcore.errors import ConfigError, FedcoreError, IngestError, NotReady, PopulationNotFound, Waiting
+from fedcore.errors import (
+    BudgetExceeded,
+    ConfigError,
+    FedcoreError,
+    IngestError,
+    NotReady,
+    PopulationNotFound,
+    Unreachable,
+    Waiting,
+)
 from fedcore.evaluation.evaluate import check_public, check_scored
 from fedcore.evaluation.export import FORMS
 from fedcore.methods.registry import make_method, with_free_settings
@@ -57,15 +66,22 @@ def problems(content: DeploymentFile, unmade: Collection[str] = ()) -> list[Prob
     return found
 
 
-def check_ready(name: str, found: Sequence[Problem]) -> None:
+def that_pass(found: Sequence[Problem]) -> list[Problem]:
+    """Those that no mistake in the file causes: a budget that is exhausted, a folder or a store that cannot be reached.
+    A file that was served before is served in spite of them; the runs that they concern are refused, and say why.
+    """
+    return [one for one in found if isinstance(one[1], BudgetExceeded | IngestError | Unreachable)]
+
+
+UNCHECKED = "Nothing was registered. Fix them; or give --unchecked, if what they need is only out of reach from here."
+
+
+def check_ready(name: str, found: Sequence[Problem], remedy: str = UNCHECKED) -> None:
     """Raises NotReady with the whole list, if there is one. name: of the file."""
     if not found:
         return
     lines = "".join(f"\n  - {where}: {type(error).__name__}: {error}" for where, error in found)
-    raise NotReady(
-        f"{len(found)} problem{'s' * (len(found) != 1)} in {name}:{lines}",
-        "Nothing was registered. Fix them; or give --unchecked, if what they need is only out of reach from here.",
-    )
+    raise NotReady(f"{len(found)} problem{'s' * (len(found) != 1)} in {name}:{lines}", remedy)
 
 
 def _caught(*looks: Callable[[], object]) -> Iterator[FedcoreError]:

@@ -315,9 +315,29 @@ def cohort_lines(manifest: Manifest, balance: Balance, payers: Sequence[Payer], 
     """
     if balance.shares:
         return ["The budget is divided into shares: what each cohort has left of each is in the table of shares."]
+    accounts, found = cohort_accounts(manifest, balance), cohort_outlooks(manifest, balance, payers, name)
+    return [_line(payer, found[payer.deployment], accounts, balance) for payer in payers]
+
+
+def cohort_outlooks(
+    manifest: Manifest, balance: Balance, payers: Sequence[Payer], name: str
+) -> dict[str, list[tuple[CohortAccount, Outlook]]]:
+    """By deployment: each cohort that its next run asks and that has enough left, with what becomes of it if no
+    clients come. name: of the population
+    """
     accounts, window = cohort_accounts(manifest, balance), balance.periods.window if balance.periods else None
     asked = {payer.deployment: _able(payer, accounts, name, window) for payer in payers}
-    return [_line(payer, payers, asked, accounts, balance) for payer in payers]
+    numbers = {deployment: {account.number for account in mine} for deployment, mine in asked.items()}
+    crumb, known = CRUMB * balance.required_budget().rho_max, dict[tuple[object, ...], dict[str, Outlook]]()
+
+    def of(account: CohortAccount) -> dict[str, Outlook]:
+        drawing = [one for one in payers if account.number in numbers[one.deployment]]
+        like = (account.rho, account.delta, tuple(one.deployment for one in drawing))
+        if like not in known:
+            known[like] = outlook(account.rho, account.delta, crumb, drawing)
+        return known[like]
+
+    return {deployment: [(account, of(account)[deployment]) for account in mine] for deployment, mine in asked.items()}
 
 
 def _able(payer: Payer, accounts: Sequence[CohortAccount], name: str, window: int | None) -> list[CohortAccount]:
@@ -334,13 +354,9 @@ def _cost(payer: Payer) -> Cost:
 
 
 def _line(
-    payer: Payer,
-    payers: Sequence[Payer],
-    asked: Mapping[str, Sequence[CohortAccount]],
-    accounts: Sequence[CohortAccount],
-    balance: Balance,
+    payer: Payer, found: Sequence[tuple[CohortAccount, Outlook]], accounts: Sequence[CohortAccount], balance: Balance
 ) -> str:
-    mine = asked[payer.deployment]
+    mine = [account for account, _ in found]
     if not mine:
         return (
             f"{payer.deployment}: no cohort can pay for a run like its last one. It waits for newcomers, or is refused."
@@ -351,15 +367,7 @@ def _line(
     said += f"; not by {in_words(others)}." if others else ", which are all."
     if not payer.starts or balance.periods is not None:
         return said
-    retires: dict[int, datetime] = {}
-    crumb, known = CRUMB * balance.required_budget().rho_max, dict[tuple[object, ...], Outlook]()
-    for account in mine:
-        drawing = [one for one in payers if any(account.number == other.number for other in asked[one.deployment])]
-        like = (account.rho, account.delta, tuple(one.deployment for one in drawing))
-        if like not in known:
-            known[like] = outlook(account.rho, account.delta, crumb, drawing)[payer.deployment]
-        if (last := known[like].last) is not None and known[like].refused is not None:
-            retires[account.number] = last
+    retires = {one.number: ahead.last for one, ahead in found if ahead.last is not None and ahead.refused is not None}
     if len(retires) < len(mine):
         return said
     first, last = min(retires.values()), max(retires.values())

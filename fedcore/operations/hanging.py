@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from fedcore.errors import RunError
 from fedcore.operations.monitoring import Monitoring
-from fedcore.runs.store import Run, list_runs
-from fedcore.storage.files import Place
+from fedcore.runs.store import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +32,15 @@ class Hanging:
 
 
 def hanging_runs(
-    folder: str | Place, deployment: str, monitoring: Monitoring, now: float | None = None
+    runs: Iterable[Run], deployment: str, monitoring: Monitoring, now: float | None = None
 ) -> Iterator[Hanging]:
-    """The runs of the deployment in this folder that have rounds to make, and have committed nothing for `hanging`
-    times as long as a round usually takes, and not for `patience` seconds.
+    """Those runs of the deployment that have rounds to make, and have committed nothing for `hanging` times as long as
+    a round usually takes, and not for `patience` seconds.
 
     now: seconds since 1970. Raises Unreachable.
     """
     moment = time.time() if now is None else now
-    mine = [run for run in list_runs(folder) if run.info.get("deployment") == deployment]
+    mine = [run for run in runs if run.info.get("deployment") == deployment]
     for run in mine:
         if run.status != "running" or (committed := committed_at(run)) is None:
             continue

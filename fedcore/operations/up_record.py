@@ -1,7 +1,7 @@
 """What `fedcore up` keeps next to its file, in a folder that only its user can open:
 
 .fedcore/NAME.lock     held by the process that serves the file; a killed process gives it back
-.fedcore/NAME.json     which process that is, and the address of its UI
+.fedcore/NAME.json     which process that is, and the addresses of its UI and of the operator's page
 .fedcore/budget-*.json budgets that were begun and are not complete (`fedcore.operations.creating`)
 """
 
@@ -21,10 +21,13 @@ from fedcore.storage.process import Holder, this_process
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A process that serves a file. ui: address of the Prefect UI; empty until it answers."""
+    """A process that serves a file. ui: address of the Prefect UI, empty until it answers; page: of the operator's page
+    in it.
+    """
 
     holder: Holder
     ui: str = ""
+    page: str = ""
 
 
 def folder_of(file: Path) -> Path:
@@ -56,9 +59,9 @@ def serving_alone(file: Path) -> Iterator[None]:
             files.remove(_record(file))
 
 
-def keep(file: Path, ui: str) -> None:
-    """Record that this process serves the file, and where its UI is."""
-    content = files.json_bytes({"holder": asdict(this_process()), "ui": ui})
+def keep(file: Path, ui: str, page: str = "") -> None:
+    """Record that this process serves the file, and where its UI and the operator's page are."""
+    content = files.json_bytes({"holder": asdict(this_process()), "ui": ui, "page": page})
     files.write_whole(_record(file), content, private=True)
 
 
@@ -66,7 +69,7 @@ def standing(file: Path) -> Standing | None:
     """The process that serves the file, if it lives and is of this host; None otherwise."""
     try:
         value = parse_json(_record(file).read_bytes())
-        found = Standing(Holder(**value["holder"]), str(value["ui"]))
+        found = Standing(Holder(**value["holder"]), str(value["ui"]), str(value.get("page", "")))
         return found if found.holder.alive(expired=True) else None
     except (OSError, ValueError, TypeError, KeyError):
         return None

@@ -51,7 +51,7 @@ def test_nothing_changed_is_said(population, tmp_path):
     run = train(population, tmp_path, "b")
     since = since_the_run_before(run)
     assert since.changes == () and "run a" in since.in_words
-    assert "No difference in data, settings, software, privacy, scores." in since.in_words
+    assert "No difference in result, data, settings, software, privacy, scores." in since.in_words
     assert since.in_words in write_report(run).read_text()
 
 
@@ -74,6 +74,9 @@ def test_what_changed_is_on_both_pages(tmp_path):
     edit_record(tmp_path / "runs" / "a", lambda record: record["software"].update(numpy="1.0"))
     run = train(Population.open(tmp_path / "p"), tmp_path, "b", settings={**OPEN, "clusters": 2})
     assert told(run) == {
+        "result: Centres: rows": ("1", "2"),
+        "result: Centres: centre 0, share": ("1", "0.7"),
+        "result: The mean: w1, share": ("0.33333", "0.4"),
         "data: version": ("1", "2"),
         "data: clients": ("9", "10"),
         "data: tokens": ("9", "10"),

@@ -8,8 +8,11 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -22,7 +25,7 @@ from tests.flows.test_prefect import first
 from tests.operations.test_creating import BUDGET, ROWS, SOURCE
 from tests.pipelines.places import PRIVATE
 
-SCHEDULED = PRIVATE.replace("config =", "schedule = { interval = 30 }\nconfig =").replace(
+SCHEDULED = PRIVATE.replace("config =", "schedule = { interval = 10 }\nconfig =").replace(
     "epsilon = 0.5", "horizon = 20"
 )
 
@@ -65,9 +68,46 @@ def status(base: str, login: str | None) -> int:
         return error.code
 
 
+def data(base: str, login: str, page: str) -> str:
+    """What an artifact of the server shows. page: its address in the UI"""
+    headers = {"Authorization": f"Basic {base64.b64encode(login.encode()).decode()}"}
+    url = page.replace(f"{base}/artifacts/artifact/", f"{base}/api/artifacts/")
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as answer:
+        return json.loads(answer.read())["data"]
+
+
+@contextmanager
+def never_answering():
+    """(URL, what was sent to it so far) of a receiver that takes messages and never answers."""
+    told, ended = [], threading.Event()
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self):
+            told.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            ended.wait()
+
+        def log_message(self, *arguments):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as receiver:
+        threading.Thread(target=receiver.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{receiver.server_port}/", told
+        ended.set()
+        receiver.shutdown()
+
+
+@pytest.mark.heavy
 @pytest.mark.slow
 @pytest.mark.prefect
 def test_up_killed_up_again_and_down(folder):
+    with never_answering() as (webhook, sent):
+        table = f'[notify]\nwebhook = "{webhook}"\nevents = ["fedcore.budget.charged"]\n'
+        file = folder / "fedcore.toml"
+        file.write_text(table + file.read_text())
+        up_killed_up_again_and_down(folder, sent)
+
+
+def up_killed_up_again_and_down(folder, sent):
     process, base, login = started(folder)
     try:
         assert (status(base, None), status(base, login)) == (401, 200)
@@ -75,7 +115,21 @@ def test_up_killed_up_again_and_down(folder):
         assert kept.read_text() == login and stat.S_IMODE(kept.stat().st_mode) == 0o600
         again = subprocess.run(command(folder, "up"), capture_output=True, text=True, timeout=120)
         assert again.returncode == 0 and base in again.stderr and login in again.stderr
-        assert first(lambda: [run for run in list_runs(folder / "runs") if run.status == "finished"], 240)
+        # its receiver never answers, and the next run is made all the same
+        assert first(lambda: len([run for run in list_runs(folder / "runs") if run.status == "finished"]) > 1, 240)
+        assert "has charged rho = " in first(lambda: sent, 30)[0]["text"]
+        page = standing(folder / "fedcore.toml").page
+        assert f"Overview: {page}" in again.stderr
+        shown = first(
+            lambda: (text := data(base, login, page)) and "closed" in text and "finished" in text and text, 60
+        )
+        assert shown.startswith("# Overview of fedcore.toml") and "Runs left in the privacy budget" in shown
+        told = subprocess.run(command(folder, "status", "--json"), capture_output=True, text=True, timeout=120)
+        facts = json.loads(told.stdout)
+        assert facts["prefect"]["page"] == page
+        assert all("Late" in one["what"] for one in facts["alerts"]), "as on a machine that is busy"
+        (row,) = facts["deployments"]
+        assert row["deployment"] == "closed" and row["next start"] and row["runs left"] > 0
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()

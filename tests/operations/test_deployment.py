@@ -18,6 +18,7 @@ from fedcore.rounds.method import settings_by_place
 from fedcore.training.request import Series, TrainRequest
 from tests.command import fedcore, private_population
 from tests.conftest import small_counts
+from tests.pipelines.places import HEAD, INGEST, OPEN, Place, step
 
 WHOLE = """
 [[deployment]]
@@ -169,6 +170,13 @@ def test_where_a_deployment_starts_from(file, tmp_path, given, expected):
     assert read_deployments(file(ENTRY))[0].start_from is None
 
 
+def asked_for(item) -> set[str]:
+    """The names of the parameters of the flow of a deployment."""
+    from fedcore.flows.train import FLOWS
+
+    return set(FLOWS[item.method].parameters.properties)
+
+
 def test_the_flow_of_a_deployment_is_told_where_to_start(file):
     """Every parameter that is handed over is one of the flow's."""
     from fedcore.flows.serve import to_deployment
@@ -176,24 +184,36 @@ def test_the_flow_of_a_deployment_is_told_where_to_start(file):
     (item,) = read_deployments(file(ENTRY + 'start_from = "previous"\n'))
     deployed = to_deployment(item)
     assert deployed.parameters["start_from"] == "previous" and deployed.parameters["public_start_because"] is None
-    asked_for = set(deployed._parameter_openapi_schema.properties)
-    assert set(deployed.parameters) <= asked_for and "test_noise" not in asked_for
+    assert set(deployed.parameters) <= asked_for(item)
 
 
-def test_the_form_has_the_main_settings_first_and_all_others_as_advanced(file):
-    """A server with PostgreSQL keeps no order of names: places are numbers."""
+def test_the_form_has_the_main_settings_and_those_that_the_deployment_sets(file):
+    """In their order: a server with PostgreSQL keeps no order of names, so places are numbers."""
     from fedcore.flows.serve import to_deployment
+    from prefect.utilities.schema_tools import validate
 
-    (item,) = read_deployments(file(ENTRY))
-    form = to_deployment(item)._parameter_openapi_schema
-    cls = method_class(item.method)
-    shown = form.definitions[cls.Config.__name__]["properties"]
-    main, rest = settings_by_place(cls)
-    assert sorted(shown, key=lambda name: shown[name]["position"]) == [*main, *rest]
-    assert [shown[name]["title"] for name in main] == main and main == list(cls.main_settings)
-    assert [shown[name]["title"] for name in rest] == [f"Advanced · {name}" for name in rest]
-    compute = form.definitions["Compute"]["properties"]
-    assert [(one["position"], one["title"]) for one in compute.values()] == list(enumerate(compute))
+    for more in ({}, {"rounds": 3}, {}):  # each deployment of a method has a form of its own
+        setting = "".join(f"config = {{ {name} = {value} }}\n" for name, value in more.items())
+        (item,) = read_deployments(file(ENTRY + setting))
+        made = to_deployment(item)
+        form, cls = made._parameter_openapi_schema, method_class(item.method)
+        main, rest = settings_by_place(cls)
+        assert list(form.properties) == ["population", "config", "version", "start_from"]
+        shown = form.definitions[cls.Config.__name__]["properties"]
+        assert sorted(shown, key=lambda name: shown[name]["position"]) == [*main, *more] and {*more} <= {*rest}
+        assert all(one["title"] == name for name, one in shown.items()) and main == list(cls.main_settings)
+        asked = {**made.parameters, "config": {**more, rest[-1]: None}, "seed": 3}
+        validate(asked, form.model_dump(), raise_on_error=True)
+
+
+def test_the_form_of_a_pipeline_asks_for_the_time_alone(tmp_path):
+    from fedcore.flows.serve import pipeline_deployment
+    from prefect.utilities.schema_tools import validate
+
+    made = pipeline_deployment(Place(tmp_path, OPEN + HEAD + INGEST + step("train", deployment="open")).ready)
+    form = made._parameter_openapi_schema
+    assert list(form.properties) == ["at"] and form.required == []
+    validate(made.parameters, form.model_dump(), raise_on_error=True)
 
 
 def test_settings_of_an_algorithm_fit_the_form(file):
@@ -217,7 +237,7 @@ def test_the_flow_of_a_deployment_is_told_which_share_pays(file):
 
     (item,) = read_deployments(file(ENTRY + 'share = "team-a"\n'))
     assert item.request.share == to_deployment(item).parameters["share"] == "team-a"
-    assert set(to_deployment(item).parameters) <= set(to_deployment(item)._parameter_openapi_schema.properties)
+    assert set(to_deployment(item).parameters) <= asked_for(item)
     (item,) = read_deployments(file(ENTRY))
     assert item.request.share is None and "share" not in to_deployment(item).parameters
     with pytest.raises(ConfigError, match="share"):
@@ -351,6 +371,7 @@ def test_every_file_of_the_package_is_tested():
 
 def test_the_pipeline_that_comes_with_the_package_is_good():
     """Its private training follows from nothing that a client sends, and its budgets do not end."""
+    from fedcore.flows.pipeline import pipeline_flow
     from fedcore.flows.serve import all_of
 
     import deployments
@@ -360,7 +381,7 @@ def test_the_pipeline_that_comes_with_the_package_is_good():
     assert [training.name, nightly.name] == ["histograms", "nightly"] and len(nightly.schedules) == 1
     assert content.pipeline[0].labels == ["ingest", "forget", "train-histograms", "export-histograms"]
     assert nightly.entrypoint == "fedcore.flows.pipeline.pipeline_flow" and training.schedules == []
-    assert set(nightly.parameters) <= set(nightly._parameter_openapi_schema.properties)
+    assert set(nightly.parameters) <= set(pipeline_flow.parameters.properties)
 
 
 def test_the_example_of_the_documentation_is_good(file):

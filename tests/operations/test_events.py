@@ -15,7 +15,7 @@ from fedcore.operations.hanging import hanging_runs
 from fedcore.operations.monitoring import Monitoring
 from fedcore.operations.schedule import Schedule
 from fedcore.population.store import Population
-from fedcore.runs.store import Run
+from fedcore.runs.store import Run, list_runs
 from fedcore.training.budget import begin_cohorts
 from fedcore.training.request import Series
 from tests import sessions
@@ -216,7 +216,7 @@ def test_when_a_run_hangs(tmp_path):
 
     def found(seconds, patience=60.0, hanging=10.0, name="weekly"):
         watched = Monitoring(patience=patience, hanging=hanging)
-        return list(hanging_runs(tmp_path / "runs", name, watched, begun + seconds))
+        return list(hanging_runs(list_runs(tmp_path / "runs"), name, watched, begun + seconds))
 
     assert found(59) == [] and found(61, name="other") == []
     (one,) = found(61)  # the finished run says how long rounds take

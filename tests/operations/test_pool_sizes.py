@@ -133,6 +133,7 @@ def deployed(monkeypatch, tmp_path):
         "fedcore.flows.deploy": SimpleNamespace(
             deploy=lambda content, name: registered.extend(getattr(content, "deployment", content)) or []
         ),
+        "fedcore.flows.notify": SimpleNamespace(notify=lambda settings, name, deployments: None),
     }
     monkeypatch.setattr("fedcore.cli.serving.import_module", modules.__getitem__)
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")

@@ -5,7 +5,8 @@ of a webhook. Then the same days undisturbed in one process, compared.
     python -m tests.pipelines.days --days 60 --dir FOLDER            flows of a Prefect server on this host
     python -m tests.pipelines.days --days 60 --dir FOLDER --local    the same without any
 
-The server's database is the one that PREFECT_API_DATABASE_CONNECTION_URL names, or one in the folder.
+The server's database is the one that PREFECT_API_DATABASE_CONNECTION_URL names, or one in the folder. The ledger of the
+days that are disturbed is the one that FEDCORE_TEST_DATABASE names, a new one, or one in the folder.
 """
 
 from __future__ import annotations
@@ -25,23 +26,34 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from fedcore.operations.creating import create
 from fedcore.operations.deployment import read_file
 from fedcore.operations.pipelines.doing import OwnHands, as_text
 from fedcore.operations.pipelines.journal import read_journal
 from fedcore.operations.pipelines.law import ready
 from fedcore.operations.pipelines.running import run_pipeline
+from fedcore.operations.up_record import folder_of
 from fedcore.population.ingest.ingest import ingest
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.ledger import create_ledger, open_ledger
 from fedcore.runs.store import Run, list_runs
 from fedcore.storage.arrays import read_values
-from fedcore.training.budget import begin_cohorts
 from tests.flows.test_prefect import listening
 
 FIRST = datetime(2026, 1, 1, 3, tzinfo=UTC)
 FEATURES, FOUNDERS, NEWCOMERS = 6, 24, 4
+DISTURBED, UNDISTURBED = "disturbed", "undisturbed"
 HERE = Path(__file__).parent.parent.parent
 FILE = """
+[[population]]
+path = "population"
+
+[population.budget]
+epsilon = 8.0
+delta = 1e-6
+public_schema = "made up"
+cohorts = true
+
 [monitoring]
 runs_left = 39  # each day brings a cohort that pays for 40 runs, and each run makes it low
 
@@ -179,7 +191,7 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def prepare(folder: Path, days: int) -> None:
-    """Founders, a budget by cohort, and the file of the pipeline."""
+    """Founders, the file, and what `fedcore up` creates by it: a budget by cohort."""
     (folder / "arrivals").mkdir(parents=True)
     (folder / "daily.toml").write_text(FILE.format(newcomers=NEWCOMERS, retention=min(30, max(2, days // 2))))
     draw = random.Random("founders")
@@ -188,7 +200,7 @@ def prepare(folder: Path, days: int) -> None:
     ]
     (folder / "founders.csv").write_text("\n".join(["client,token,count", *rows]) + "\n")
     ledger = create_ledger(ledger_url(folder))
-    population = ingest(
+    ingest(
         folder / "founders.csv",
         folder / "population",
         features=FEATURES,
@@ -197,13 +209,13 @@ def prepare(folder: Path, days: int) -> None:
         clients_per_block=8,
         ledger={"id": ledger.id, "url": ledger.url},
     )
-    ledger.register(population.id)
-    ledger.set_budget(population.id, 8.0, 1e-6)
-    begin_cohorts(population, ledger)
+    with environment({"FEDCORE_LEDGER": ledger.url}):
+        create(read_file(folder / "daily.toml"), folder_of(folder / "daily.toml"), lambda words: None)
 
 
 def ledger_url(folder: Path) -> str:
-    return f"sqlite:///{folder / 'ledger.sqlite'}"
+    own = os.environ.get("FEDCORE_TEST_DATABASE") if folder.name == DISTURBED else None
+    return own or f"sqlite:///{folder / 'ledger.sqlite'}"
 
 
 def arrive(folder: Path, day: Day) -> None:
@@ -335,28 +347,32 @@ def main(arguments: list[str]) -> int:
 def lived(folder: Path, days: int, seed: int, local: bool, tell: bool = False) -> list[str]:
     """Live the days twice; what was seen, in sentences. Raises AssertionError if something differs."""
     planned = plan(days, seed)
-    for name in ("disturbed", "undisturbed"):
+    for name in (DISTURBED, UNDISTURBED):
         prepare(folder / name, days)
     began = time.monotonic()
     alarms: list[dict[str, Any]] = []
     if local:
-        killed = disturbed(folder / "disturbed", planned, local, tell)
+        killed = disturbed(folder / DISTURBED, planned, local, tell)
     else:
+        from fedcore.flows.dead import flow_runs, mark_dead
         from fedcore.flows.server import server
 
         home = {"PREFECT_HOME": str(folder / "prefect")}
-        with environment(home), server(), listening() as (webhook, alarms):
+        with environment(home), server() as base, listening() as (webhook, alarms):
             subprocess.run([sys.executable, "-c", ALARM, webhook], check=True, timeout=120)
-            killed = disturbed(folder / "disturbed", planned, local, tell)
+            killed = disturbed(folder / DISTURBED, planned, local, tell)
+            crashed = len(mark_dead(f"{base}/api"))
+            assert not flow_runs(f"{base}/api"), "none is shown as Running"
         assert alarms and all("is low" in alarm["text"] for alarm in alarms), alarms
     seconds = time.monotonic() - began
-    undisturbed(folder / "undisturbed", planned)
-    differ = compare(folder / "disturbed", folder / "undisturbed")
+    undisturbed(folder / UNDISTURBED, planned)
+    differ = compare(folder / DISTURBED, folder / UNDISTURBED)
     assert not differ, f"these differ: {', '.join(differ)}"
-    found = outcome(folder / "disturbed")
+    found = outcome(folder / DISTURBED)
     return [
         f"{days} days, {sum(len(day.files) for day in planned)} files came, {len(found['files'])} were ingested, once",
         f"{killed} processes were killed; {found['lost']} draws were charged and lost",
+        *([] if local else [f"{crashed} flow runs were set to Crashed, none is left Running"]),
         f"{len(found['cohorts'])} cohorts, {len(found['clients'])} clients are left, {len(found['runs'])} runs",
         *(f"a webhook was told {len(alarms)} times, first: {alarm['text']}" for alarm in alarms[:1]),
         f"equal to the undisturbed days; {seconds:.0f} s",
