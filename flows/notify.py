@@ -41,12 +41,12 @@ def notify(settings: Notify | None, name: str, deployments: Sequence[str]) -> No
     wanted |= {} if settings is None else {made.name: made for made in _automations(settings, name, deployments)}
     with get_client(sync_client=True) as client:
         for known, made in wanted.items():
-            first, *more = [old.id for old in client.read_automations_by_name(known)] or [None]
-            if first is not None and made is not None:  # in place: what has just happened is not lost
-                client.update_automation(first, made)
+            held = [old.id for old in client.read_automations_by_name(known)]
+            if made is not None and held:  # in place: what has just happened is not lost
+                client.update_automation(held.pop(0), made)
             elif made is not None:
                 client.create_automation(made)
-            for old in [*([first] if first is not None and made is None else []), *more]:
+            for old in held:
                 client.delete_automation(old)
 
 

@@ -92,7 +92,7 @@ def test_a_messy_table_to_a_private_result_in_five_commands(tmp_path, monkeypatc
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "table",
-    [pytest.param(table, marks=[pytest.mark.heavy] * (at % 3 > 0)) for at, table in enumerate(tables.TABLES)],
+    [pytest.param(table, marks=[pytest.mark.heavy] * (at % 5 > 0)) for at, table in enumerate(tables.TABLES)],
     ids=lambda table: table.name,
 )
 def test_each_messy_table_becomes_segments(tmp_path, monkeypatch, table):

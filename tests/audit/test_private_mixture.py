@@ -135,7 +135,11 @@ def test_a_canary_changes_no_more_than_is_charged(run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "run", [pytest.param(run, id=name, marks=[pytest.mark.heavy] * (name == "gaps")) for name, run in RUNS.items()]
+    "run",
+    [
+        pytest.param(run, id=name, marks=[pytest.mark.heavy] * (name in ("gaps", "numbers", "categories")))
+        for name, run in RUNS.items()
+    ],
 )
 def test_a_whole_run_gives_away_no_more_than_its_price(run):
     """Pseudo-random noise of the same law, since so many runs are many draws; the mechanism is audited elsewhere."""

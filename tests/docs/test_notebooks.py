@@ -37,7 +37,13 @@ def test_a_notebook_has_the_outputs_that_its_text_states(stored):
 
 
 @pytest.mark.slow
-@of_each
+@pytest.mark.parametrize(
+    "stored",
+    [
+        pytest.param(stored, id=stored.stem, marks=[pytest.mark.heavy] * (stored.stem == "larger-than-memory"))
+        for stored in STORED
+    ],
+)
 def test_a_kernel_prints_what_a_notebook_shows(stored, tmp_path):
     shown, made = nbformat.read(stored, 4), executed(nbformat.read(stored, 4), tmp_path)
     for before, cell in zip(shown.cells, made.cells, strict=True):

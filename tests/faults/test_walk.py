@@ -37,10 +37,18 @@ def test_some_faults(name, tmp_path):
     check(walk(name, tmp_path / "walk", QUICK[name]))
 
 
+# Of the walks over an object store, those of private runs are enough for every day.
+ALIKE = ("train (objects)", "resume (objects)", "train on (objects)")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.heavy] if name in LONG else []) for name in COMMANDS if name not in QUICK],
+    [
+        pytest.param(name, marks=[pytest.mark.heavy] if name in LONG or name in ALIKE else [])
+        for name in COMMANDS
+        if name not in QUICK
+    ],
 )
 def test_more_faults(name, tmp_path):
     check(walk(name, tmp_path / "walk", STRIDES.get(name, FEW)))

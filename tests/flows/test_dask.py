@@ -91,7 +91,7 @@ def test_a_worker_killed_in_a_round_changes_no_bit(tmp_path, workers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.heavy), 2])
 def test_a_block_that_kills_every_worker_is_named(tmp_path, workers):
     population = write_counts(tmp_path / "p", MATRIX, block=16)
     with dask_client(workers) as client:

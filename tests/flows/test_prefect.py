@@ -538,7 +538,7 @@ def test_a_run_that_waits_for_newcomers_is_no_failure(prefect_server, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.prefect
-@pytest.mark.parametrize("method", ["paper-histograms", "federated-em"])
+@pytest.mark.parametrize("method", [pytest.param("paper-histograms", marks=pytest.mark.heavy), "federated-em"])
 def test_a_flow_and_a_local_run_end_in_the_same_bits(prefect_server, tmp_path, method):
     if method == "paper-histograms":
         population = write_counts(tmp_path / "population", small_counts(200))

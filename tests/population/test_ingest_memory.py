@@ -82,7 +82,7 @@ def test_typed_tables(tmp_path, form):
 @pytest.mark.parametrize(
     ("rows", "append", "documents"),
     [
-        pytest.param(1_000_000, False, False, marks=pytest.mark.slow),
+        pytest.param(1_000_000, False, False, marks=[pytest.mark.slow, pytest.mark.heavy]),
         pytest.param(1_000_000, False, True, marks=pytest.mark.slow),
         pytest.param(5_000_000, False, False, marks=pytest.mark.heavy),
         pytest.param(5_000_000, True, False, marks=pytest.mark.heavy),

@@ -352,6 +352,7 @@ def test_the_same_after_every_step(place, kind, data):
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 def test_four_years_of_weekly_runs_are_paid_by_who_is_there_and_nobody_loses_more(tmp_path):
     """Each run is paid by the cohorts of the last H appends, at a share of which H fit: none is refused, and a client
     who stayed for H runs has spent all but less than one of them.

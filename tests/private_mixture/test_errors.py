@@ -40,7 +40,8 @@ def test_intervals_hold_in_many_fits(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["categories", pytest.param("series", marks=pytest.mark.heavy)])
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["categories", "series"])
 def test_intervals_hold_about_as_often_as_they_should(name):
     """Eight fits, with all their numbers together. Numbers of one fit share noise, so the bounds are wide."""
     found = coverage(name, range(8))
