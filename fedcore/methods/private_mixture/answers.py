@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import log_ndtr
+import scipy
 
 from fedcore.methods.private_mixture.em import believed
 
@@ -44,7 +44,7 @@ def not_negative(counts: np.ndarray, noise: np.ndarray | float) -> np.ndarray:
     deviation, if every size is as likely beforehand."""
     sd = np.maximum(noise, 1e-12)
     t = np.maximum(counts / sd, LOWEST)
-    mean: np.ndarray = sd * (t + np.exp(-0.5 * t * t - log_ndtr(t)) / math.sqrt(2 * math.pi))
+    mean: np.ndarray = sd * (t + np.exp(-0.5 * t * t - scipy.special.log_ndtr(t)) / math.sqrt(2 * math.pi))
     return np.maximum(mean, 0.0)
 
 

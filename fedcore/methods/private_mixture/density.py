@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import logsumexp
+import scipy
 
 from fedcore.methods.mixture_models.gaps import Components, completed
 from fedcore.methods.private_mixture.layout import COPIES, LOG2_ENDS, Layout
@@ -163,7 +163,7 @@ class PrivateMixtureModel:
     def log_likelihood(self, x: np.ndarray) -> np.ndarray:
         """(n,) nats of rows (n, features), in the units of the data: of a row with gaps (NaN) that of the numbers that
         it has. Finite for every row without infinite numbers."""
-        likelihood: np.ndarray = logsumexp(self._log_joint(x), axis=1)
+        likelihood: np.ndarray = scipy.special.logsumexp(self._log_joint(x), axis=1)
         return likelihood
 
     def responsibilities(self, x: np.ndarray) -> np.ndarray:

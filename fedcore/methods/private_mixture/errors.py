@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
+import scipy
 
 from fedcore.methods.private_mixture.answers import slices
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
@@ -110,7 +110,7 @@ def _spread(shown: np.ndarray) -> np.ndarray:
 
 def wider(runs: int) -> float:
     """Student's quantile for a standard deviation of so many runs, over the normal one, at 95 %."""
-    return float(stdtrit(runs - 1, 0.975) / ndtri(0.975))
+    return float(scipy.special.stdtrit(runs - 1, 0.975) / scipy.special.ndtri(0.975))
 
 
 def _of_series(state: PrivateMixtureState, model: PrivateMixtureModel) -> Errors:
