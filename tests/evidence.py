@@ -3,7 +3,7 @@
     python -m tests.evidence               # all of them: an hour and more
     python -m tests.evidence -k streaming  # what pytest's options choose
 
-The result is docs/evidence/heavy.md: a row for each test of the last run in which it took part. Rows of tests that are
+The result is docs/notes/heavy.md: a row for each test of the last run in which it took part. Rows of tests that are
 not run this time stay as they are.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).parent.parent
-FILE = ROOT / "docs" / "evidence" / "heavy.md"
+FILE = ROOT / "docs" / "notes" / "heavy.md"
 HEAD = """# Heavy tests
 
 What `python -m tests.evidence` saw: powered statistics, long walks of faults, simulated time, browsers. They run by

@@ -1,7 +1,7 @@
 """What mkdocs does with the pages: README and its neighbours become pages, references are generated, links lead on.
 
 Pages are written to be read in the repository too: links in them are paths between its files. On the site a link to
-README, CONTRIBUTING or CHANGELOG leads to the page that is made of it, and one to code is shown without a link.
+README, CONTRIBUTING or CHANGELOG leads to the page that is made of it, and one to code or to notes is shown without a link.
 A notebook in docs/notebooks becomes a page with its code, what the code printed and its pictures.
 """
 
@@ -62,7 +62,7 @@ def with_links(markdown: str, source: str, place: str) -> str:
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
         if (ROOT / path / "README.md").exists():
             path += "/README.md"
-        if path not in MADE_PAGES and not path.startswith("docs/"):
+        if path not in MADE_PAGES and (not path.startswith("docs/") or path.startswith("docs/notes/")):
             return text
         there = MADE_PAGES.get(path, path.removeprefix("docs/"))
         if there.startswith("notebooks/"):

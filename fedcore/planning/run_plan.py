@@ -2,7 +2,7 @@
 against it.
 
 Sizes follow from the manifest, the settings and the planned releases; times from a short calibration
-(`fedcore.planning.calibration`). The cost model, its assumptions and how well it does are in docs/capacity.md.
+(`fedcore.planning.calibration`). The cost model, its assumptions and how well it does are in docs/notes/capacity.md.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from fedcore.training.spec import open_inputs, resolve
 
 MOST_WORKERS = 10_000
 
-# Bytes were fitted to the runs of docs/capacity.md. The seconds (of work of a core) and the commits of a release are
+# Bytes were fitted to the runs of docs/notes/capacity.md. The seconds (of work of a core) and the commits of a release are
 # round estimates that were not measured by themselves.
 DASK_BYTES = 30 * 2**20  # of a worker, and of the process that has the run
 KEPT_BYTES = 32 * 2**20  # of a process that answers: freed memory that its allocator keeps, small things
@@ -51,7 +51,7 @@ FUTURE_SECONDS = 0.003  # of the scheduler
 BLOCK_BYTES = 3000  # of a block's entry while a manifest is read
 RELEASE_COMMITS = 2  # a charge, a publication and a copy, each durable, take so many commits of a round
 FUTURE_WORK = 0.25  # seconds of work that are put into a future
-AT_ONCE = 1.2  # of the longer of two things that two threads do, what both together take (docs/benchmarks.md)
+AT_ONCE = 1.2  # of the longer of two things that two threads do, what both together take (docs/notes/benchmarks.md)
 
 
 @dataclass(frozen=True, slots=True)
