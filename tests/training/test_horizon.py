@@ -113,7 +113,7 @@ class Paper:
             for i, nominal in enumerate(self.nominal)
         )
         manifest = SimpleNamespace(
-            nominal_clients=None, cohorts=cohorts, period=None, halves=None, records=False, one_whole=False
+            nominal_clients=None, cohorts=cohorts, period=None, halves=None, records=False, one_whole=False, image=None
         )
         return SimpleNamespace(
             path=Path("p"), id="p", kind="counts", features=30, clients_per_leaf=64, n_clients=0, manifest=manifest
@@ -235,7 +235,7 @@ def test_a_population_without_cohorts_refuses_to_be_asked_for_them():
     paper = Paper([100])
     population = paper.population
     population.manifest = SimpleNamespace(
-        nominal_clients=100, cohorts=(), period=None, halves=None, records=False, one_whole=False
+        nominal_clients=100, cohorts=(), period=None, halves=None, records=False, one_whole=False, image=None
     )
     for asked in ({"horizon": 3}, {"at_least": 3}, {"recent_cohorts": 2}, {"cohorts": "1"}):
         with pytest.raises(ConfigError, match=rf"one budget for all.*{next(iter(asked))}.*fedcore budget cohorts"):

@@ -72,7 +72,7 @@ def on_paper(budget, spent: float = 0.0, nominal: int = 1000, features: int = 30
         "p", budget, "client", "add_or_remove_one", (Fraction(spent), Fraction(0), Fraction(0), Fraction(0)), {}, ()
     )
     manifest = SimpleNamespace(
-        nominal_clients=nominal, cohorts=(), period=None, halves=None, records=False, one_whole=False
+        nominal_clients=nominal, cohorts=(), period=None, halves=None, records=False, one_whole=False, image=None
     )
     population = SimpleNamespace(
         path=Path("p"), id="p", kind="counts", features=features, clients_per_leaf=1024, n_clients=77, manifest=manifest

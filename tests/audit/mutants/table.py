@@ -534,7 +534,7 @@ clip: each component of a private mixture has a bound of its own
 -     whole[:, ~(whole.sum(axis=0) <= weight)] = 0.0
 +     whole[whole > weight] = 0.0
 clip: gains of a private mixture are not cut
-- gain = np.clip(mixture - normal, -message.bound, message.bound)
+- gain = np.clip(np.nan_to_num(mixture - normal, nan=0.0), -message.bound, message.bound)
 + gain = mixture - normal
 clip: distances from the centres of columns are not cut
 - part = np.clip((tile.x - message.centre) / message.scale, -1.0, 1.0)
