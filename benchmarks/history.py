@@ -1,6 +1,6 @@
 """A file of measurements, one JSON object a line, and what changed between two commits.
 
-The format is told in docs/notes/benchmarks.md. In a row of a result, fractions are quantities; text and whole numbers name
+The format is in docs/notes/benchmarks.md. In a row of a result, fractions are quantities; text and whole numbers name
 what was measured.
 """
 

@@ -1,5 +1,5 @@
-"""Benchmarks run at a tiny size and say what docs/notes/benchmarks.md promises; floors compute what methods compute, so that
-ratios compare the same work. Whole commands are measured by hand only."""
+"""Benchmarks run at a tiny size and say what docs/notes/benchmarks.md promises; floors compute what methods compute, so
+that ratios compare the same work. Whole commands are measured by hand only."""
 
 import json
 import subprocess

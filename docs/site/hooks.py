@@ -1,7 +1,7 @@
 """What mkdocs does with the pages: README and its neighbours become pages, references are generated, links lead on.
 
 Pages are written to be read in the repository too: links in them are paths between its files. On the site a link to
-README, CONTRIBUTING or CHANGELOG leads to the page that is made of it, and one to code or to notes is shown without a link.
+README, CONTRIBUTING or CHANGELOG leads to the page that is made of it, and one to code or notes is plain text.
 A notebook in docs/notebooks becomes a page with its code, what the code printed and its pictures.
 """
 

@@ -1,8 +1,8 @@
 """How large a machine the runs of a deployment need, from `fedcore plan`, and how that is said to a work pool.
 
-A plan's memory is what its processes are likely to reach. Of the runs in docs/notes/capacity.md none reached more than 1.35
-times what its plan said, so a container may take HEADROOM times as much before it is stopped. Swap is closed where the
-pool can close it: exact sums of a private run must not reach a disk.
+A plan's memory is what its processes are likely to reach. Of the runs in docs/notes/capacity.md none reached more than
+1.35 times what its plan said, so a container may take HEADROOM times as much before it is stopped. Swap is closed where
+the pool can close it: exact sums of a private run must not reach a disk.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ from fedcore.training.spec import open_inputs, resolve
 
 MOST_WORKERS = 10_000
 
-# Bytes were fitted to the runs of docs/notes/capacity.md. The seconds (of work of a core) and the commits of a release are
-# round estimates that were not measured by themselves.
+# Bytes were fitted to the runs of docs/notes/capacity.md. The seconds (of work of a core) and the commits of a release
+# are round estimates that were not measured by themselves.
 DASK_BYTES = 30 * 2**20  # of a worker, and of the process that has the run
 KEPT_BYTES = 32 * 2**20  # of a process that answers: freed memory that its allocator keeps, small things
 PREFECT_BYTES = 130 * 2**20  # of the process that has the run, beyond Dask
