@@ -296,7 +296,7 @@ class Case:
 
 
 def mixture_case(d: int, k: int, separation: float, seed: int) -> Case:
-    """Of the law of docs/private-mixture.md."""
+    """Of the law of docs/notes/private-mixture.md."""
     generator = np.random.default_rng([seed, d, k, int(10 * separation)])
     truth = mixture(d, k, separation, generator)
     x, _ = truth.sample(ROWS, generator)
@@ -463,10 +463,10 @@ SETUP = (
     "labels: adjusted Rand index of held-out rows with their components or classes, median over seeds of the noise "
     "(and of the data, where they are synthetic). refused: runs without an answer, which are not in the median.",
     "nats: negative log-likelihood of a held-out row; of mixtures and of server above the truth's, of sets in the "
-    "units of docs/private-mixture.md. Empty for k-means, which gives no density.",
+    "units of docs/notes/private-mixture.md. Empty for k-means, which gives no density.",
     "groups claimed: runs that claim several groups in data with one; a refusal claims nothing. k-means claims as many "
     "as it is asked for. EM: by BIC, of at most as many.",
-    "Every learner is asked for the true number of components, of a set for that of docs/private-mixture.md.",
+    "Every learner is asked for the true number of components, of a set for that of docs/notes/private-mixture.md.",
     "Given beforehand, which private_mixture is not: the smallest box that holds all training rows (private_gmm, "
     "DP-Lloyd, diffprivlib, S&A). That itself is not private. private_gmm is also given sigma_min .01 and "
     "least_weight .05, in the box's units. wide box: three times as wide in every column.",

@@ -1,4 +1,4 @@
-"""Starts of private federated EM, and the table of them in docs/federated-em.md.
+"""Starts of private federated EM, and the table of them in docs/notes/federated-em.md.
 
     python -m tests.federated_em.starts CELL CLIENTS EPSILON [--shares S ...] [--clips C ...] [--brief]
 

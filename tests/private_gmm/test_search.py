@@ -228,7 +228,7 @@ def test_one_group_is_not_found_to_be_several(name):
     "name", [pytest.param(name, marks=[pytest.mark.heavy] * (at % 2)) for at, name in enumerate(HOSTILE)]
 )
 def test_hostile_data_are_refused(name):
-    """At most one in 25 runs of a family; over all families the aim is one in 50 (docs/private-gmm.md)."""
+    """At most one in 25 runs of a family; over all families the aim is one in 50 (docs/notes/private-gmm.md)."""
     assert sum(claims(name, seed) for seed in range(100, 125)) <= 1
 
 

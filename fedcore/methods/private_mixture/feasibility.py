@@ -6,7 +6,7 @@
     first     the same of the first whitening. Where it is large, rows are cut further out than usual in the second
     valley    the peak of a component that holds n / K units, over a valley of LOW of it, in deviations
 
-Borders were read off simulated runs (docs/private-mixture.md): 2 to 8 components 6 of the largest standard deviation
+Borders come from simulated runs (docs/notes/private-mixture.md): 2 to 8 components 6 of the largest standard deviation
 apart, in 2 to 50 columns, with 500 to 8000 records at epsilon .3 to 4. It says what the noise allows, not that the data
 have such groups.
 """
