@@ -149,8 +149,8 @@ def dask_client(workers: int | None = None, address: str | None = None, private:
             raise PrivacyError(
                 f"a private run sends raw sums between workers, and {address} is not encrypted: whoever reaches it, on "
                 "this host every user, reads them and runs code on the workers.",
-                "Use a scheduler at tls:// with certificates (docs/deployments.md), or leave --dask out: the workers "
-                "that are then started on this host are closed to others.",
+                "Use a scheduler at tls:// with certificates (docs/notes/deployments.md), or leave --dask out: the "
+                "workers that are then started on this host are closed to others.",
             )
         try:
             client = Client(address, timeout="10s", set_as_default=False)

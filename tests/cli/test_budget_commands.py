@@ -232,7 +232,7 @@ MONTHLY = ("--client", "user", "--period", "month", "--time", "when", "--zone", 
 
 @pytest.mark.slow
 def test_a_budget_per_client_and_month(tmp_path, monkeypatch):
-    """From a table to the statement, as docs/deployments.md says it."""
+    """From a table to the statement, as docs/series.md says it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{tmp_path / 'ledger.sqlite'}")
     (tmp_path / "visits.csv").write_text(VISITS)

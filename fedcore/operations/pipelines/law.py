@@ -1,4 +1,4 @@
-"""Which steps of a pipeline may follow from what (docs/deployments.md, "Whether a step happens").
+"""Which steps of a pipeline may follow from what (docs/pipelines.md, "Conditions of steps").
 
 Whether something private is released must not follow from what a client holds or sends. So a private training is made
 at the time that its schedule says, whatever became of the steps before it: files that came or did not, that could not
