@@ -95,6 +95,7 @@ def test_a_draw_without_a_seed_is_found(source, lines):
     assert unseeded(source) == lines
 
 
+@pytest.mark.slow
 def test_every_draw_without_a_seed_says_why():
     found = {str(path.relative_to(TESTS)) for path in TESTS.rglob("*.py") if unseeded(path.read_text())}
     assert found == set(WITHOUT_A_SEED)

@@ -92,6 +92,7 @@ def test_imports_leave_the_collector_as_it_was():
         gc.unfreeze()
 
 
+@pytest.mark.slow
 def test_flows_need_no_package_that_is_an_extra():
     """What `pip install fedcore` alone brings is enough to train with Prefect."""
     code = (

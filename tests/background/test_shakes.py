@@ -68,6 +68,7 @@ def test_shifts_are_found():
 
 
 @pytest.mark.parametrize("pixels", [1.0, 2.0])
+@pytest.mark.slow
 def test_masks_of_a_camera_that_shakes(pixels):
     made = shaken(5, still(), pixels, *SIZE)
     ran = run(block_of(clients(made.frames)), image=SIZE)
@@ -88,6 +89,7 @@ def test_a_camera_that_stands_still_keeps_its_bits():
     assert not looked.outputs()["rows_down"].any() and not looked.outputs()["rows_across"].any()
 
 
+@pytest.mark.slow
 def test_one_of_two_cameras_shakes():
     """Each ends as alone, and leaves of clients do not matter."""
     made = [shaken(seed, still(), pixels, *SIZE) for seed, pixels in ((5, 2.0), (6, 0.0))]

@@ -516,6 +516,7 @@ def test_a_foreign_folder_among_the_runs_is_no_obstacle(trained):
 # --- evaluation -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_evaluate_keeps_the_scores_in_the_run_and_its_report(trained):
     result = works("evaluate", "runs/open", "p", "--local", "--json").json
     assert result["public"] == "made up"

@@ -119,6 +119,7 @@ def without_workers(monkeypatch):
     monkeypatch.setattr("fedcore.testing.__main__.WORKERS", ())
 
 
+@pytest.mark.slow
 def test_the_command_says_of_every_law_whether_it_holds(capsys, without_workers):
     assert main(["tests.conformance.broken:Sound", "--set", "rounds=2"]) == 0
     lines = capsys.readouterr().out.splitlines()

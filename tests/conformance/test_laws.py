@@ -21,8 +21,11 @@ BROKEN = {
 }
 
 
+LONG = ("private_gmm/diag", "federated_em/fedem-sampled")  # together a third of the time of the others
+
+
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in FAST])
 def test_laws(name, law):
     LAWS[law](case(name))
 

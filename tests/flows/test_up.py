@@ -151,6 +151,7 @@ def up_killed_up_again_and_down(folder, sent):
         status(base, login)
 
 
+@pytest.mark.slow
 def test_a_login_is_kept_and_only_where_nobody_else_can_read_it(tmp_path, monkeypatch):
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
     login = server.kept_login()

@@ -59,6 +59,7 @@ def test_the_calendar_decides_where_the_file_says_always(tmp_path):
     assert trained(place, [2, 3, 4]) == ["done"] * 3
 
 
+@pytest.mark.slow
 def test_declared_clients_decide_and_neither_files_nor_clients(tmp_path, monkeypatch):
     """2 h g >= p: with a budget for 4 runs and 12 clients, one client a day is too few, and two days have enough."""
     worlds = {}

@@ -409,6 +409,7 @@ def test_an_edited_place_of_the_anchor_is_noticed(place, anchor):
         start(place, "s")
 
 
+@pytest.mark.slow
 def test_a_place_that_only_the_witness_states_is_not_dropped(place, anchor, monkeypatch):
     """Neither by a ledger without its record, nor by an edited record that is older than the newest checkpoint."""
     to_end(start(place))

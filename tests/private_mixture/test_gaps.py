@@ -262,6 +262,7 @@ def test_a_run_reads_rows_with_gaps(fitted):
     assert states[1].warm and method.personalise(states[0], records(x[:300]), None)["rows_labels"].min() >= 0
 
 
+@pytest.mark.slow
 def test_the_share_of_gaps_is_shown_by_column(fitted):
     _, x, method, state, later = fitted
     for each in (state, later):
@@ -272,6 +273,7 @@ def test_the_share_of_gaps_is_shown_by_column(fitted):
     assert "first run of the series" in tables["missing_numbers"].note
 
 
+@pytest.mark.slow
 def test_gaps_make_error_bars_wider_and_a_series_with_gaps_has_none(fitted):
     _, _, method, state, later = fitted
     found = errors_of(method.config, state, model_of(method.config, state))

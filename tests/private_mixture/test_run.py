@@ -70,6 +70,7 @@ def test_columns_that_noise_drowns_are_left_out_and_said(seed):
 
 
 @pytest.mark.parametrize("unit", ["record", "client"])
+@pytest.mark.slow
 def test_the_share_of_rows_that_are_left_out_is_reported(unit):
     """Three columns with 10 % infinite numbers each lose 27 % of the rows. Reported from released counts and the
     declared size."""

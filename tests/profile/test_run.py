@@ -66,6 +66,7 @@ def of(run, table, **wanted):
     return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
 
 
+@pytest.mark.slow
 def test_a_tenth_of_the_budget_is_spent_and_shown_before(made, folder, monkeypatch):
     run, _ = made
     monkeypatch.chdir(folder)

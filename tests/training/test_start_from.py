@@ -282,6 +282,7 @@ def test_nor_through_a_run_on_another_population(private, tmp_path, settings):
     assert ledger.balance(population.id).rho_reserved == 0
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_record_its_lineage_is_refused(private, tmp_path):
     population, _, _ = private
     _, between = through(population, tmp_path)
