@@ -1,5 +1,5 @@
 """Dask by TLS, a Prefect server that wants a password, a ledger in PostgreSQL whose users may do little: what
-docs/notes/deployments.md says of them, run on loopback.
+docs/several-hosts.md says of them, run on loopback.
 """
 
 import os
@@ -142,7 +142,7 @@ def postgres(tmp_path_factory):
 
 def grants() -> list[str]:
     """The statements of the documentation."""
-    page = (Path(__file__).parents[2] / "docs/notes/deployments.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/several-hosts.md").read_text()
     return re.findall(r"^GRANT .*;$", page, re.MULTILINE)
 
 

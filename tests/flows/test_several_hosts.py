@@ -1,4 +1,4 @@
-"""docs/notes/deployments.md, Several hosts, put together on loopback: hosts that share nothing but an object
+"""docs/several-hosts.md put together on loopback: hosts that share nothing but an object
 store, PostgreSQL, a Dask scheduler and a Prefect server. A host is a home, a working folder and a folder for temporary
 files of its own.
 """

@@ -98,9 +98,7 @@ PrivateMessage = ScaleMessage | MomentsMessage | PrivateSumsMessage
 
 
 TILE_NUMBERS = 2**18  # of a tile of rows
-STACK_NUMBERS = (
-    2**20
-)  # of a stack's rows, and of what its clients need next to them: fewer calls, still near the caches
+STACK_NUMBERS = 2**20  # of a stack's rows, and of what its clients need: fewer calls, still near the caches
 # Of the squared bound of a round's vector: steps of the atoms, energies of their codes, the ladder
 SHARES = (0.90, 0.07, 0.03)
 STEP_BOUND, ENERGY_BOUND, CELL_BOUND = (math.floor(math.sqrt(share) * GRID_NORM) for share in SHARES)
