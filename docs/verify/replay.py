@@ -196,4 +196,4 @@ def main(ledger, statement=None):
 
 if __name__ == "__main__":
     arguments = [one for one in sys.argv[1:] if one != "--statement"]
-    sys.exit(main(*arguments) if 0 < len(arguments) < 3 else __doc__)
+    sys.exit(main(*arguments) if 0 < len(arguments) < 3 and not arguments[0].startswith("-") else __doc__)

@@ -274,6 +274,8 @@ def show_run(path: str, as_json: bool, result: bool = False, whole: bool = False
         return say(value | {"result": [each.to_json() for each in tables]}, True)
     statement = value.pop("privacy", None) or {}
     value.pop("metrics", None)
+    if statement.get("pending"):
+        value["private"] = "not stated yet"  # "False" would say that the method is not private
     say(value, False)
     for each in shown_tables(tables):
         print()

@@ -466,6 +466,8 @@ def test_resume_and_abandon(place):
     assert [(row["status"], row["rounds"]) for row in listed] == [("interrupted", 1)] * 2
     pending = works("runs", "show", "runs/half", "--json").json
     assert pending["privacy"]["pending"] and not pending["private"]
+    shown = works("runs", "show", "runs/half").out
+    assert "False" not in shown and "not stated yet" in shown and "No statement yet" in shown
 
     answer = works("resume", "runs/half", "--local", "--json").json
     assert answer["status"] == "finished" and answer["rounds"] == 4 and len(answer["privacy"]["releases"]) == 4
