@@ -60,6 +60,7 @@ PRIVATE = [
 
 @pytest.mark.parametrize("private", [False, True])
 @pytest.mark.parametrize("law", LAWS)
+@pytest.mark.slow
 def test_a_sound_method_obeys(law, private):
     for case in cases_for(Sound(SoundConfig(private=private))):
         LAWS[law](case)

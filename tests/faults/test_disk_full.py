@@ -107,6 +107,7 @@ def in_both_modes(*files: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("mode", "file"), in_both_modes("statement.json", "head.json"))
+@pytest.mark.slow
 def test_a_disk_that_is_full_at_the_end(place, undisturbed, disk, mode, file):
     here = place(mode)
     session = here.start()

@@ -103,6 +103,7 @@ def test_what_was_published_stays_and_every_release_is_paid_once(place, kill):
 
 
 @pytest.mark.parametrize("kill", BEFORE_THE_FIRST_STATE, ids=str)
+@pytest.mark.slow
 def test_a_reservation_is_never_lost(place, kill):
     """Killed before its first state, a run can be given up, and the whole budget is there again."""
     here = place("secure")

@@ -130,6 +130,7 @@ def test_whole_weights_of_rows_with_gaps(name):
 
 
 @each_run
+@pytest.mark.slow
 def test_a_row_of_weight_0_is_not_there(name):
     """Nor does it matter what is in it. The fourth client has no other rows."""
     rows, weights = clients(name), some_weights(0, 3)
@@ -142,6 +143,7 @@ def test_a_row_of_weight_0_is_not_there(name):
 
 
 @each_run
+@pytest.mark.slow
 def test_weights_of_1_are_no_weights(name):
     rows = clients(name)
     weighted = with_weights(rows, [np.ones(size) for size in SIZES])

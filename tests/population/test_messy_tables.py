@@ -21,6 +21,7 @@ AT_LEAST = 0.98  # of the rows, and of the values, that can be used
     [pytest.param(table, marks=[pytest.mark.slow] * (at % 3 > 0)) for at, table in enumerate(messy.TABLES)],
     ids=lambda table: table.name,
 )
+@pytest.mark.slow
 def test_a_messy_table_becomes_a_population(tmp_path, monkeypatch, table):
     monkeypatch.chdir(tmp_path)
     path, usable = table.write(tmp_path), table.usable()

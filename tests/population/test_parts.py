@@ -188,6 +188,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow
 def test_a_population_read_in_parts_is_the_same(tmp_path, case):
     source, options = case(tmp_path)
     given = options | {"clients_per_leaf": 2, "clients_per_block": 8}

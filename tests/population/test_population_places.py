@@ -62,6 +62,7 @@ SAME = {
 
 
 @pytest.mark.parametrize("name", SAME)
+@pytest.mark.slow
 def test_a_population_has_one_budget_under_all_its_names(place, name):
     to_end(start(SAME[name](place)))
     own, other = spent("p", "q")
@@ -125,6 +126,7 @@ ELSEWHERE = (exchange, forge_id, forge_data, link_blocks, link_versions, remove,
 
 
 @pytest.mark.parametrize("change", ELSEWHERE, ids=lambda change: change.__name__)
+@pytest.mark.slow
 def test_a_run_does_not_continue_on_other_data(place, change):
     interrupted("p")
     before = spent("p", "q")

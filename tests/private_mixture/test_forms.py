@@ -258,6 +258,7 @@ def usual(seed: int):
 
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.slow
 def test_usual_people_keep_the_bounds_and_their_own_part(unit, goes_on):
     for relation in RELATIONS:
         check(unit, relation, None, *usual(0), goes_on=goes_on)

@@ -88,6 +88,7 @@ def usual(seed: int):
 
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("goes_on, steps", [(False, False), (False, True), (True, True)])
+@pytest.mark.slow
 def test_usual_people_keep_the_bounds_and_their_own_part(unit, goes_on, steps):
     for relation in RELATIONS:
         check(unit, relation, None, *usual(0), goes_on=goes_on, steps=steps)

@@ -89,6 +89,7 @@ def test_what_lies_within(numbers, first, length):
 @pytest.mark.parametrize("parts", [side.MOST_PARTS, 0])
 @settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
+@pytest.mark.slow
 def test_sums_of_participants_are_those_of_a_population_of_them_alone(stored, monkeypatch, name, parts, data):
     """Bit for bit, whatever the leaves, and whether parts of a leaf are put together; and those of the clients one by
     one, added up.
