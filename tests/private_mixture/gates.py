@@ -13,6 +13,7 @@
     apart        the same on ten generators that nothing was chosen with
     hard         density on tables with many zeros, or with a few rows far out
     gaps         density where numbers are missing, filled and with their rows left out
+    profiled     density of runs that start from a profile, beside runs alone
     small        groups found where 2 to 5 % of the rows are far from the others
     errors       how often intervals by standard errors hold
     time         CPU seconds of a run with 60,000 rows of 10 columns
@@ -35,7 +36,7 @@ from scipy.stats import beta
 from fedcore.methods.private_mixture import PrivateMixtureConfig, PrivateMixtureModel
 from fedcore.methods.private_mixture.feasibility import strength
 from fedcore.methods.private_mixture.scores import normal_of
-from tests.private_mixture import apart, hard, missing
+from tests.private_mixture import apart, from_profile, hard, missing
 from tests.private_mixture.coverage import coverages
 from tests.private_mixture.mixed import mixed
 from tests.private_mixture.worlds import adjusted_rand, block_of, facts, mixture, records, run
@@ -44,7 +45,9 @@ CELLS = ((2, 2), (5, 3), (10, 5), (20, 3), (20, 10), (50, 5))
 MIXED = ((5, 3, 2, (4, 6)), (10, 5, 2, (3, 3, 8)), (2, 4, 1, (5, 5, 5, 5)), (5, 4, 3, (20,)))
 SEPARATIONS = (1, 2, 3, 4, 8)
 HELD_OUT = 4000
-KINDS = "mixtures false clients t3 series worth units mixed steps sets apart hard gaps small errors time".split()
+TABLES = (
+    "mixtures false clients t3 series worth units mixed steps sets apart hard gaps profiled small errors time"
+).split()
 
 
 def groups_of(model: PrivateMixtureModel) -> int:
@@ -318,28 +321,7 @@ def data_set(name: str, seeds: range, epsilons: list[float]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "table",
-        choices=[
-            "mixtures",
-            "false",
-            "clients",
-            "t3",
-            "series",
-            "worth",
-            "units",
-            "mixed",
-            "steps",
-            "sets",
-            "apart",
-            "hard",
-            "gaps",
-            "small",
-            "errors",
-            "time",
-            *SETS,
-        ],
-    )
+    parser.add_argument("table", choices=[*TABLES, *SETS])
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first", type=int, default=1000, help="first seed")
     parser.add_argument("--epsilon", type=float, nargs="*", default=[1.0])
@@ -378,6 +360,8 @@ def main() -> None:
         hard.tables(seeds, asked.epsilon)
     elif asked.table == "gaps":
         missing.table(seeds, asked.epsilon, asked.families, missing.RATES)
+    elif asked.table == "profiled":
+        from_profile.table(seeds, asked.epsilon, asked.families)
     elif asked.table == "small":
         chosen = list(range(len(hard.GROUPS))) if asked.cells is None else asked.cells
         hard.small_groups(seeds, asked.epsilon, chosen, asked.rounds)

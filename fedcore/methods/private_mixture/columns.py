@@ -126,6 +126,13 @@ def first_guess(histogram: np.ndarray, noise: float, forms: Forms) -> tuple[np.n
     return centre, np.where(alone, 1.0, reach), told | alone
 
 
+def profiled_guess(centre: np.ndarray, reach: np.ndarray, forms: Forms) -> tuple[np.ndarray, np.ndarray]:
+    """The same of a run that starts from a profile, which has released their ranges."""
+    alone = forms.share > 0
+    wide = np.maximum(np.clip(reach, SMALLEST_SCALE, LARGEST_SCALE), np.maximum(forms.atoms, forms.steps) / 2)
+    return np.where(alone, 0.0, centre), np.where(alone, 0.5, wide)
+
+
 def moved(centre: np.ndarray, reach: np.ndarray, sums: np.ndarray, count: np.ndarray) -> np.ndarray:
     """(d,) the centre after sums (d,), published in steps, of distances cut to the reach. count: (d,) of numbers."""
     step: np.ndarray = np.clip(sums / ONE / np.maximum(count, 1.0), -1.0, 1.0) * reach
@@ -146,7 +153,7 @@ def reach_of(histogram: np.ndarray, noise: float) -> tuple[np.ndarray, np.ndarra
 
 def noise_of(config: PrivateMixtureConfig, state: PrivateMixtureState, name: str) -> float:
     """Standard deviation of the noise of a cell of this release, in units."""
-    design = design_of(config, state.features, state.declared, state.rho, state.relation, state.warm)
+    design = design_of(config, state.features, state.declared, state.rho, state.relation, state.warm, state.profiled)
     names = [item.name for phase in design.phases for item in phase.releases]
     return float(state.noise[names.index(name)]) / ONE
 

@@ -75,7 +75,8 @@ def strength(config: PrivateMixtureConfig, public: PublicFacts) -> Strength:
 def words_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> tuple[Word, Word]:
     """The word before the run, and the one since the second whitening, which is never a better one. Density dips are
     searched in complete rows alone. There are taken to be as many as if gaps of columns were independent."""
-    phases = design_of(config, state.features, state.declared, state.rho, state.relation).phases
+    facts = state.features, state.declared, state.rho, state.relation
+    phases = design_of(config, *facts, profiled=state.profiled).phases
     names = [item.name for phase in phases for item in phase.releases]
     noise = dict(zip(names, state.noise.tolist(), strict=True))
     before = _strength(noise, state.declared, state.features, config.components)
@@ -86,8 +87,10 @@ def words_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> tuple[
 
 def _strength(noise: Mapping[str, float], n: int, d: int, components: int) -> Strength:
     """noise: by release, in steps; n: units; d: columns of numbers."""
-    cell = min(noise["spans_0"], math.sqrt(2) * noise["columns"]) / ONE
-    columns = HELD * n / (SURE * math.sqrt(WINDOW) * cell)
+    columns = math.inf  # a profile has told them
+    if "spans_0" in noise:
+        cell = min(noise["spans_0"], math.sqrt(2) * noise["columns"]) / ONE
+        columns = HELD * n / (SURE * math.sqrt(WINDOW) * cell)
     first, edge = (noise_edge(noise[f"moments_{step}"], d, math.sqrt(d) + BEYOND, n) for step in range(WHITENINGS))
     return Strength(columns, edge, _valley(noise["valleys"], n, components), first)
 

@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fedcore.methods.mixture_models.profiled import PROFILED_NAMES
 from fedcore.methods.mixture_models.released import NATS_OF_NOISE
-from fedcore.methods.private_mixture import clients, series, server, start
+from fedcore.methods.private_mixture import clients, profiled, series, server, start
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
 from fedcore.methods.private_mixture.density import PrivateMixtureModel
 from fedcore.methods.private_mixture.feasibility import worth
@@ -145,8 +146,12 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
         return start.warm_start_of(self.config, state)
 
     def checked_warm_start(self, arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
-        """Raises ConfigError for anything else than what a run of the series leaves."""
-        pool = series.checked(arrays, layout_of(self.config, features), self.config.components, what)
+        """Raises ConfigError for anything else than what a run of the series or a profile leaves."""
+        layout = layout_of(self.config, features)
+        if profiled.is_of_profile(arrays):
+            profiled.checked(arrays, layout, what)
+            return {name: np.asarray(arrays[name], np.float64) for name in PROFILED_NAMES}
+        pool = series.checked(arrays, layout, self.config.components, what)
         return {name: np.asarray(arrays[name], np.float64) for name in series.names_of(pool)}
 
     def likely_warm_start(self, public: PublicFacts) -> dict[str, np.ndarray]:

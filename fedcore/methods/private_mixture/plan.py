@@ -11,6 +11,8 @@
 
 Where there are categories, rounds of EM release answers by component and value besides.
 
+A run that starts from a profile knows centres and scales, and leaves out `centres` and `spans`.
+
 A run that goes on with a series has the last three kinds alone, with the whole budget; whether it does is in its start,
 which is public.
 
@@ -32,6 +34,7 @@ from fedcore.methods.mixture_models.whole_rows import MOST_FEATURES
 from fedcore.methods.private_mixture import sensitivities
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
 from fedcore.methods.private_mixture.layout import layout_of, sizes_of
+from fedcore.methods.private_mixture.profiled import ranges_in
 from fedcore.methods.private_mixture.series import pool_in
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import PublicFacts
@@ -55,6 +58,7 @@ SPANS = 2 * EXPONENTS + 1
 COLUMN_CELLS = 2 * SPANS + 1  # negative, positive, and nothing or too small; gaps have one more
 NORM_CELLS = 58  # about ratios of 2^(1/4) from 2^-4 to 2^10, and two ends
 PASSES = 3  # of centres and spans
+OF_CELLS = 0.25  # of what columns, centres and spans get together
 WHITENINGS = 2
 LLOYD = 4
 MOST_CELLS = 64
@@ -93,7 +97,7 @@ class Phase:
 class Design:
     """A run as it is planned. d: columns of numbers; k: components; q: leading directions; n: declared number of units;
     mu: of the whole run; own: whether each component's own matrix is released; warm: whether the run goes on with a
-    series."""
+    series; profiled: whether it starts from a profile."""
 
     d: int
     k: int
@@ -102,6 +106,7 @@ class Design:
     mu: float
     own: bool
     warm: bool
+    profiled: bool
     phases: tuple[Phase, ...]
 
 
@@ -111,9 +116,15 @@ def reach_of(d: int) -> float:
 
 
 def design_of(
-    config: PrivateMixtureConfig, features: int, units: int, rho: float, relation: str, warm: bool = False
+    config: PrivateMixtureConfig,
+    features: int,
+    units: int,
+    rho: float,
+    relation: str,
+    warm: bool = False,
+    profiled: bool = False,
 ) -> Design:
-    """features: columns of numbers; units: the declared number of them; warm: whether the run goes on with a series.
+    """features: columns of numbers; units: the declared number of them; warm, profiled: as in `Design`.
     Raises ConfigError for too many columns or an unknown relation."""
     if features > MOST_FEATURES:
         raise ConfigError(
@@ -128,14 +139,16 @@ def design_of(
         phases = _last_phases(config, d, k, own, relation, WARM_SHARES)
     else:
         c = min(max(3 * d * (24 / units) ** 2 / (0.4 * mu**2), 0.06), 0.25)
-        rest = (0.995 - c) / 0.9
-        phases = _first_phases(d, q, c, rest, relation)
+        passes = 0 if profiled else PASSES
+        rest = (0.995 - (c if passes else OF_CELLS * c)) / 0.9
+        phases = _first_phases(d, q, c, rest, relation, passes)
         phases += _last_phases(config, d, k, own, relation, {name: rest * part for name, part in SHARES.items()})
-    return Design(d, k, q, units, mu, own, warm, tuple(phases))
+    return Design(d, k, q, units, mu, own, warm, profiled, tuple(phases))
 
 
-def _first_phases(d: int, q: int, c: float, rest: float, relation: str) -> list[Phase]:
-    """Those that a run that goes on with a series does not need: columns, coordinates, starts."""
+def _first_phases(d: int, q: int, c: float, rest: float, relation: str, passes: int) -> list[Phase]:
+    """Those that a run that goes on with a series does not need: columns, coordinates, starts. passes: of centres and
+    spans."""
     count, vector = sensitivities.counts(relation), sensitivities.sums(relation)
     columns, moments = sensitivities.counts(relation, d), sensitivities.moments(relation)
     phases = list[Phase]()
@@ -150,9 +163,9 @@ def _first_phases(d: int, q: int, c: float, rest: float, relation: str) -> list[
         "columns",
         0,
         ReleaseShare("count", (1,), count, 0.005),
-        ReleaseShare("columns", (d, COLUMN_CELLS + 1), columns, 0.25 * c),
+        ReleaseShare("columns", (d, COLUMN_CELLS + 1), columns, OF_CELLS * c),
     )
-    for step in range(PASSES):
+    for step in range(passes):
         summed = ReleaseShare(f"centres_{step}", (d,), sensitivities.sums(relation, d), 0.35 * c / PASSES)
         add("centres", step, summed)
         add("spans", step, ReleaseShare(f"spans_{step}", (d, SPANS), columns, 0.40 * c / PASSES))
@@ -258,7 +271,8 @@ def planned_design(config: PrivateMixtureConfig, public: PublicFacts) -> Design:
         raise ConfigError(f"a private_mixture run knows no unit {public.unit!r}.")
     layout = layout_of(config, public.features)
     warm = pool_in(public, config.components, layout) is not None
-    return design_of(config, layout.d, units_of(config, public), public.rho, public.relation, warm)
+    profiled = ranges_in(public, layout) is not None
+    return design_of(config, layout.d, units_of(config, public), public.rho, public.relation, warm, profiled)
 
 
 def plan(config: PrivateMixtureConfig, public: PublicFacts) -> list[PlannedRelease]:

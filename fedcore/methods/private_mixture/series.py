@@ -20,6 +20,7 @@ from fedcore.errors import ConfigError
 from fedcore.methods.mixture_models.released import RELEASED_NAMES
 from fedcore.methods.mixture_models.whole_rows import LIMIT, WHOLE_BITS, WholeMap, whole_map
 from fedcore.methods.private_mixture.layout import Layout
+from fedcore.methods.private_mixture.profiled import is_of_profile
 from fedcore.methods.private_mixture.state import MIXTURE, MixedState, PrivateMixtureState
 from fedcore.rounds.method import PublicFacts
 
@@ -97,7 +98,7 @@ def arrays_of(state: PrivateMixtureState, missing: np.ndarray) -> dict[str, np.n
 def pool_in(public: PublicFacts, components: int, layout: Layout) -> Pool | None:
     """What the run goes on with; None if it begins anew. Raises ConfigError for what no run of as many components
     leaves."""
-    if not public.warm_start:
+    if not public.warm_start or is_of_profile(public.warm_start):
         return None
     pool = checked(public.warm_start, layout, components, "the start")
     return None if pool.lost[0] else pool

@@ -33,6 +33,7 @@ from fedcore.methods.private_mixture.plan import (
     planned_design,
     reach_of,
 )
+from fedcore.methods.private_mixture.profiled import ranges_in
 from fedcore.methods.private_mixture.promotion import promoted
 from fedcore.methods.private_mixture.round_metrics import info_of
 from fedcore.methods.private_mixture.series import FORGETTING, KNOWN, MixedPool, pool_in
@@ -71,7 +72,7 @@ class Context:
 
 
 def context_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> Context:
-    found = design_of(config, state.features, state.declared, state.rho, state.relation, state.warm)
+    found = design_of(config, state.features, state.declared, state.rho, state.relation, state.warm, state.profiled)
     return Context(config, state, found)
 
 
@@ -129,7 +130,10 @@ def init(config: PrivateMixtureConfig, public: PublicFacts) -> PrivateMixtureSta
         group=np.zeros(0, np.int64),
         **(of_answers if sizes else {}),
     )
-    pool = pool_in(public, config.components, layout_of(config, public.features))
+    layout = layout_of(config, public.features)
+    if (ranges := ranges_in(public, layout)) is not None:
+        return replace(state, centre=ranges.centre, scale=ranges.reach, told=np.ones(d, bool), profiled=True)
+    pool = pool_in(public, config.components, layout)
     if pool is None:
         return state
     if isinstance(state, MixedState) and isinstance(pool, MixedPool):
@@ -241,8 +245,11 @@ def _first(context: Context, values: Published) -> PrivateMixtureState:
     state = replace(context.state, count=count, missing=values["columns"][:, COLUMN_CELLS] / ONE)
     numbers = values["columns"][:, :COLUMN_CELLS]
     forms = columns.atoms_of(numbers, noise, columns.there(context.config, state)).without(by_setting)
-    centre, reach, told = columns.first_guess(numbers, noise, forms)
     state = replace(state, atoms=forms.atoms, steps=forms.steps, share=forms.share)
+    if state.profiled:
+        centre, reach = columns.profiled_guess(state.centre, state.scale, forms)
+        return replace(state, centre=centre, scale=reach / 2)
+    centre, reach, told = columns.first_guess(numbers, noise, forms)
     return replace(state, centre=centre, scale=reach, told=told)
 
 

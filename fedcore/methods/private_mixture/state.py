@@ -3,7 +3,7 @@ JSON."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,7 +18,8 @@ class PrivateMixtureState:
     fields are stored with the run.
 
     round: finished rounds; done: whether there are no more. outcome: "running", "mixture" or "one normal distribution"
-    warm: whether the run goes on with a series, so that it begins with components
+    warm: whether the run goes on with a series, so that it begins with components; profiled: whether it starts from a
+        profile, so that it begins with centre and scale
     seed: of public streams. unit, relation: of the budget. declared: public number of units; rho: of the run
     noise: (releases,) standard deviations in grid steps, in the order of the plan
     count: noised number of units; missing: (d,) released numbers of gaps in columns, or in a series the shares
@@ -85,6 +86,7 @@ class PrivateMixtureState:
     depth: np.ndarray
     p: np.ndarray
     group: np.ndarray
+    profiled: bool = field(default=False, kw_only=True)
 
     @property
     def features(self) -> int:

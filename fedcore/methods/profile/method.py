@@ -14,6 +14,7 @@ from fedcore.methods.profile.config import ProfileConfig
 from fedcore.methods.profile.layout import declared_categories, layout_of
 from fedcore.methods.profile.plan import NAME, planned_release
 from fedcore.methods.profile.result import noise_of_a_quantile, outcome_of, result_of
+from fedcore.methods.profile.start import warm_start_of
 from fedcore.methods.profile.state import ProfileState
 from fedcore.population.blocks import ClientBlock, Kind, RowsBlock
 from fedcore.population.columns import ColumnEntry
@@ -50,6 +51,7 @@ class Profile(PrivateMethod[ProfileConfig, ProfileState]):
     units: ClassVar[tuple[str, ...]] = ("client", "record")
     facts_in_state: ClassVar[tuple[str, ...]] = ("unit", "relation")
     usual_share: ClassVar[Fraction | None] = Fraction(1, 10)
+    warm_starts_for: ClassVar[tuple[str, ...]] = ("private_mixture",)
 
     def plan(self, public: PublicFacts) -> Sequence[PlannedRelease]:
         """Raises ConfigError without a budget, or for settings that do not fit the columns."""
@@ -100,6 +102,10 @@ class Profile(PrivateMethod[ProfileConfig, ProfileState]):
 
     def server_update(self, state: ProfileState, result: Mapping[str, Any]) -> tuple[ProfileState, RoundInfo]:
         return replace(state, released=np.array(result[NAME], np.int64)), RoundInfo()
+
+    def warm_start_of(self, state: ProfileState) -> dict[str, np.ndarray]:
+        """The range of each column; see `fedcore.methods.profile.start`."""
+        return warm_start_of(self.config, state)
 
     def outcome(self, state: ProfileState) -> str:
         """How many units were counted, and in how many columns."""
