@@ -369,9 +369,7 @@ COMMANDS: dict[str, Command] = {
         exits=(0, 0),
     ),
     "reproduce": Command(because="simulates its clients or reads public benchmarks; nothing in it is private"),
-    "demo": Command(
-        because="makes its population of the machine's Python packages; then runs `train` and `evaluate`"
-    ),
+    "demo": Command(because="makes its population of the machine's Python packages; then runs `train` and `evaluate`"),
     "budget cohorts": Command(
         lines("budget cohorts @counts --json", "budget cohorts @counts", "budget cohorts @bare"),
         (Declared("*/versions/*", None, COUNTS),),
