@@ -16,16 +16,14 @@ Calls = Sequence[Sequence[object]]
 JSON = "--json"
 SCHEMA = "--public-schema 'made up'"
 
-TIMES = "times, which limitations.md declares"
-SIZES = "bytes on disk and in memory, which limitations.md declares"
-COUNTS = (
-    "clients, rows or tokens, entries, blocks and like ids of a population, for operators: limitations.md declares them"
-)
-RAW = "the data themselves, in the place that was asked for"
+# Declared in docs/privacy/limitations.md; numbers are shown to operators.
+TIMES = "times"
+SIZES = "bytes on disk and in memory"
+COUNTS = "numbers of clients, rows, tokens, entries, blocks and similar ids"
+RAW = "the data, in the place that the caller names"
 
-SKETCHED = Declared(
-    "ledger.sqlite: fedcore_id_sketches", None, "the noisy sketch of ids in the ledger, which shared-ids.md argues for"
-)
+# Argued in docs/privacy/shared-ids.md.
+SKETCHED = Declared("ledger.sqlite: fedcore_id_sketches", None, "the noisy sketch of ids in the ledger")
 
 PROGRESS = r"(\{'completed': \d+, 'total': \d+\}\n?)+"  # one line for each block
 # In what `population ingest` and `describe` say of a population. Stored sizes follow from how well data pack.
@@ -190,18 +188,18 @@ COMMANDS: dict[str, Command] = {
             Declared("listed/*", None, RAW),
             Declared("progress", PROGRESS, COUNTS),
         ),
-        "writes private data where it is told to",
+        "writes private data to the place that the caller names",
         exits=(0, 0, 0, 2),
     ),
     "population forget": Command(
-        because="is told whom by its caller, and says how many of them were there, to whoever may read the data"
+        because="its caller lists the clients; prints how many of them existed, for operators who may read the data"
     ),
     "population compact": Command(because="writes the same data again; prints a version and bytes freed"),
     "population verify": Command(lines("population verify @counts --json", "population verify @points"), STORED),
     "population copy": Command(
         lines("population copy @counts @copied --json", "population copy @counts @copied"),
         (*STORED, *files_of("copied/blocks/*"), Declared("copied/*", None, RAW)),
-        "writes private data where it is told to",
+        "writes private data to the place that the caller names",
     ),
     "verify": Command(lines("verify @counts --json", "verify @runs/finished --json", "verify @runs/given"), STORED),
     "verify-statement": Command(
@@ -257,13 +255,13 @@ COMMANDS: dict[str, Command] = {
         )
     ),
     "methods": Command(because="reads no population"),
-    "plan": Command(_plan, PLANNED, "may say what this machine takes for clients of such a shape, not for these"),
+    "plan": Command(_plan, PLANNED, "may state what this machine takes for clients of such a shape, not for these"),
     "select": Command(
         lines(
             "select histograms @counts --try clusters=1,2 --local --json",
             "select federated_em @rows --set algorithm=private --try components=1,2 --local",
         ),
-        because="compares runs that are not private only: private ones are refused",
+        because="compares non-private runs only; private ones are refused",
         exits=(2, 2),
     ),
     "train": Command(_train, exits=(0, 0, 0, 2, 2, 2)),
@@ -285,18 +283,18 @@ COMMANDS: dict[str, Command] = {
     ),
     "runs outliers": Command(
         lines("runs outliers @runs/finished @counts --json"),
-        because="names clients, of runs that are not private only: a private run is refused",
+        because="lists clients of non-private runs only; a private run is refused",
         exits=(2,),
     ),
     "runs anomalies": Command(
         lines("runs anomalies @runs/finished @counts --json"),
-        because="names clients, of runs that are not private only: a private run is refused",
+        because="lists clients of non-private runs only; a private run is refused",
         exits=(2,),
     ),
     "report": Command(
         lines("report @runs/finished --json", "report @runs/finished --plan @plan.json --json"),
         PLANNED,
-        "the plan that is kept with the run says nothing exact of the population",
+        "the plan that is kept with the run holds no exact number of the population",
     ),
     "export": Command(
         lines(
@@ -307,7 +305,7 @@ COMMANDS: dict[str, Command] = {
             "export @runs/finished @exported.parquet --table profiles",
             "export @runs/finished @exported.joblib",
         ),
-        because="writes what is committed of the run",
+        because="writes the committed state of the run",
         exits=(0, 0, 0, 0, 0, 2),
     ),
     "personalise": Command(
@@ -321,7 +319,7 @@ COMMANDS: dict[str, Command] = {
             Declared("stdout", r"\bclients +\d+", COUNTS),
             Declared("progress", PROGRESS, COUNTS),
         ),
-        "writes each client's own output where it is told to",
+        "writes each client's own output to the place that the caller names",
     ),
     "evaluate": Command(
         lines(
@@ -330,7 +328,7 @@ COMMANDS: dict[str, Command] = {
             "evaluate @runs/finished @counts --not-private @scores.json --json",
         ),
         (Declared("scores.json", None, RAW), *(item for item in PLANNED if item.where == "*report.html")),
-        "of a population that is not public into a file of the operator only",
+        "for a population that is not public, writes only to a file of the operator",
         exits=(0, 2, 0),
     ),
     "serve": Command(because="runs the training flows of a file; the flows are audited"),
@@ -345,13 +343,13 @@ COMMANDS: dict[str, Command] = {
     ),
     "deploy": Command(
         lines("deploy @deployments.toml", "deploy @deployments.toml --size-from-plan"),
-        because="registers names with a server: refused without; sizes are those that `plan` says",
+        because="registers names with a server; refused without one; sizes are those of `plan`",
         exits=(2, 2),
     ),
     "pipeline show": Command(
         lines("pipeline show @pipelines.toml --at 2026-01-01T03:00:00Z --json", "pipeline show @pipelines.toml"),
         RUN_TIMES,
-        "names new files, and rows of them that are bad, to whoever may read them",
+        "lists new files and their invalid rows, for operators who may read them",
     ),
     "pipeline run": Command(
         lines("pipeline run @pipelines.toml audit --local --at 2026-01-01T03:00:00Z --json"),
@@ -360,24 +358,22 @@ COMMANDS: dict[str, Command] = {
     ),
     "watch": Command(
         lines("watch @deployments.toml --once"),
-        because="reads records of runs and asks a server: refused without",
+        because="reads records of runs and contacts a server; refused without one",
         exits=(2,),
     ),
     "backfill": Command(
         lambda w: tuple(
             ("backfill", w / "deployments.toml", name, "--versions", "1", "--dry-run") for name in ("nightly", "weekly")
         ),
-        because="counts runs that fit by the ledger; without --dry-run the flows do the rest",
+        because="counts runs that fit by the ledger; without --dry-run it starts the audited flows",
         exits=(0, 0),
     ),
     "reproduce": Command(because="simulates its clients or reads public benchmarks; nothing in it is private"),
-    "demo": Command(
-        because="makes its population of the machine's Python packages; `train` and `evaluate` then do the rest"
-    ),
+    "demo": Command(because="makes its population of the machine's Python packages; then runs `train` and `evaluate`"),
     "budget cohorts": Command(
         lines("budget cohorts @counts --json", "budget cohorts @counts", "budget cohorts @bare"),
         (Declared("*/versions/*", None, COUNTS),),
-        "writes a manifest, beside the data",
+        "writes a manifest, next to the data",
     ),
 }
 

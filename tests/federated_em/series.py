@@ -1,4 +1,4 @@
-"""Series of private federated EM runs in memory, and the tables of them in docs/privacy/federated-em.md.
+"""Series of private federated EM runs in memory, and the tables of them in docs/notes/privacy-federated-em.md.
 
     FEDCORE_DATA=... python -m tests.federated_em.series touching|apart|changed|gvhd|letter RHO [SEEDS]
 

@@ -1,4 +1,4 @@
-"""The table of private runs on text_blogs in docs/privacy/histograms.md: losses over sizes of populations and budgets.
+"""The table of private runs on text_blogs in docs/notes/privacy-histograms.md: losses over sizes and budgets.
 
     FEDCORE_DATA=... python -m tests.histograms.gates [n ...] [epsilon ...]
 

@@ -1,4 +1,4 @@
-"""Series of private runs in memory, and the tables of them in docs/privacy/histograms.md.
+"""Series of private runs in memory, and the tables of them in docs/notes/privacy-histograms.md.
 
     FEDCORE_DATA=... python -m tests.histograms.series
 

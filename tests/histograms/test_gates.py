@@ -1,4 +1,4 @@
-"""The smaller populations of the table of private runs on text_blogs in docs/privacy/histograms.md."""
+"""The smaller populations of the table of private runs on text_blogs in docs/notes/privacy-histograms.md."""
 
 import os
 

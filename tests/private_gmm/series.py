@@ -1,4 +1,4 @@
-"""Series of private_gmm runs in memory, and the tables of them in docs/privacy/private-gmm.md.
+"""Series of private_gmm runs in memory, and the tables of them in docs/notes/privacy-private-gmm.md.
 
     python -m tests.private_gmm.series                    all tables
     python -m tests.private_gmm.series equal NUMBER       a line of the table of equal runs, from 0

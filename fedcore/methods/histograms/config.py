@@ -74,7 +74,8 @@ class HistogramsConfig(PrivateRunSettings):
     None means "choose by the size rules". Floors and smoothing hold for vocabularies of up to 1000 tokens
     (`for_vocabulary`).
 
-    The constants were settings. No measurement in docs/privacy/histograms.md and no table of the paper has others.
+    The constants were settings. No measurement in docs/notes/privacy-histograms.md and no table of the paper has
+    others.
     first_clip: L2 bound of plain histograms in the first, flat release
     first_share, second_share: of the budget, for the first release (None: 0.04, or 0.08 in a run without rounds) and
         for the whitened mean (all that is left without rounds)

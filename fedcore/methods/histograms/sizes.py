@@ -84,7 +84,7 @@ def size_rules(
 
     A single cluster is the mean, which needs no clustering rounds. Where the SNR is small there are fewer rounds, then
     fewer clusters; where it is large, more cells to merge from.
-    What the thresholds give on the preset is in `docs/privacy/histograms.md`.
+    What the thresholds give on the preset is in `docs/notes/privacy-histograms.md`.
     """
     b = signal_to_noise(nominal_clients, features, rho, clip)
     k = clusters or _clusters(b)

@@ -17,8 +17,8 @@ is for, the step of the paper beside it, and the function in `passes.py` that ma
       leaf covariance          second moments about that mean                                     estimate_covariances
 
 t (`needed` in the state) is what a ball or a cell must hold: w_min n / 2, with the noised count n of the root. A node
-without a terrific ball is one component (Algorithm 3, step 8). docs/privacy/private-gmm.md tells what differs from the
-paper; `reference.py` is the paper's partition on one page.
+without a terrific ball is one component (Algorithm 3, step 8). docs/notes/privacy-private-gmm.md states what differs
+from the paper; `reference.py` is the paper's partition on one page.
 
 A run whose series knows as many components as are asked for has no search: its tree is one node, split at the means of
 the series, and only the cells are estimated. What is estimated is pooled with what the series knew (`series.py`).

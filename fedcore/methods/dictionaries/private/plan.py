@@ -26,7 +26,7 @@ SCALE_SHARE, MOMENTS_SHARE = 0.02, 0.13  # of a run's budget; rounds share the r
 Word = Literal["weak", "fair", "good"]
 LIKELY_CLIP = 0.05  # in units of the typical energy; clients with some 50 rows had .02 to .1
 GOOD, FAIR = 0.2, 1.0  # at most: nu of an atom that has an equal share of the energy
-COSINES = 1.35  # nu up to which learnt atoms left less than as many public cosines (docs/privacy/dictionaries.md)
+COSINES = 1.35  # nu up to which learnt atoms left less than as many public cosines (notes/privacy-dictionaries.md)
 EXPECT: dict[Word, str] = {
     "weak": "noise moves atoms about as far as clients do; fewer atoms may be better",
     "fair": "a dictionary that is better than its start, and short of one without noise",
