@@ -127,7 +127,7 @@ def checked(arrays: Mapping[str, np.ndarray], layout: Layout, components: int, w
         lost=values["lost"] > 0,
         map_exponent=values["map_exponent"].astype(np.int64),
     )
-    k = len(pool.means)
+    k = pool.means.size // d
     ones = [(d,)] * 4
     shapes = [*ones, (d, d), (d,), (k + 1,), (k, d), (k, d, d), (k, KNOWN), (1,), *ones]
     if sizes:
