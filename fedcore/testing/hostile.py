@@ -75,7 +75,7 @@ def published(case: Case, generator: np.random.Generator) -> Iterator[tuple[str,
 
 def starts(case: Case, generator: np.random.Generator) -> Iterator[tuple[str, Case]]:
     """(what is wrong, as words; the case with this start) of starts that the method accepts. Raises LawBroken for one
-    that it neither accepts nor refuses with an error of its own.
+    that it neither accepts nor refuses with an error of fedcore's.
     """
     base = _usual_start(case)
     if not base:

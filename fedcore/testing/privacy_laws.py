@@ -94,7 +94,7 @@ def stand_ins(case: Case) -> None:
 def sensitivity(case: Case) -> None:
     """No release moves by more than its planned sensitivity when one unit is added (or replaced, where that is the
     relation), whatever its data are, whatever was published before, and whatever the run started from. A run that
-    cannot go on ends with an error of fedcore's own, which no client's data decide.
+    cannot continue ends with an error of fedcore's, which no client's data decide.
     """
     if not case.method.private:
         return

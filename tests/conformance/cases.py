@@ -73,19 +73,6 @@ SLOW = [
     "perma/robust",
     "dictionaries/private-replace-one",
 ]
-ATTACKED = [  # more of the private ones, of which only the law of sensitivity is asked: each method's other messages
-    "histograms/private-one-mean",
-    "histograms/private-after-private-grown",
-    "federated_em/private-tied",
-    "federated_em/private-after-private-mixture",
-    "private_gmm/two-levels",
-    "private_gmm/series",
-    "private_mixture/records-replace-one",
-    "private_mixture/series",
-    "private_mixture/gaps",
-    "private_mixture/categories",
-    "dictionaries/private-series",
-]
 MORE = {  # whose ends are not kept
     "private_mixture/categories": KeptCase(
         "private_mixture",

@@ -12,7 +12,7 @@ from fedcore.methods.registry import METHODS
 from fedcore.rounds.results import Features, Positions, segment_names
 from fedcore.testing import LAWS, LawBroken, same_with
 from tests.audit import em_releases, sabotage
-from tests.conformance.cases import ATTACKED, FAST, OTHERS, SLOW, case
+from tests.conformance.cases import FAST, OTHERS, SLOW, case
 from tests.digests.cases import CASES
 
 MORE_ROUNDS = "clusters that become empty get new centres in rounds that total_rounds does not count"
@@ -46,13 +46,6 @@ def test_laws_with_other_settings(name):
 @pytest.mark.parametrize("name", OTHERS)
 def test_laws_with_all_settings(name):
     every_law(name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ATTACKED)
-def test_no_totals_and_no_start_break_a_bound(name):
-    """The law of sensitivity alone, for messages that the other cases do not have."""
-    LAWS["sensitivity"](case(name))
 
 
 @pytest.mark.parametrize(("name", "law"), BROKEN)

@@ -108,7 +108,7 @@ class WholeMap:
 
 def whole_map(centre: np.ndarray, matrix: np.ndarray) -> WholeMap:
     """The map z -> (z - centre) matrix, whose matrix is rounded to as many bits as leave all sums exact, whatever it
-    holds. Entries that no exponent brings to so many bits are cut to them; NaN stays, and clients refuse it.
+    holds. Entries that no exponent brings to these bits are cut to them; NaN stays, and clients refuse it.
 
     centre: (d,) in steps. matrix: (d, q), in steps of the image for each step.
     """
