@@ -29,6 +29,7 @@ KNOWN = 4  # columns of `known`: shares, means, scales, shapes
 SHARES, MEANS, SCALES, SHAPES = range(KNOWN)
 WHOLE = ("told", "lost", "map_exponent")
 LARGEST = 1e6  # of anything in the coordinates of the components
+LARGEST_KNOWN = 1e30  # of a variance of noise, whose square is finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +158,16 @@ def _sound(pool: Pool) -> bool:
         and min(pool.atoms.min(), pool.steps.min(), pool.share.min(), 1.0 - pool.share.max()) >= 0
         and min(pool.missing.min(), 1.0 - pool.missing.max()) >= 0
         and (pool.weights > 0).all()
-        and (pool.known > 0).all()
+        and 0 < pool.known.min() <= pool.known.max() <= LARGEST_KNOWN
         and np.linalg.eigvalsh(pool.covariances).min() > 0
         and (
             not isinstance(pool, MixedPool)
-            or ((pool.probabilities > 0).all() and (pool.probabilities <= 1).all() and (pool.answers_known > 0).all())
+            or (
+                (pool.probabilities > 0).all()
+                and (pool.probabilities <= 1).all()
+                and (pool.answers_known > 0).all()
+                and pool.answers_known.max() <= LARGEST_KNOWN
+            )
         )
     )
 
