@@ -77,22 +77,33 @@ def starts(case: Case, generator: np.random.Generator) -> Iterator[tuple[str, Ca
     """(what is wrong, as words; the case with this start) of starts that the method accepts. Raises LawBroken for one
     that it neither accepts nor refuses with an error of fedcore's.
     """
-    base = _usual_start(case)
-    if not base:
-        return
-    accepted = []
-    for what, arrays in _wrong_arrays(base, generator):
-        wrong = replace(case, warm_start=arrays)
+    accepted = list(_accepted(case, _stand_ins(case)))
+    wrong = list(_accepted(case, _wrong_arrays(_usual_start(case), generator)))
+    accepted += [wrong[at] for at in generator.permutation(len(wrong))[:RUNS]]
+    yield from accepted
+
+
+def _accepted(case: Case, starts: Iterator[tuple[str, Mapping[str, np.ndarray]]]) -> Iterator[tuple[str, Case]]:
+    for what, arrays in starts:
+        started = replace(case, warm_start=arrays)
         try:
             with np.errstate(all="ignore"):
-                case.method.init(wrong.public)
+                case.method.init(started.public)
         except FedcoreError:
             continue
         except Exception as error:
             raise LawBroken(f"a start where {what} is neither taken nor refused: {type(error).__name__}.") from error
-        accepted.append((what, wrong))
-    for at in generator.permutation(len(accepted))[:RUNS]:
-        yield accepted[at]
+        yield what, started
+
+
+def _stand_ins(case: Case) -> Iterator[tuple[str, Mapping[str, np.ndarray]]]:
+    """What plans start from in the place of what an earlier run leaves."""
+    try:
+        likely = case.method.likely_warm_start(case.public) if case.method.accepts_warm_start else None
+    except FedcoreError:
+        return
+    if likely:
+        yield "likely_warm_start is the source", likely
 
 
 def _usual_start(case: Case) -> Mapping[str, np.ndarray]:

@@ -105,8 +105,8 @@ def sensitivity(case: Case) -> None:
     for what, published in hostile.published(case, generator):
         _check_totals(case, published, what, generator)
     for what, started in hostile.starts(case, generator):
-        for published in (None, partial(hostile.any_total, generator)):
-            _check_totals(started, published, f"the run starts where {what}", generator)
+        for totals in (None, partial(hostile.any_total, generator)):
+            _check_totals(started, totals, f"a run starts from arrays of which {what}", generator)
 
 
 def _check_totals(case: Case, published: Published | None, what: str, generator: np.random.Generator) -> None:

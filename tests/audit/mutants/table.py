@@ -1604,6 +1604,10 @@ totals: a row counts whole in every histogram, however many there are
 totals: gains are not cut
 - np.clip(np.nan_to_num(mixture - normal, nan=0.0), -message.bound, message.bound)
 + np.nan_to_num(mixture - normal, nan=0.0)
+= fedcore/methods/private_mixture/gaps.py
+totals: rows with gaps make clients fail in coordinates that leave rows as they are
+- if not len(state.means) and not whole.centre.any() and
++ if not whole.centre.any() and
 = fedcore/methods/mixture_models/whole_rows.py
 totals: vectors are not shortened
 -     if len(long):
