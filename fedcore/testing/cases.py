@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,7 +15,7 @@ from fedcore.population.blocks import ClientBlock
 from fedcore.privacy.accounting import make_budget
 from fedcore.privacy.mechanisms import TestNoise
 from fedcore.privacy.plan import PlannedRelease, Relation, Unit
-from fedcore.rounds.clients import checked_answer
+from fedcore.rounds.clients import checked_answer, redacted
 from fedcore.rounds.method import Memory, Message, Method, PublicFacts, RoundInfo, State
 from fedcore.rounds.statistics import IntegerSum, KeyedIntegerSum, Statistics, merge_all, values
 from fedcore.testing.bits import copied
@@ -108,16 +109,27 @@ class Case:
 
         Raises LawBroken if it has no end, or if a function of the method returns something of the wrong form.
         """
-        method, people, rounds = copied(self.method), self.population, list[Round]()
-        state, memories = _checked_state(method, method.init(self.public), "init"), None
+        rounds = tuple(self.rounds(published))
+        if rounds:
+            return History(rounds, rounds[-1].after, rounds[-1].kept)
+        return History((), _checked_state(self.method, self.method.init(self.public), "init"), None)
+
+    def rounds(self, published: Published | None = None, of_nobody: bool = False) -> Iterator[Round]:
+        """The rounds of `run`, one by one. of_nobody: no client answers, so that only what is published counts."""
+        method, people = copied(self.method), self.population
+        state, memories, number = _checked_state(method, method.init(self.public), "init"), None, 0
         most = method.total_rounds(state)
         while (message := method.message(state)) is not None:
-            number = len(rounds) + 1
+            number += 1
             require(
                 number <= PATIENCE * (most + 1),
                 f"the run has no end: total_rounds says {most}, and message has more to say after {number - 1} rounds.",
             )
-            statistics, kept = answers(method, message, people.leaves_for(method, message), memories)
+            leaves = people.leaves_for(method, message)
+            if of_nobody:
+                leaves = [leaves[0].slice(0, 0, leaves[0].leaf)]
+            with redacted(method, 0) if of_nobody else nullcontext():
+                statistics, kept = answers(method, message, leaves, memories)
             planned = tuple(release for release in self.plan if release.round == number)
             exact: Mapping[str, np.ndarray] = {}
             if method.private:
@@ -132,11 +144,8 @@ class Case:
             fits = isinstance(moved, tuple) and len(moved) == 2 and isinstance(moved[1], RoundInfo)
             require(fits, f"server_update returns {_form(moved)}, not a pair of a state and a RoundInfo.")
             state = _checked_state(method, moved[0], "server_update")
-            rounds.append(
-                Round(number, before, message, memories, statistics, kept, planned, exact, given, state, moved[1])
-            )
+            yield Round(number, before, message, memories, statistics, kept, planned, exact, given, state, moved[1])
             memories = kept
-        return History(tuple(rounds), state, memories)
 
 
 def _with_test_noise(planned: PlannedRelease, grid: np.ndarray) -> np.ndarray:

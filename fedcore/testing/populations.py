@@ -154,9 +154,11 @@ def odd_client(population: SmallPopulation, generator: np.random.Generator) -> n
         direction * 10.0 ** generator.integers(-6, 9),
         direction * largest,
         np.full(d, largest),
+        np.copysign(float(np.finfo(population.dtype).max), direction),
+        np.where(generator.random(d) < 0.5, np.nan, direction),
         generator.normal(size=d),
         *usual[:1],
-    ][generator.integers(5 + len(usual[:1]))]
-    times = int(generator.choice([0, 1, 1, 1, 2, 9, 300]))
+    ][generator.integers(7 + len(usual[:1]))]
+    times = int(generator.choice([0, 1, 1, 1, 2, 9, 300, 3000]))
     rows = np.tile(row, (times, 1))
     return rows * np.where(np.arange(times) % 2, -1.0, 1.0)[:, None] if generator.random() < 0.3 else rows

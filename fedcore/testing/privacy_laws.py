@@ -6,7 +6,7 @@ Differences are computed in Python's integers, which neither round nor wrap.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from typing import Any
@@ -26,19 +26,19 @@ from fedcore.rounds.clients import redacted
 from fedcore.rounds.messages import numbers_of
 from fedcore.rounds.method import Memory
 from fedcore.rounds.statistics import Statistics, merge_all, values
+from fedcore.testing import hostile
 from fedcore.testing.bits import copied, difference
-from fedcore.testing.broken import LawBroken, require
-from fedcore.testing.cases import Case, Round, added, answers, released
+from fedcore.testing.broken import LawBroken, in_words, require
+from fedcore.testing.cases import Case, Published, Round, added, answers, released
 from fedcore.testing.laws import law
 from fedcore.testing.populations import odd_client
 
 NEIGHBOURS = 12  # random pairs of populations for each round
+FEWER_NEIGHBOURS = 2  # for each round of a run whose totals or start may be anything
 DRAWS = 4000  # of noise, at least, for each release
 LEVEL = 1e-6  # of the test of the variance: a right release fails it that often
 STAND_INS = 16  # clients and rows of the law of that name
-NUMBERS = (math.nan, math.inf, -math.inf, 0.0, -1.0, 1e308, 5e-324)  # that no message should hold
 TOGETHER = 100  # messages with several such fields, of each phase
-ABSURD = 2**45  # no noise gives published values as large
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
@@ -93,29 +93,49 @@ def stand_ins(case: Case) -> None:
 @law("sensitivity")
 def sensitivity(case: Case) -> None:
     """No release moves by more than its planned sensitivity when one unit is added (or replaced, where that is the
-    relation), whatever its data are and whatever was published before.
+    relation), whatever its data are, whatever was published before, and whatever the run started from. A run that
+    cannot continue ends with an error of fedcore's, which no client's data decide.
     """
     if not case.method.private:
         return
     generator = np.random.Generator(np.random.Philox(case.seed))
-    for made in _rounds_to_attack(case):
+    for made in case.history.rounds:
         for _ in range(NEIGHBOURS):
             _check_neighbours(case, made, generator)
+    for what, published in hostile.published(case, generator):
+        _check_totals(case, published, what, generator)
+    for what, started in hostile.starts(case, generator):
+        for totals in (None, partial(hostile.any_total, generator)):
+            _check_totals(started, totals, f"a run starts from arrays of which {what}", generator)
 
 
-def _rounds_to_attack(case: Case) -> Iterator[Round]:
-    """Rounds of the run with test noise, and of runs whose published values are nothing, or absurd."""
-    yield from case.history.rounds
-    generator = np.random.Generator(np.random.Philox(case.seed + 1))
-    yield from _rounds_of(case, lambda planned, grid: np.zeros_like(grid))
-    yield from _rounds_of(case, lambda planned, grid: generator.integers(-ABSURD, ABSURD, grid.shape))
-
-
-def _rounds_of(case, published) -> Iterator[Round]:
-    try:
-        yield from case.run(published).rounds
-    except FedcoreError:  # a refusal of what no mechanism publishes
-        return
+def _check_totals(case: Case, published: Published | None, what: str, generator: np.random.Generator) -> None:
+    """The rounds of a run that publishes this, up to its end or its error."""
+    rounds = case.rounds(published, of_nobody=True)
+    while True:
+        try:
+            with np.errstate(all="ignore"):
+                made = next(rounds, None)
+        except (FedcoreError, LawBroken) as error:
+            if isinstance(error, LawBroken):
+                raise
+            return
+        except Exception as error:
+            raise LawBroken(
+                f"where {what}, the run ends with an error that is not fedcore's: {in_words(error)}."
+            ) from error
+        if made is None:
+            return
+        for _ in range(FEWER_NEIGHBOURS):
+            try:
+                _check_neighbours(case, made, generator)
+            except LawBroken as error:
+                raise LawBroken(f"where {what}, {error}") from None
+            except Exception as error:
+                raise LawBroken(
+                    f"where {what}, round {made.number}: some rows make the clients fail, and others do not: "
+                    f"{in_words(error)}."
+                ) from error
 
 
 @law("messages")
@@ -131,13 +151,13 @@ def messages(case: Case) -> None:
         seen.add(phase)
         fields = list(numbers_of(made.message))
         for name, value, allowed in fields:
-            for number in {*NUMBERS, *allowed}:
+            for number in dict.fromkeys((*hostile.NUMBERS, *allowed)):
                 wrong = with_number(made.message, name.split("."), value, number, generator)
                 _check_alone(case, replace(made, message=wrong), f"a message whose {name!r} is {number}", generator)
         for _ in range(TOGETHER):  # some bounds break only where several fields are wrong
             wrong, chosen = made.message, generator.permutation(len(fields))[: generator.integers(2, 5)]
             for name, value, allowed in (fields[at] for at in chosen):
-                number = generator.choice([*NUMBERS[3:], *allowed])
+                number = generator.choice([*hostile.NUMBERS[3:], *allowed])
                 wrong = with_number(wrong, name.split("."), value, number, generator)
             named = ", ".join(repr(fields[at][0]) for at in chosen)
             _check_alone(case, replace(made, message=wrong), f"other numbers in {named} of the message", generator)

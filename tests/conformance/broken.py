@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedcore.errors import ConfigError
+from fedcore.errors import ConfigError, RunError
 from fedcore.population.blocks import ClientBlock, CountsBlock
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import ClientOutputs, Memory, PublicFacts, RoundInfo
@@ -396,6 +396,49 @@ class TrustsItsMessage(Sound):
     def client_update(self, message, block, memory):
         ((name, statistic),) = super().client_update(message, block, memory)[0].items()
         return {name: IntegerSum(statistic.value() * (9 if (message.centre < 0).any() else 1))}, None
+
+
+class FollowsTotals(Sound):
+    """Clients add more once the centre is where no sums of theirs could bring it."""
+
+    def client_update(self, message, block, memory):
+        ((name, statistic),) = super().client_update(message, block, memory)[0].items()
+        return {name: IntegerSum(statistic.value() * (9 if np.abs(message.centre).max() > 1e3 else 1))}, None
+
+
+class NoName(Sound):
+    """Squares what was published, as Python does."""
+
+    def server_update(self, state, result):
+        state, info = super().server_update(state, result)
+        float(abs(np.float64(result[f"mean-{state.step}"]).sum())) ** 20
+        return state, info
+
+
+class FailsForSome(Sound):
+    """Clients with much data refuse a centre that is too far away, and others do not."""
+
+    def client_update(self, message, block, memory):
+        if np.abs(message.centre).max() > 1e3 and block.totals.max(initial=0) > 10**6:
+            raise RunError("a client has too much data.")
+        return super().client_update(message, block, memory)
+
+
+class TakesAnyStart(Sound):
+    """Looks into a start that it has not checked."""
+
+    accepts_warm_start = True
+
+    def warm_start_of(self, state):
+        return {"centre": state.centre}
+
+    def checked_warm_start(self, arrays, what, features):
+        return dict(arrays)
+
+    def init(self, public):
+        state = super().init(public)
+        start = public.warm_start or {"centre": state.centre}
+        return replace(state, centre=start["centre"] * np.ones(public.features))
 
 
 class CountsLeaves(Sound):

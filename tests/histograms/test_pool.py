@@ -244,6 +244,10 @@ def test_of_too_many_centres_of_a_series_the_largest_go_on_with_their_sums():
         ({"pool_variances": np.zeros((1, 3))}, "without noise"),
         ({"pool_metric": np.eye(12)[0]}, "without noise"),
         ({"pool_metric": np.ones(12)}, "sums to 12"),
+        ({"pool_sums": np.full((3, 12), -1e200)}, "no run leaves"),
+        ({"pool_weights": np.full((1, 3), 1e308)}, "no run leaves"),
+        ({"pool_variances": np.full((1, 3), 5e-324)}, "no run leaves"),
+        ({"counts": np.full(2, 1e308)}, "no run leaves"),
     ],
 )
 def test_a_pool_that_no_run_leaves_is_refused(changed, words):

@@ -137,6 +137,7 @@ def test_a_start_holds_a_whole_pool_or_none(form):
     other = PrivateGMM(PrivateGMMConfig(components=3, covariance=FORMS[FORMS.index(form) - 1], radius=20.0))
     broken = {
         "are not those": {name: arrays[name] for name in SERIES_NAMES[:-1]},
+        "are not those of": arrays | {"pooled_shares": np.array(3.0)},
         "not an array": arrays | {"pooled_means": np.full((3, D), np.nan)},
         "no run leaves": arrays | {"pooled_noise": -arrays["pooled_noise"]},
         "centres, which": {"centres": np.ones((3, D))},

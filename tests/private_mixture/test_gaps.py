@@ -13,7 +13,7 @@ from scipy.stats import multivariate_normal
 
 from fedcore.methods.mixture_models.fixed_functions import normal_quantile
 from fedcore.methods.mixture_models.whole_rows import ONE
-from fedcore.methods.private_mixture import PrivateMixtureConfig, errors, gaps
+from fedcore.methods.private_mixture import PrivateMixture, PrivateMixtureConfig, errors, gaps
 from fedcore.methods.private_mixture.errors import errors_of
 from fedcore.methods.private_mixture.feasibility import words_of
 from fedcore.methods.private_mixture.result import model_of
@@ -23,7 +23,7 @@ from fedcore.rounds.results import Features
 from tests.private_mixture.missing import gapped
 from tests.private_mixture.test_density import model_by_hand
 from tests.private_mixture.test_sensitivity import CENTRES, RELATIONS, UNITS, D, check, rounds_of, usual
-from tests.private_mixture.worlds import adjusted_rand, block_of, mixture, records, run, sums
+from tests.private_mixture.worlds import adjusted_rand, block_of, facts, mixture, records, run, sums
 
 NAN = np.nan
 
@@ -34,6 +34,15 @@ def test_a_normal_quantile_is_right_and_the_same_in_any_company():
     assert np.isfinite(normal_quantile(np.array([0.0, 1 - 2.0**-53]))).all()
     for size in (1, 3, 8, 9):
         assert np.array_equal(normal_quantile(u[5 : 5 + size]), normal_quantile(u)[5 : 5 + size])
+
+
+def test_gaps_are_filled_from_components_in_any_coordinates():
+    """Also in those that leave rows as they are, where a start may have components: rows with gaps made it fail."""
+    method, public = PrivateMixture(PrivateMixtureConfig(components=2)), facts(3, 10_000, 4.0)
+    state = method.init(replace(public, warm_start=method.likely_warm_start(public)))
+    block = records(np.array([[1.0, NAN, 2.0], [0.5, 1.0, 2.0]]))
+    assert len(gaps.guess_of(state, 9.0).means) == 2 + 2  # the background, and one normal distribution
+    assert sums(method, method.message(state), block)["em_p_0"].sum() > 1.9 * ONE
 
 
 # --- fills ------------------------------------------------------------------------------------------------------------

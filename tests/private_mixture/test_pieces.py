@@ -14,7 +14,7 @@ from fedcore.methods.mixture_models import noised_cells, noisy_matrices, valleys
 from fedcore.methods.mixture_models.cell_starts import mixture_of_cells
 from fedcore.methods.mixture_models.fixed_functions import exp, log, shares
 from fedcore.methods.mixture_models.packing import triangle
-from fedcore.methods.mixture_models.whole_rows import ONE, matrix_of, products, whole_map
+from fedcore.methods.mixture_models.whole_rows import LIMIT, ONE, WHOLE_BITS, matrix_of, products, whole_map
 from fedcore.methods.private_mixture import PrivateMixtureConfig, columns, em, groups
 from fedcore.methods.private_mixture.clients import exponents
 from fedcore.methods.private_mixture.plan import LARGEST_NOISE, design_of, em_shares, plan
@@ -108,6 +108,14 @@ def test_a_map_of_whole_numbers_is_exact():
     ]
     assert np.array_equal((z - found.centre) @ found.matrix, np.array(exact, np.float64))
     assert np.abs(exact).max() < 2**53
+
+
+@pytest.mark.parametrize("largest", [1e200, 1e290, 1e308, math.inf])
+def test_sums_of_a_map_are_exact_whatever_it_is_made_of(largest):
+    """Otherwise what a row becomes would depend on the rows that are multiplied with it."""
+    found = whole_map(np.full(3, largest), np.array([[largest, -largest], [1.0, largest], [1e-300, 0.0]]))
+    assert np.abs(found.matrix).sum(axis=0).max() * 2 * LIMIT <= 2.0**WHOLE_BITS
+    assert (found.matrix == np.rint(found.matrix)).all() and np.abs(found.centre).max() <= LIMIT
 
 
 def test_columns_far_from_zero_get_their_centre_and_scale():

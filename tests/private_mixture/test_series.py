@@ -99,7 +99,9 @@ def broken(arrays):
     yield "does not hold what", {}
     yield "not of finite numbers", arrays | {"pooled_means": np.full((K, D), np.nan)}
     yield "not of at most", arrays | {"pooled_means": np.zeros((K, D + 1))}
+    yield "not of at most", arrays | {"pooled_means": np.array(3.0)}
     yield "no run leaves", arrays | {"pooled_known": -arrays["pooled_known"]}
+    yield "no run leaves", arrays | {"pooled_known": np.full_like(arrays["pooled_known"], 1e308)}
     yield "no run leaves", arrays | {"pooled_map_matrix": arrays["pooled_map_matrix"] * 2.0**20}
     yield "no run leaves", arrays | {"pooled_map_matrix": arrays["pooled_map_matrix"] + 0.5}
     yield "no run leaves", arrays | {"pooled_map_centre": np.full(D, 2 * LIMIT)}

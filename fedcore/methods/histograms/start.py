@@ -30,8 +30,10 @@ from fedcore.rounds.method import PublicFacts
 NAMES = ("centres", "mean", "counts")
 SERIES_NAMES = ("pool_sums", "pool_weights", "pool_variances", "pool_metric")
 LATER_NAMES = ("pool_mean_noise", "pool_scores", "pool_score_noise", "base_weights")  # which early runs do not leave
+PRECISIONS = ("pool_weights", "pool_variances", "pool_mean_noise")  # by which sums are divided
 SUM_TOLERANCE = 1e-5  # of a row's sum from 1: single precision of a large vocabulary
 MOST_CENTRES = 10_000
+LARGEST = 1e60  # of any number, so that squares and ratios neither overflow nor vanish
 PERTURBATION = "histograms/start"
 
 
@@ -90,6 +92,13 @@ def checked_warm_start(arrays: Mapping[str, np.ndarray], what: str, features: in
             )
         if not np.all(np.isfinite(value)) or (name != "pool_sums" and np.any(value < 0)):
             raise ConfigError(f"{name} of {what} have entries that are negative, infinite or not numbers.")
+        sizes = np.abs(value[value != 0])
+        least = 1.0 / LARGEST if name in PRECISIONS else 0.0
+        if sizes.size and not least <= sizes.min() <= sizes.max() <= LARGEST:
+            raise ConfigError(
+                f"{name} of {what} have entries of a size that no run leaves.",
+                "Start from another run, or from nothing.",
+            )
         if name in ("centres", "mean", "pool_metric"):
             sums = value.sum(axis=-1)
             if np.any(np.abs(sums - 1) > SUM_TOLERANCE):

@@ -107,15 +107,16 @@ class WholeMap:
 
 
 def whole_map(centre: np.ndarray, matrix: np.ndarray) -> WholeMap:
-    """The map z -> (z - centre) matrix, whose matrix is rounded to as many bits as leave all sums exact.
+    """The map z -> (z - centre) matrix, whose matrix is rounded to as many bits as leave all sums exact, whatever it
+    holds. Entries that no exponent brings to these bits are cut to them; NaN stays, and clients refuse it.
 
-    centre: (d,) in steps. matrix: (d, q), finite, in steps of the image for each step.
+    centre: (d,) in steps. matrix: (d, q), in steps of the image for each step.
     """
     d = len(centre)
     bits = WHOLE_BITS - 24 - int(np.ceil(np.log2(max(d, 1))))
     largest = np.maximum(np.abs(matrix).max(axis=0, initial=0.0), 1e-200)
     exponent = np.clip(bits - np.ceil(np.log2(largest)), -900, 900).astype(np.int64)
-    whole = np.rint(matrix * np.ldexp(1.0, exponent))
+    whole = np.clip(np.rint(matrix * np.ldexp(1.0, exponent)), -(2.0**bits), 2.0**bits)
     return WholeMap(cut_coordinates(np.array(centre, np.float64)), whole, exponent)
 
 

@@ -187,7 +187,7 @@ def pool_in(arrays: Mapping[str, np.ndarray] | None, features: int, form: Covari
         return empty(features, width)
     values = [np.asarray(arrays.get(name, np.zeros(0)), np.float64) for name in SERIES_NAMES]
     pool = Pool(*values)
-    c = len(pool)
+    c = pool.shares.size
     shapes = [(c,), (c, features), (c, width), (c, QUANTITIES), (c, QUANTITIES), (c,), (1,)]
     if c == 0 or [value.shape for value in values] != shapes:
         raise ConfigError(

@@ -65,7 +65,7 @@ def guess_of(state: PrivateMixtureState, broad: float) -> Guess:
     broad: covariance of the background, in that of all rows.
     """
     whole, d = state.map, state.features
-    if not whole.centre.any() and np.array_equal(whole.linear(), np.eye(d)):
+    if not len(state.means) and not whole.centre.any() and np.array_equal(whole.linear(), np.eye(d)):
         return of_columns(state.told)
     means, covariances, logs = np.zeros((1, d)), np.eye(d)[None], np.zeros(1)
     if len(state.means):

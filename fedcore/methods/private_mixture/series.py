@@ -30,6 +30,7 @@ KNOWN = 4  # columns of `known`: shares, means, scales, shapes
 SHARES, MEANS, SCALES, SHAPES = range(KNOWN)
 WHOLE = ("told", "lost", "map_exponent")
 LARGEST = 1e6  # of anything in the coordinates of the components
+LARGEST_KNOWN = 1e30  # of a variance of noise, whose square is finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ def checked(arrays: Mapping[str, np.ndarray], layout: Layout, components: int, w
         lost=values["lost"] > 0,
         map_exponent=values["map_exponent"].astype(np.int64),
     )
-    k = len(pool.means)
+    k = pool.means.size // d
     ones = [(d,)] * 4
     shapes = [*ones, (d, d), (d,), (k + 1,), (k, d), (k, d, d), (k, KNOWN), (1,), *ones]
     if sizes:
@@ -158,11 +159,16 @@ def _sound(pool: Pool) -> bool:
         and min(pool.atoms.min(), pool.steps.min(), pool.share.min(), 1.0 - pool.share.max()) >= 0
         and min(pool.missing.min(), 1.0 - pool.missing.max()) >= 0
         and (pool.weights > 0).all()
-        and (pool.known > 0).all()
+        and 0 < pool.known.min() <= pool.known.max() <= LARGEST_KNOWN
         and np.linalg.eigvalsh(pool.covariances).min() > 0
         and (
             not isinstance(pool, MixedPool)
-            or ((pool.probabilities > 0).all() and (pool.probabilities <= 1).all() and (pool.answers_known > 0).all())
+            or (
+                (pool.probabilities > 0).all()
+                and (pool.probabilities <= 1).all()
+                and (pool.answers_known > 0).all()
+                and pool.answers_known.max() <= LARGEST_KNOWN
+            )
         )
     )
 
