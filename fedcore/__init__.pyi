@@ -7,8 +7,8 @@ from fedcore.interface.functions import resume as resume
 from fedcore.interface.functions import set_budget as set_budget
 from fedcore.interface.functions import train as train
 from fedcore.interface.mixtures import PrivateMixture as PrivateMixture
-from fedcore.interface.mixtures import RobustMultiTaskMixture as RobustMultiTaskMixture
 from fedcore.interface.model import load_run as load_run
+from fedcore.interface.multi_task import RobustMultiTaskMixture as RobustMultiTaskMixture
 from fedcore.interface.personal import PersonalDictionaries as PersonalDictionaries
 from fedcore.interface.personal import PersonalHistograms as PersonalHistograms
 from fedcore.interface.plots import plot_components as plot_components

@@ -10,7 +10,8 @@ estimator   what the estimators share
 private     fits that are charged to a budget
 federated_mixture   FederatedMixture, after scikit-learn's GaussianMixture
 densities, starts   what it computes of rows, and what it starts from if it is given that
-mixtures    PrivateMixture, RobustMultiTaskMixture
+mixtures    PrivateMixture
+multi_task  RobustMultiTaskMixture
 personal    PersonalHistograms, PersonalDictionaries
 
 Everything runs on the engine, the stores and the ledger that the command line uses, in this process or on a given

@@ -22,13 +22,16 @@ ROWS_AT_ONCE = 2**16
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Mean difference of the log densities of the same rows, first model less second, nats a row: above 0 the first
-    one is better.
+    """Mean difference of the log densities of the same rows: first model minus second, in nats per row.
 
-    standard_error: of the difference. Where rows have clients it is by clients, since rows of one client are alike;
-        None for fewer than two of them
-    rows, clients: that were compared; clients is None for rows without clients
-    left_out: rows to which a model gives no density
+    Above 0 the first model is better.
+
+    difference: the mean difference, nats per row
+    standard_error: of the difference, nats per row. Where rows have clients it is computed over clients, since rows of
+        one client are similar; None for fewer than 2 of them
+    rows: number of compared rows
+    clients: number of compared clients; None for rows without clients
+    left_out: number of rows to which a model gives no density
     """
 
     difference: float
@@ -54,14 +57,22 @@ class Comparison:
 def compare(one: Any, other: Any, data: Any, groups: Groups = None) -> Comparison:
     """Compare two models by the log densities that they give the same rows, best rows that neither was trained on.
 
-    one, other: fitted estimators with `score_samples` (of fedcore or scikit-learn), runs (`fedcore.load_run`), or the
-        places of runs
-    data: (n, d) rows; or a population, or its place, which is read part by part and must be public for evaluation
-    groups: (n,) the client of each row of an array; None: rows are independent. A population names its clients
+    The comparison is of these rows and is not private, even of private models.
 
-    The comparison is of these rows and is not private, even of private models. Raises ConfigError for a model that
-    gives rows no density, and for groups with a population; PrivacyError for a population that is not public, as
-    `fedcore evaluate`; RunError, PopulationError.
+    one, other: fitted estimators with `score_samples` (of fedcore or scikit-learn), runs (`fedcore.load_run`), or the
+        folders or URLs of runs
+    data: (n, d) rows; or a population, or its folder or URL, which is read in parts and must be public for evaluation
+    groups: (n,) the client of each row of an array; None: rows are independent. A population specifies its clients
+    Returns a `Comparison`, whose text is one line.
+    Raises ConfigError for a model that gives rows no density, and for groups with a population; PrivacyError for a
+    population that is not public for evaluation; RunError, PopulationError.
+
+    >>> import numpy as np, fedcore
+    >>> from sklearn.mixture import GaussianMixture
+    >>> x = np.concatenate([np.random.default_rng(0).normal(size=(200, 2)) + at for at in (-4, 4)])
+    >>> one, two = (GaussianMixture(k, random_state=0).fit(x) for k in (1, 2))
+    >>> fedcore.compare(two, one, x).clear
+    True
     """
     models = [load_run(model) if isinstance(model, str) else model for model in (one, other)]
     sums = _Sums()

@@ -27,7 +27,7 @@ class Stored:
     """A population, and where it has the rows that it was made of.
 
     order: (n,) int64, the row of the given array that is each stored row; None for files and populations
-    clients: (C,) ids of the clients in the order in which they are stored; None for rows that nobody grouped
+    clients: (C,) ids of the clients in the order in which they are stored; None for rows without groups
     """
 
     population: Population
@@ -50,10 +50,11 @@ class Stored:
 
 
 def rows_stored(x: np.ndarray, groups: Groups, folder: Path, records: bool = False, **options: Any) -> Stored:
-    """x: (n, d) float32 or float64, NaN = missing; groups: (n,) the client of each row; None: nobody's in particular.
+    """x: (n, d) float32 or float64, NaN = missing; groups: (n,) the client of each row; None: rows without clients.
 
-    records: whether rows without groups are records of their own, each protected by itself, and not parts of a sum;
-    options: of `PopulationWriter`. Raises ConfigError if x and groups differ in length, PopulationError.
+    records: whether rows without groups are separate records, each protected by itself, and not parts of a sum
+    options: of `PopulationWriter`
+    Raises ConfigError if x and groups differ in length, PopulationError.
     """
     leaf: dict[str, Any] = {}
     if groups is None and records:
@@ -86,10 +87,10 @@ def opened(
 ) -> Population:
     """The population at `where`; or one that is made in `folder` of the files there, a name, a folder or a pattern.
 
-    groups: the column of the files that names the client; None: the one that is called "client", and where there is
-    none, rows are nobody's in particular (`fedcore.interface.tables`). records: every row of files without groups is a
-    record of its own. Raises ConfigError if groups are given
-    otherwise, and what `fedcore.population.ingest.ingest.ingest` raises.
+    groups: the column of the files that names the client; None: the one that is called "client". Where there is none,
+        rows have no client (`fedcore.interface.tables`)
+    records: whether every row of files without groups is a separate record
+    Raises ConfigError if groups are given otherwise, and what `fedcore.population.ingest.ingest.ingest` raises.
     """
     if groups is not None and not isinstance(groups, str):
         raise ConfigError("groups of files are the name of a column.", 'Write groups="client".')

@@ -34,9 +34,9 @@ SEEDS = 2**31  # that a RandomState or a Generator draws from
 class FederatedEstimator(BaseEstimator, ABC):
     """An estimator whose `fit` is a run of a method.
 
-    `folder` keeps the population and the run that `fit` makes, so that they can be looked at, resumed and given to the
-    command line; without one they lie in a temporary folder and are gone after `fit`. `model_` goes on to have its
-    tables, and to be exported.
+    `folder` keeps the population and the run that `fit` makes, so that they can be inspected, resumed and given to the
+    command line. Without one they are in a temporary folder and are gone after `fit`. `model_` still has its tables
+    then, and can be exported.
     """
 
     kind: Kind = "rows"

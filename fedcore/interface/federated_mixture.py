@@ -34,7 +34,7 @@ COPIED = ("weights_", "means_", "covariances_", "precisions_", "precisions_chole
 
 
 class FederatedMixture(DensityMixin, ImputingEstimator):
-    """A Gaussian mixture by expectation maximisation over clients, for rows that need not fit in memory.
+    """Fit a Gaussian mixture by expectation maximisation over clients, for rows that need not fit in memory.
 
     It is the method `federated_em` (Dieuleveut, Fort, Moulines, Robin 2021). With `algorithm="em"` clients send exact
     sums, and the result is that of pooled EM; "fedem" and "vr-fedem" compress what they send. It is not private.
@@ -44,14 +44,15 @@ class FederatedMixture(DensityMixin, ImputingEstimator):
         held-out rows fitted better where nothing is missing. The number is chosen on the sample of the first pass; it
         is the length of weights_
     covariance_type: "full", "tied", "diag" or "spherical"
-    tol: the fit ends when a pass gains less, in nats a row. None: by the method, 1e-4 for em
-    max_iter: EM steps at most. At most max_iter + 2 passes over the rows are made. The two more are for sizes and for
-        the last log-likelihood. Em searches its starts on a sample of the first pass. The starts of "fedem" and
+    algorithm: "em", "fedem" or "vr-fedem"
+    tol: the fit ends when a pass gains less, in nats per row. None: by the method, 1e-4 for em
+    max_iter: maximum number of EM steps. At most max_iter + 2 passes over the rows are made. The two more are for sizes
+        and for the last log-likelihood. Em searches its starts on a sample of the first pass. The starts of "fedem" and
         "vr-fedem" read all rows, and their passes count here. None: by the method
-    n_init: starts that are compared. None: by the method, 4 for em; for "fedem" 1 if the passes of 4 would be more than
-        half of max_iter
+    n_init: number of starts to compare. None: by the method, 4 for em; for "fedem" 1 if the passes of 4 would be more
+        than half of max_iter
     init_params: "kmeans": centres of k-means from k-means++ seeds; "random_from_data": rows at random
-    weights_init (G,), means_init (G, d), precisions_init (in the shape of covariance_type): where the fit starts,
+    weights_init, means_init, precisions_init: (G,), (G, d) and the shape of covariance_type: where the fit starts,
         instead of a search. The other two need means_init. What is not given comes from the rows nearest to each mean
     random_state: a whole number is the seed of the run; a NumPy RandomState or Generator draws one for each fit; None
         is 0, so two fits agree
@@ -60,7 +61,8 @@ class FederatedMixture(DensityMixin, ImputingEstimator):
     settings: other settings of the method, by name (`fedcore methods federated_em`). With algorithm="em", {"tails":
         "auto"} chooses between normal and Student-t components by held-out rows, and {"tails": 5} sets 5 degrees of
         freedom
-    folder: keeps population and run; backend: as of `fedcore.train`
+    folder: where to keep the population and the run; None: nowhere
+    backend: computes the client statistics, as of `fedcore.train`
 
     Fitted: weights_ (G,), means_ (G, d), covariances_, precisions_ and precisions_cholesky_ (in scikit-learn's shapes),
     all float64; n_iter_ EM steps; converged_; lower_bound_, the mean log density of the training rows less the penalty,
@@ -68,6 +70,7 @@ class FederatedMixture(DensityMixin, ImputingEstimator):
     it at the steps where it is known; n_features_in_,
     feature_names_in_ for columns with names; degrees_of_freedom_, infinite unless components are Student-t, whose
     covariances_ are scale matrices; outcome_, statement_, run_, model_.
+    Raises ConfigError at `fit` for parameters out of range.
 
     >>> import numpy as np, fedcore
     >>> x = np.concatenate([np.random.default_rng(0).normal(size=(200, 2)) + at for at in (-4, 4)])
@@ -114,12 +117,15 @@ class FederatedMixture(DensityMixin, ImputingEstimator):
         self.backend = backend
 
     def fit(self, X: Any, y: object = None, groups: Groups = None, sample_weight: Any = None) -> Self:
-        """X: (n, d) rows, NaN = missing; a population, or its place; or files of rows.
+        """Fit the mixture to rows.
 
+        X: (n, d) rows, NaN = missing; a population, or its folder or URL; or files of rows
+        y: ignored
         groups: (n,) the client of each row, or the column of the files that names it; None: rows without a client, but
-        for files with a column "client". The result of exact EM does not depend on the clients.
-        sample_weight: (n,) how often each row of an array counts, 0 or more; None: once. Populations and files name
-        the column of the weights in settings={"weight_column": NUMBER}
+            for files with a column "client". The result of exact EM does not depend on the clients
+        sample_weight: (n,) how often each row of an array counts, 0 or more; None: once. Populations and files name the
+            column of the weights in settings={"weight_column": NUMBER}
+        Returns the estimator.
         Raises ConfigError, PopulationError, IngestError, and ValueError for arrays that are no rows of numbers.
         """
         if sample_weight is not None and not isinstance(X, (Population, str, Path)):
@@ -127,7 +133,12 @@ class FederatedMixture(DensityMixin, ImputingEstimator):
         return self._fit(X, groups, sample_weight=sample_weight)
 
     def fit_predict(self, X: Any, y: object = None, groups: Groups = None, sample_weight: Any = None) -> np.ndarray:
-        """(n,) int64 the most probable component of each row of an array, after a fit to it. See `fit`."""
+        """Fit the mixture to rows of an array and label them.
+
+        X, y, groups, sample_weight: as for `fit`, but X is an array
+        Returns (n,) int64, the most probable component of each row.
+        Raises ConfigError for a population or files, and what `fit` raises.
+        """
         if isinstance(X, (Population, str, Path)):
             raise ConfigError("fit_predict labels rows of an array.", "Call fit, and predict on rows in memory.")
         return self.fit(X, groups=groups, sample_weight=sample_weight).predict(X)
@@ -224,8 +235,10 @@ class FederatedMixture(DensityMixin, ImputingEstimator):
     # --- the fitted mixture -------------------------------------------------------------------------------------------
 
     def to_sklearn(self) -> GaussianMixture:
-        """The same mixture as a fitted scikit-learn estimator. Raises ConfigError for Student-t components, which
-        scikit-learn does not have."""
+        """Return the mixture as a fitted GaussianMixture of scikit-learn.
+
+        Raises ConfigError for Student-t components, which scikit-learn does not have.
+        """
         made: GaussianMixture = self._known().to_sklearn()
         made.n_iter_, made.lower_bound_, made.lower_bounds_ = self.n_iter_, self.lower_bound_, self.lower_bounds_
         names = getattr(self, "feature_names_in_", ())
@@ -234,37 +247,63 @@ class FederatedMixture(DensityMixin, ImputingEstimator):
         return made
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """(n, G) float64 responsibilities of the components for each row (n, d), from its observed columns."""
+        """Return the responsibilities of the components, from the observed columns of each row.
+
+        X: (n, d) rows, NaN = missing
+        Returns (n, G) float64; each row adds up to 1.
+        Raises ValueError for other columns than those of the fit.
+        """
         x = self._rows(X)
         return self._densities.responsibilities(x)
 
     def predict(self, X: Any) -> np.ndarray:
-        """(n,) int64 the most probable component of each row."""
+        """Return the most probable component of each row.
+
+        X: (n, d) rows, NaN = missing
+        Returns (n,) int64.
+        Raises ValueError for other columns than those of the fit.
+        """
         labels: np.ndarray = self.predict_proba(X).argmax(axis=1)
         return labels
 
     def score_samples(self, X: Any) -> np.ndarray:
-        """(n,) float64 log density of the observed columns of each row (n, d), nats, in the units of the data."""
+        """Return the log density of the observed columns of each row.
+
+        X: (n, d) rows, NaN = missing
+        Returns (n,) float64, nats, in the units of the data.
+        Raises ValueError for other columns than those of the fit.
+        """
         x = self._rows(X)
         return self._densities.log_densities(x)
 
     def score(self, X: Any, y: object = None) -> float:
-        """Mean log density of the rows, nats."""
+        """Return the mean log density of rows X (n, d), nats per row.
+
+        Raises ValueError for other columns than those of the fit.
+        """
         return float(self.score_samples(X).mean())
 
     def bic(self, X: Any) -> float:
-        """Bayesian information criterion of rows (n, d), nats times 2; lower is better (Schwarz 1978)."""
+        """Return the Bayesian information criterion of rows X (n, d), nats times 2; lower is better (Schwarz 1978).
+
+        Raises ValueError for other columns than those of the fit.
+        """
         densities = self.score_samples(X)
         return float(-2 * densities.sum() + self._free * np.log(len(densities)))
 
     def aic(self, X: Any) -> float:
-        """Akaike information criterion of rows (n, d), nats times 2; lower is better (Akaike 1974)."""
+        """Return the Akaike information criterion of rows X (n, d), nats times 2; lower is better (Akaike 1974).
+
+        Raises ValueError for other columns than those of the fit.
+        """
         return float(-2 * self.score_samples(X).sum() + 2 * self._free)
 
     def sample(self, n_samples: int = 1) -> tuple[np.ndarray, np.ndarray]:
-        """(X (n_samples, d) float64, y (n_samples,) int64): rows of the mixture and their components, in their order.
+        """Draw rows of the mixture with random_state: the same ones at each call if it is a number.
 
-        They are drawn with random_state: the same ones at each call if it is a number. Raises ValueError below 1.
+        n_samples: number of rows, 1 or more
+        Returns X (n_samples, d) float64, and y (n_samples,) int64, their components, in their order.
+        Raises ValueError if n_samples is below 1.
         """
         method, state = self._known().fitted
         made, seed = gaussian_mixture(cast(Any, method).fitted_model(state)), checked_seed(self.random_state)

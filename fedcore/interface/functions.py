@@ -24,9 +24,16 @@ Progress = Callable[[int, RoundInfo], None]
 
 
 def open_population(path: str | Path, version: int | None = None) -> Population:
-    """The population at a folder or URL, by its manifest; data are opened block by block when they are read.
+    """Open a stored population by its manifest. Data are read later, block by block.
 
-    version: the newest by default. Raises PopulationNotFound, ManifestError.
+    path: folder or URL of the population
+    version: number of a version; None: the newest
+    Returns the population, whose `n_clients`, `n_rows`, `features` and `kind` come from the manifest.
+    Raises PopulationNotFound if there is none, ManifestError if its manifest is damaged.
+
+    >>> import fedcore
+    >>> fedcore.open_population("heights").n_clients
+    20
     """
     return Population.open(str(path), version=version)
 
@@ -47,19 +54,31 @@ def train(
     progress: Progress | None = None,
     report: bool = True,
 ) -> Model:
-    """Train a model to its end and read it. The run is stored, can be resumed after an interruption, and is charged to
-    the budget of the population if it is private, as by `fedcore train --local`.
+    """Train a model and return it. The run is stored under `runs` and can be resumed, as by `fedcore train --local`.
 
-    method: its name (`fedcore methods` lists them); settings: of the method, others take their defaults
-    population: opened, or its place; runs: folder or URL of the runs; run_id: name of the run
-    seed: of simulation randomness, which protects nobody
-    start_from, public_start_because, share: as for `fedcore train`
-    ledger: where the population's ledger is now, if moved
-    backend: computes the clients' answers; in this process by default, `fedcore.tasks.dask_backend` has Dask's
-    progress: called with the number of finished rounds and what the last one told
-    report: whether the run gets its report.html
+    A private run is charged to the population's budget.
 
-    Raises ConfigError for what cannot be trained, BudgetExceeded and other PrivacyErrors, PopulationError, RunError.
+    method: name of the method (`fedcore methods` lists them)
+    population: an opened population, or its folder or URL
+    settings: settings of the method by name; the others take their defaults
+    runs: folder or URL of the runs
+    run_id: name of the run; None: made of the method, the population and the time
+    seed: seed for simulation randomness, 0 or more; privacy noise does not use it
+    start_from: run or .npz file with the parameters to start from
+    public_start_because: why that start is public, if it is not a private run; the statement quotes it
+    share: sub-budget that is charged, where the budget is divided
+    ledger: URL of the population's ledger, if it has moved
+    backend: computes the client statistics; None: this process. `fedcore.tasks.dask_backend` has one of Dask
+    progress: called after each round with the number of finished rounds and the `RoundInfo` of the last one
+    report: whether to write report.html
+    Returns the trained model, as `load_run` does.
+    Raises ConfigError for a request that cannot be trained, BudgetExceeded and other PrivacyErrors, PopulationError,
+    RunError.
+
+    >>> import fedcore
+    >>> model = fedcore.train("federated_em", "heights", {"components": 2, "algorithm": "em"}, run_id="first")
+    >>> model.status, [round(x) for x in sorted(model.columns("means")["A"])]
+    ('finished', [-4, -4])
     """
     place, version = str(population), None
     if isinstance(population, Population):
@@ -88,8 +107,24 @@ def resume(
     backend: Backend | None = None,
     progress: Progress | None = None,
 ) -> Model:
-    """Go on with an interrupted run after its last committed round, and read it; the bits are those of a run that was
-    never interrupted. Raises RunError if it has ended, RunBusy if somebody else works on it."""
+    """Continue an interrupted run after its last committed round. The bits are those of an uninterrupted run.
+
+    run: folder or URL of the run, or the model that `load_run` returned
+    ledger: URL of the population's ledger, if it has moved
+    backend: computes the client statistics; None: this process
+    progress: called after each round with the number of finished rounds and the `RoundInfo` of the last one
+    Returns the trained model.
+    Raises RunError if the run has ended, RunBusy if another process is working on it, and what `train` raises.
+
+    >>> import fedcore
+    >>> def interrupt(rounds, info):
+    ...     raise KeyboardInterrupt
+    >>> try:
+    ...     fedcore.train("federated_em", "heights", {"algorithm": "em"}, run_id="first", progress=interrupt)
+    ... except KeyboardInterrupt:
+    ...     fedcore.resume("runs/first").status
+    'finished'
+    """
     backend = backend or InProcessBackend()
     session = reopened(run.path if isinstance(run, Model) else run, backend, ledger_url=ledger)
     return load_run(_ended(session, backend, progress))
@@ -103,9 +138,21 @@ def plan(
     workers: int = 0,
     seconds: float = 10.0,
 ) -> dict[str, Any]:
-    """What a run would take: passes, bytes, memory, disk, seconds (`fedcore plan`). Reserves and trains nothing.
+    """Estimate what a run would take, as `fedcore plan` does. Reserves and trains nothing.
 
-    workers: 0: this process alone; seconds: that measuring may take. Raises ConfigError for what cannot fit.
+    method: name of the method
+    population: an opened population, or its folder or URL
+    settings: settings of the method by name; the others take their defaults
+    workers: number of worker processes; 0: this process alone
+    seconds: time that the measurement may take, in seconds
+    Returns numbers by name, among them "passes" over the data, "bytes_read", "bytes_per_worker", "disk_bytes" and
+    "seconds".
+    Raises ConfigError for a run that cannot fit.
+
+    >>> import fedcore
+    >>> predicted = fedcore.plan("federated_em", "heights", {"algorithm": "em"}, seconds=0.1)
+    >>> predicted["clients"], predicted["private"], predicted["seconds"] > 0
+    (20, False, True)
     """
     place = str(population.location if isinstance(population, Population) else population)
     request = TrainRequest.read(method=method, population=place, settings=dict(settings or {}))
@@ -113,9 +160,18 @@ def plan(
 
 
 def budget(population: Population | str | Path, *, ledger: str | None = None) -> Balance:
-    """What is spent, reserved and left of the budget of a population; the ledger's chain is verified first.
+    """Return the balance of a population's budget, after a check of the ledger's whole chain of records.
 
-    Raises LedgerMissing, LedgerTampered, LedgerRolledBack.
+    population: an opened population, or its folder or URL
+    ledger: URL of the population's ledger, if it has moved
+    Returns a `Balance`, which has `budget`, `rho_spent`, `rho_reserved` and `rho_left`.
+    Raises LedgerMissing if there is no ledger, LedgerError if it does not know the population, LedgerTampered or
+    LedgerRolledBack if the check fails.
+
+    >>> import fedcore
+    >>> _ = fedcore.set_budget("heights", 1.0, 1e-6, public_schema="two measures, chosen in advance")
+    >>> fedcore.budget("heights").rho_spent
+    0.0
     """
     store = population if isinstance(population, Population) else open_population(population)
     return budgets.ledger_of(store, ledger, to_show=True).verify(store.id)
@@ -135,15 +191,26 @@ def set_budget(
     spent_before_reason: str | None = None,
     ledger: str | None = None,
 ) -> Balance:
-    """Set the budget of a population, once, for all runs to come (`fedcore budget set`).
+    """Set the budget of a population, once, for all later runs. The command is `fedcore budget set`.
 
-    public_schema: why the columns or vocabulary, bounds and thresholds that runs use are public; statements repeat it
-    unit, relation: who is protected against what; delta_extra: part of delta for thresholding steps
-    shared_ids: what you declare of ids that are also in other populations of the ledger; statements repeat it
-    spent_before, spent_before_reason: starting charge, a rho that these people have spent in an account that this
-        version does not read, and where it comes from; statements quote it
-    Raises BudgetExists, ConfigError, LedgerMissing; SharedIds if shared_ids is needed and missing; LedgerRetired if
-    spent_before is.
+    population: an opened population, or its folder or URL
+    epsilon, delta: the guarantee over all runs; epsilon above 0, delta above 0 and below 1
+    public_schema: why the columns or vocabulary, bounds and thresholds that runs use are public; statements quote it
+    unit: "client", "record" or "client_period": whose data are protected
+    relation: "add_or_remove_one" or "replace_one": what a neighbouring data set is
+    delta_extra: part of delta for thresholding steps, 0 or more and below delta; None: 0
+    shared_ids: declaration about ids that are also in other populations of the ledger; statements quote it
+    spent_before: starting charge, the rho that these people have spent in an account that this version does not read
+    spent_before_reason: where that number comes from; statements quote it
+    ledger: URL of the population's ledger, if it has moved
+    Returns the `Balance`.
+    Raises BudgetExists if there is a budget, ConfigError, LedgerMissing; SharedIds if `shared_ids` is needed and
+    missing; LedgerRetired if `spent_before` is.
+
+    >>> import fedcore
+    >>> balance = fedcore.set_budget("heights", 1.0, 1e-6, public_schema="two measures, chosen in advance")
+    >>> balance.budget.epsilon, balance.rho_spent
+    (1.0, 0.0)
     """
     from fedcore.training import earlier_accounts  # which loads the database
 

@@ -19,12 +19,13 @@ class ImputingEstimator(FederatedEstimator):
         """(what the fitted mixture says of missing entries, the checked rows (n, d))."""
 
     def impute(self, X: Any, draws: int | None = None) -> np.ndarray:
-        """(n, d) float64: the rows, with the conditional mean of each missing entry given what its row has.
+        """Fill missing entries with their conditional means, given the other entries of the row.
 
-        draws: (draws, n, d) float64 instead, that many completed tables. Each is drawn from the mixture given what was
-            seen, with random_state, so that analyses of them show how uncertain the missing entries are (multiple
-            imputation)
-        Raises ValueError for draws below 1.
+        X: (n, d) rows, NaN = missing
+        draws: number of completed tables instead, 1 or more. Each is drawn from the mixture given the observed entries,
+            with random_state, so that analyses of them show how uncertain the missing entries are (multiple imputation)
+        Returns (n, d) float64, or (draws, n, d) with draws.
+        Raises ValueError if draws is below 1.
         """
         imputation, x = self._imputation(X)
         if draws is None:
@@ -35,8 +36,13 @@ class ImputingEstimator(FederatedEstimator):
         return np.stack([imputation.draws(x, generator) for _ in range(draws)])
 
     def impute_intervals(self, X: Any, coverage: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
-        """(low, high), each (n, d) float64: a missing entry is between them with this probability, if the mixture is
-        right. Entries that are there are both ends. Raises ValueError unless coverage is above 0 and below 1."""
+        """Return intervals of missing entries, given the other entries of the row.
+
+        X: (n, d) rows, NaN = missing
+        coverage: probability, above 0 and below 1, that a missing entry is in its interval, if the mixture is right
+        Returns low and high, each (n, d) float64. Observed entries are both ends.
+        Raises ValueError for a coverage out of range.
+        """
         if not 0 < coverage < 1:
             raise ValueError(f"coverage = {coverage} is not between 0 and 1.")
         imputation, x = self._imputation(X)

@@ -26,7 +26,14 @@ from fedcore.training.personalise import check_fits, remembering_leaves
 
 @dataclass(frozen=True, repr=False)
 class Model(LoadedRun):
-    """A trained run: path, info (what was asked), head, state (arrays and scalars by name), metrics (a row a round)."""
+    """A trained run as values.
+
+    path: folder or URL of the run
+    info: its request, as run.json has it
+    head: its status and its last committed round
+    state: arrays and scalars of the last state, by name
+    metrics: one row per round, a mapping of names to numbers
+    """
 
     def __repr__(self) -> str:
         outcome = f": {self.outcome}" if self.outcome else ""
@@ -44,7 +51,7 @@ class Model(LoadedRun):
 
     @property
     def outcome(self) -> str:
-        """What the run has found, or why nothing, in one line; empty if its method does not tell."""
+        """The result in one line, or why there is none; empty if the method reports none."""
         return str(self.head.get("outcome") or "")
 
     @cached_property
@@ -54,26 +61,38 @@ class Model(LoadedRun):
 
     @cached_property
     def tables(self) -> dict[str, Table]:
-        """What the run has learnt, by name of the table; see `columns`. Empty before the first round."""
+        """The result, by name of the table; see `columns`. Empty before the first round."""
         return {table.name: table for table in self.learnt.result.tables}
 
     def columns(self, table: str) -> dict[str, list[Any]]:
-        """A table of the result, its columns by heading, as pandas.DataFrame takes them. Raises KeyError."""
+        """Return a table of the result, as pandas.DataFrame takes it.
+
+        table: name of the table, one of `tables`
+        Returns the values of each column, by its heading.
+        Raises KeyError for a table that the result does not have.
+        """
         return {column.name: list(column.values) for column in self.tables[table].columns}
 
     def errors(self, table: str) -> dict[str, list[float | None]]:
-        """The columns of a table that have standard errors, by heading: what the noise of privacy alone gives each
-        number, None where that is not known. Empty for runs that are not private. Raises KeyError."""
+        """Return the standard errors of a table's columns that the privacy noise alone causes.
+
+        table: name of the table, one of `tables`
+        Returns the errors of each column that has them, by its heading; None where an error is unknown. Empty for runs
+        that are not private.
+        Raises KeyError for a table that the result does not have.
+        """
         columns = self.tables[table].columns
         return {column.name: list(column.errors) for column in columns if column.errors is not None}
 
     def personalised(self, population: Population | str | None = None) -> dict[str, np.ndarray]:
-        """What the model gives to each client, in memory; `fedcore personalise` writes it to files, whatever its size.
+        """Compute the per-client output in memory; `fedcore personalise` writes it to files, whatever its size.
 
-        population: a population, or the place of one; None: the one that it was trained on
+        The output contains the clients' data and is not private.
+
+        population: a population, or its folder or URL; None: the one that the run was trained on
         Returns arrays by name, first axis = clients in the order of the population; those whose names begin with
-        "rows_" have a row for each stored row. They contain the clients' own data and are not private. Raises RunError
-        or WrongKind.
+        "rows_" have a row for each stored row.
+        Raises RunError, or WrongKind for a population of another kind.
         """
         if population is None:
             recorded = self.info["population"]
@@ -88,14 +107,20 @@ class Model(LoadedRun):
         return _together(leaves)
 
     def outputs(self, block: ClientBlock) -> dict[str, np.ndarray]:
-        """What the model gives to the clients of a block that is in memory. Raises RunError where the method needs what
-        its clients remember."""
+        """Compute the per-client output of a block in memory.
+
+        block: the clients' data
+        Returns arrays by name, as `personalised` does.
+        Raises RunError where the method needs the client memory of the run.
+        """
         method, state = self.fitted
         return dict(method.personalise(state, block, None))
 
     def to_sklearn(self) -> Any:
-        """The same model as a fitted estimator of scikit-learn: a GaussianMixture, or a DictionaryLearning of the atoms
-        that all clients share. Raises ConfigError for models that have no such counterpart, RunError without a model.
+        """Return the model as a fitted estimator of scikit-learn.
+
+        Returns a GaussianMixture, or a DictionaryLearning of the atoms that all clients share.
+        Raises ConfigError for models without such a counterpart, RunError before the first round.
         """
         method, state = self.fitted
         return estimator_of(method.fitted_model(state), self.learnt.names)
@@ -103,12 +128,15 @@ class Model(LoadedRun):
     def export(
         self, path: str | Path, table: str | None = None, *, force: bool = False, safe_cells: bool = False
     ) -> dict[str, Any]:
-        """Write what the run has learnt to a file or folder, in the form that the name asks for, as `fedcore export`.
+        """Write the result to a file or folder, as `fedcore export` does.
 
-        path: a folder, or a name that ends in .csv, .parquet, .json, .npz, .zarr, .joblib or .pkl
-        table: the one that a .csv or .parquet file holds; force: whether a file that exists is replaced
-        safe_cells: of CSV files, whether texts that a spreadsheet would run as formulas get an apostrophe before them
-        Returns {"dest", "holds", ...}. Raises ConfigError, RunError: `fedcore.evaluation.export.export_run`.
+        path: a folder, or a name that ends in .csv, .parquet, .json, .npz, .zarr, .joblib or .pkl, which sets the
+            format
+        table: name of the table, for a .csv or .parquet file
+        force: whether to replace an existing file
+        safe_cells: whether CSV texts that a spreadsheet would run as formulas get an apostrophe before them
+        Returns {"dest", "holds", ...}.
+        Raises ConfigError, RunError.
         """
         return export_run(self.learnt, path, table, force=force, safe_cells=safe_cells)
 
@@ -119,7 +147,7 @@ class Model(LoadedRun):
 
     @cached_property
     def learnt(self) -> Learnt:
-        """What is exported; what was read of it stays known when the files of the run are gone."""
+        """The exported result. What was read of it stays available when the files of the run are gone."""
         return Learnt(self._run)
 
     @property
@@ -130,8 +158,14 @@ class Model(LoadedRun):
 def load_run(path: str | Place) -> Model:
     """Read a run without executing anything from it; safe on files from elsewhere.
 
-    path: the run's folder or URL, or the file latest-NAME.json that says which run is the latest of a deployment.
-    Raises RunNotFound or RunError.
+    path: folder or URL of the run, or the file latest-NAME.json that a deployment keeps
+    Returns the run as values: `status`, `outcome`, `tables`, `metrics`, `statement` and its methods.
+    Raises RunNotFound if there is none, RunError if its files are damaged.
+
+    >>> import fedcore
+    >>> trained = fedcore.train("federated_em", "heights", {"algorithm": "em"}, run_id="first")
+    >>> fedcore.load_run("runs/first").statement["privacy"]
+    'none'
     """
     read = read_run(path)
     return Model(read.path, read.info, read.head, read.state, read.metrics)

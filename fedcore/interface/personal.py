@@ -24,21 +24,33 @@ TRANSFORMED = 4096  # clients at once
 
 
 class PersonalHistograms(OneToOneFeatureMixin, TransformerMixin, PrivateEstimator):
-    """A histogram for each client: its own counts, mixed with what clients like it have in common.
+    """Estimate a histogram for each client: its counts, mixed with what similar clients have in common.
 
     With `epsilon` it is the method `histograms`, and the shared part is differentially private against adding or
     removing a client. Without it, it is `paper_histograms`: clustering without privacy (Setlur, Feldman, Talwar 2023).
 
-    n_clusters: K; None: by the method's rules
-    epsilon, delta: of this fit; delta well below 1 / number of clients
+    n_clusters: number of clusters K; None: by the method's rules
+    epsilon, delta: budget of this fit; choose delta well below 1 / number of clients. None: the fit is not private
     nominal_clients: a public number of clients, by which a private fit is planned; needed there, because the exact
-        number of clients in X is theirs
-    public_schema: why the columns of X (the words of a list, say) are public; needed there. The statement repeats it
+        number of clients in X is not public
+    public_schema: why the columns of X (the words of a list, say) are public; needed by a private fit; the statement
+        quotes it
+    random_state: seed for simulation randomness; privacy noise does not use it
+    settings: other settings of the method, by name (`fedcore methods histograms`)
+    folder: where to keep the population and the run; None: nowhere
+    backend: computes the client statistics, as of `fedcore.train`
 
-    A private fit has an account of its own: what two fits say about the same people adds up, and nobody counts it. Give
-    `fit` a population with a budget to have them counted; epsilon is then this run's share of it.
+    A private fit has a separate account. Two fits on the same people add up, but no ledger counts them. Give `fit` a
+    population with a budget to have them counted; epsilon is then this run's part of it.
 
     Fitted: centers_ (K, d), mean_ (d,), n_iter_, outcome_, statement_, run_, model_.
+    Raises ConfigError at `fit` for parameters that are missing or out of range.
+
+    >>> import numpy as np, fedcore
+    >>> counts = np.random.default_rng(0).multinomial(50, [0.6, 0.3, 0.1], size=40)
+    >>> histograms = fedcore.PersonalHistograms(1).fit(counts)
+    >>> histograms.mean_.round(1).tolist(), histograms.transform(counts).shape
+    ([0.6, 0.3, 0.1], (40, 3))
     """
 
     method, kind = "histograms", "counts"
@@ -72,8 +84,11 @@ class PersonalHistograms(OneToOneFeatureMixin, TransformerMixin, PrivateEstimato
         return tags
 
     def fit(self, X: Any, y: object = None) -> Self:
-        """X: (C, d) counts, a client a row, dense or sparse; a population of counts, or its place.
+        """Fit the shared part of the histograms.
 
+        X: (C, d) counts, a client per row, dense or sparse; a population of counts, or its folder or URL
+        y: ignored
+        Returns the estimator.
         Raises ConfigError for a private fit without what it needs, BudgetExceeded, ValueError for other than counts.
         """
         return self._fit(X, None)
@@ -91,21 +106,33 @@ class PersonalHistograms(OneToOneFeatureMixin, TransformerMixin, PrivateEstimato
             self.vocabulary_ = stored.population.vocabulary()
 
     def transform(self, X: Any) -> np.ndarray:
-        """(C, d) float32 estimates of clients' distributions, each from its own counts and what all share.
+        """Estimate clients' distributions, each from the client's counts and the shared part.
 
-        The estimate of a client is for that client: it is made of the client's own data and is not private.
+        The estimate of a client is for that client: it is made of the client's data and is not private.
+
+        X: (C, d) counts, a client per row, dense or sparse
+        Returns (C, d) float32; each row adds up to 1.
+        Raises ValueError for other than counts.
         """
         return self._outputs(X, "estimate")
 
     def predict(self, X: Any) -> np.ndarray:
-        """(C,) int64 the centre that is nearest to the counts of each client; -1 for a client without counts.
+        """Return the centre that is nearest to the counts of each client.
 
-        Like `transform`, it uses the client's own data and is not private.
+        Like `transform`, it uses the client's data and is not private.
+
+        X: (C, d) counts, a client per row, dense or sparse
+        Returns (C,) int64; -1 for a client without counts.
+        Raises ValueError for other than counts.
         """
         return self._outputs(X, "cluster").astype(np.int64)
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
-        """(d,) names of the columns of `transform`: those of X, or the tokens of the population."""
+        """Return the names of the columns of `transform`: those of X, or the tokens of the population.
+
+        Returns (d,) objects.
+        Raises ValueError for input_features other than those of the fit.
+        """
         self._known()
         if input_features is None and not hasattr(self, "feature_names_in_") and hasattr(self, "vocabulary_"):
             return np.asarray(self.vocabulary_, object)
@@ -127,18 +154,30 @@ def _block(counts: scipy.sparse.csr_matrix) -> CountsBlock:
 
 
 class PersonalDictionaries(ClassNamePrefixFeaturesOutMixin, TransformerMixin, FederatedEstimator):
-    """Atoms that all clients share, and atoms that each client has alone, from rows of clients.
+    """Learn atoms that all clients share, and atoms that each client has alone, from rows of clients.
 
-    It is the method `dictionaries`: shared atoms from sums over all clients, and own ones where held-out samples of the
-    client say so. It is not private unless `settings` say so (docs/privacy/dictionaries.md).
+    It is the method `dictionaries`: shared atoms from sums over all clients, and local ones where they code held-out
+    samples of the client better. It is not private unless `settings` make it so (docs/privacy/dictionaries.md).
 
-    n_components: atoms of a client, r; n_global: how many of them are shared; None: by the method, which finds both
-        from held-out samples, or takes 100 shared ones and 20 of its own for a client (fewer if features are few)
-    settings: others of the method, by name (`fedcore methods dictionaries`)
+    n_components: number of atoms of a client r, shared ones included
+    n_global: number of shared atoms rg. None, of both: by the method, which finds both from held-out samples, or takes
+        100 shared ones and 20 local ones per client (fewer if features are few)
+    random_state: seed of the run
+    settings: other settings of the method, by name (`fedcore methods dictionaries`)
+    folder: where to keep the population and the run; None: nowhere
+    backend: computes the client statistics, as of `fedcore.train`
 
     Fitted: components_ (rg, d) shared atoms; clients_ (C,) ids; local_components_ (C, r - rg, d), zeros beyond a
     client's atoms; global_part_ and local_part_ (n, d) float32, whose sum reconstructs X; reconstruction_err_ (C,) mean
     squared residual of each client; n_iter_, outcome_, statement_, run_, model_.
+    Raises ConfigError at `fit` for parameters out of range.
+
+    >>> import numpy as np, fedcore
+    >>> random = np.random.default_rng(0)
+    >>> x = random.normal(size=(80, 1)) * [0.6, 0.0, 0.8] + 0.1 * random.normal(size=(80, 3))
+    >>> dictionaries = fedcore.PersonalDictionaries(1, n_global=1).fit(x, groups=np.repeat(np.arange(4), 20))
+    >>> abs(dictionaries.components_).round(1).tolist()
+    [[0.6, 0.0, 0.8]]
     """
 
     method = "dictionaries"
@@ -163,19 +202,35 @@ class PersonalDictionaries(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Fe
         self.backend = backend
 
     def fit(self, X: Any, y: object = None, groups: Groups = None) -> Self:
-        """X: (n, d) finite samples; groups: (n,) the client of each; needed. Raises ConfigError, ValueError."""
+        """Learn the shared atoms and those of each client.
+
+        X: (n, d) finite samples
+        y: ignored
+        groups: (n,) the client of each sample; needed
+        Returns the estimator.
+        Raises ConfigError without groups, ValueError for arrays that are no finite samples.
+        """
         check_given(groups)
         return self._fit(X, groups)
 
     def fit_transform(self, X: Any, y: object = None, groups: Groups = None) -> Any:
-        """`fit` and then `transform` of the same samples."""
+        """Fit to samples and return their codes, as `fit` and then `transform`.
+
+        X, y, groups: as for `fit`
+        Returns (n, r) float64.
+        Raises what they raise.
+        """
         return self.fit(X, groups=groups).transform(X, groups)
 
     def transform(self, X: Any, groups: Groups = None) -> np.ndarray:
-        """(n, r) float64 codes of the samples (n, d): rg columns for the shared atoms, then one for each own atom.
+        """Return the codes of samples by matching pursuit, as in the fit.
 
-        groups: (n,) the client of each sample, whose own atoms are used; None: shared atoms alone, with 0 in the other
-        columns. Codes are by matching pursuit, as in the fit. They are for the client of the sample, and not private.
+        The codes are for the client of the sample, and not private.
+
+        X: (n, d) samples
+        groups: (n,) the client of each sample, whose local atoms are used; None: shared atoms alone, with 0 in the
+            other columns
+        Returns (n, r) float64: rg columns for the shared atoms, then one for each local atom.
         Raises ConfigError for unknown clients, ValueError.
         """
         method, state = cast(tuple[Any, Any], self._known().fitted)
@@ -188,8 +243,13 @@ class PersonalDictionaries(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Fe
         return codes
 
     def inverse_transform(self, X: Any, groups: Groups = None) -> np.ndarray:
-        """(n, d) float64 samples that codes (n, r) stand for; groups as for `transform`. Raises ConfigError,
-        ValueError."""
+        """Return the samples that codes stand for.
+
+        X: (n, r) codes
+        groups: (n,) the client of each sample, as for `transform`
+        Returns (n, d) float64.
+        Raises ConfigError for unknown clients, ValueError.
+        """
         self._known()
         codes = check_array(X, dtype=np.float64)
         if codes.shape[1] != self._n_features_out:
@@ -200,12 +260,16 @@ class PersonalDictionaries(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Fe
         return samples
 
     def add_clients(self, X: Any, groups: Groups) -> Self:
-        """Learn own atoms of clients that were not in the fit, from their samples (n, d). The shared atoms stay.
+        """Learn local atoms of clients that were not in the fit. The shared atoms stay.
 
-        groups: (n,) the client of each sample. The clients are added to `clients_` and `local_components_`, so that
-        `transform`, `inverse_transform` and `score` know them. Their own atoms are those that the fit would have given
-        them with these shared atoms; a client has none if its held-out samples are not coded better by them. Raises
-        ConfigError for clients that are known already, ValueError.
+        The clients are added to `clients_` and `local_components_`, so that `transform`, `inverse_transform` and
+        `score` know them. Their atoms are those that the fit would have given them with these shared atoms; a client
+        has none if its held-out samples are not coded better by them.
+
+        X: (n, d) finite samples
+        groups: (n,) the client of each sample
+        Returns the estimator.
+        Raises ConfigError for clients that are known already, ValueError.
         """
         check_given(groups)
         method, state = self._known().fitted
@@ -226,8 +290,13 @@ class PersonalDictionaries(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Fe
         return self
 
     def score(self, X: Any, y: object = None, groups: Groups = None) -> float:
-        """Minus the mean squared error of the samples (n, d) rebuilt from their codes; higher is better. groups as for
-        `transform`. Samples that a private run leaves out do not count."""
+        """Return minus the mean squared error of the samples rebuilt from their codes; higher is better.
+
+        Samples that a private run leaves out do not count.
+
+        X, groups: (n, d) samples; (n,) the client of each sample, as for `transform`
+        Raises ConfigError for unknown clients, ValueError.
+        """
         codes, x = self.transform(X, groups), self._checked_rows(X, reset=False).astype(np.float64)
         left = np.empty(len(x))
         for rows, atoms in self._clients_of(x, groups):

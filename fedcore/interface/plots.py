@@ -18,14 +18,23 @@ FARTHEST = 10.0  # distances between the quartiles
 
 
 def plot_components(mixture: Any, X: Any = None, columns: tuple[int, int] = (0, 1), ax: Axes | None = None) -> Axes:
-    """Draw the components of a fitted mixture in two of its columns: ellipses of one and two standard deviations, as
-    wide a line as the component has weight, and its number.
+    """Draw the components of a fitted mixture in two of its columns.
+
+    Each component has its number and ellipses of 1 and 2 standard deviations. A line is wider, the larger the weight.
 
     mixture: an estimator with weights_, means_ and covariances_, of fedcore or scikit-learn
-    X: (n, d) rows that are drawn as points, at most 5,000 of them, drawn at random; they are not private
-    columns: their numbers, from 0; ax: axes to draw on; None: new ones
-
+    X: (n, d) rows to draw as points, at most 5,000 of them, chosen at random; the points are not private
+    columns: numbers of the two columns, from 0
+    ax: axes to draw on; None: new ones
+    Returns the axes of matplotlib.
     Raises ConfigError for a model without covariances and for columns that it does not have.
+
+    >>> import numpy as np, fedcore
+    >>> from sklearn.mixture import GaussianMixture
+    >>> x = np.concatenate([np.random.default_rng(0).normal(size=(200, 2)) + at for at in (-4, 4)])
+    >>> ax = fedcore.plot_components(GaussianMixture(2, random_state=0).fit(x), x)
+    >>> len(ax.patches), ax.get_xlabel()
+    (4, 'column 0')
     """
     if not hasattr(mixture, "covariances_"):
         raise ConfigError(f"{type(mixture).__name__} has no covariances.", "Draw a fitted mixture of Gaussians.")
@@ -59,16 +68,23 @@ def plot_components(mixture: Any, X: Any = None, columns: tuple[int, int] = (0, 
 
 
 def plot_scores(mixture: Any, X: Any, share: float = 0.01, ax: Axes | None = None) -> Axes:
-    """Draw a histogram of the log densities of rows, with those of the least likely share of them in another colour.
+    """Draw a histogram of the log densities of rows, with the least likely rows in another colour.
 
-    Log densities that are further below the first quartile than ten times the distance between the quartiles are drawn
-    at that limit, so that a few of them do not hide the others.
+    Log densities far below the first quartile are drawn at a limit, so that a few of them do not hide the others. The
+    limit is 10 times the distance between the quartiles.
 
-    mixture: an estimator with `score_samples`; X: (n, d) rows, which are not private; rows without a density are left
-    out
-    share: of the rows, at least 0 and at most 1; ax: axes to draw on; None: new ones
-
+    mixture: an estimator with `score_samples`
+    X: (n, d) rows, which are not private; rows without a density are left out
+    share: fraction of the rows to colour, from 0 to 1
+    ax: axes to draw on; None: new ones
+    Returns the axes of matplotlib; the x axis is in nats.
     Raises ConfigError for a model that gives rows no density.
+
+    >>> import numpy as np, fedcore
+    >>> from sklearn.mixture import GaussianMixture
+    >>> x = np.random.default_rng(0).normal(size=(200, 2))
+    >>> fedcore.plot_scores(GaussianMixture().fit(x), x).get_xlabel()
+    'log density, nats'
     """
     if not hasattr(mixture, "score_samples"):
         raise ConfigError(f"{type(mixture).__name__} gives rows no log density.", "Draw the scores of a mixture.")

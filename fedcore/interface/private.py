@@ -1,4 +1,4 @@
-"""Estimators whose fit may be private: a budget of its own for data that have none, or a share of a population's."""
+"""Estimators whose fit may be private: with a separate budget for data that have none, or a part of a population's."""
 
 from __future__ import annotations
 

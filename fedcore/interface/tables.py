@@ -1,4 +1,4 @@
-"""Files of rows that belong to nobody in particular, as a population: rows in the order of the files, part by part.
+"""Files of rows without clients, as a population: rows in the order of the files, part by part.
 
 A sum over all rows does not depend on whose they are, so that a part of consecutive rows stands where a client would.
 Nothing is sorted, no row gets a name, and memory stays at one part.

@@ -1,13 +1,16 @@
 """`import fedcore`: the functions train, resume, plan and account as the command line does."""
 
 import doctest
+import inspect
+import re
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 
 import fedcore
-import fedcore.interface.federated_mixture
+import fedcore.interface.functions  # now, and not in a test that changes what it imports
 from fedcore.errors import BudgetExceeded, ConfigError, PopulationError, RunError
 from fedcore.interface import data
 from fedcore.rounds.engine import InProcessBackend
@@ -34,9 +37,49 @@ def test_every_public_name_is_there_and_documented():
         _ = fedcore.nothing
 
 
-def test_examples_of_docstrings_hold():
-    found = doctest.testmod(fedcore.interface.federated_mixture)
-    assert found.attempted >= 4 and not found.failed
+def parameters_of(public):
+    return [name for name in inspect.signature(public).parameters if name != "self"]
+
+
+def described_in(text):
+    """Names of the parameters that begin lines of a docstring: "name: ..." or "one, other: ..."."""
+    return {name for names in re.findall(r"^((?:\w+, )*\w+): ", text, re.MULTILINE) for name in names.split(", ")}
+
+
+@pytest.mark.parametrize("name", fedcore.WHERE)
+def test_docstrings_have_one_form(name):
+    """A summary of one sentence, a line for every parameter, what it returns (a class: its fitted attributes), what it
+    raises, and at last an example. Methods have all but the example."""
+    public = getattr(fedcore, name)
+    text = inspect.getdoc(public)
+    summary, _, rest = text.partition("\n\n")
+    assert summary.endswith(".") and "\n" not in summary.partition(". ")[0]
+    assert set(parameters_of(public)) <= described_in(text)
+    assert re.search(r"^(Fitted:|Returns )", rest, re.MULTILINE) and re.search(r"^Raises ", rest, re.MULTILINE)
+    assert rest.rpartition("\n\n")[2].startswith(">>> ")
+    methods = [each for one, each in vars(public).items() if inspect.isfunction(each) and not one.startswith("_")]
+    for method in methods if inspect.isclass(public) else []:
+        stated = inspect.getdoc(method)
+        assert all(re.search(rf"\b{one}\b", stated) for one in parameters_of(method) if one != "y"), method.__qualname__
+        assert re.match(r"(Fit|Learn|Return|Draw|Fill|Estimate|Store)\b", stated), method.__qualname__
+
+
+@pytest.fixture
+def heights(tmp_path, monkeypatch):
+    """A folder with the population that the examples read."""
+    matplotlib.use("Agg")
+    monkeypatch.chdir(tmp_path)
+    from fedcore.training.budget import ledger_name
+
+    x = np.concatenate([np.random.default_rng(0).normal(size=(40, 2)) + at for at in (-4, 4)])
+    data.rows_stored(x, np.repeat(np.arange(20), 4), tmp_path / "heights", ledger=ledger_name(), nominal_clients=20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", fedcore.WHERE)
+def test_examples_of_docstrings_hold(name, heights):
+    (example,) = doctest.DocTestFinder(recurse=False).find(getattr(fedcore, name), name, module=False, globs={})
+    assert example.examples and not doctest.DocTestRunner().run(example).failed
 
 
 @pytest.mark.slow
