@@ -178,14 +178,8 @@ class PersonalDictionaries(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Fe
         columns. Codes are by matching pursuit, as in the fit. They are for the client of the sample, and not private.
         Raises ConfigError for unknown clients, ValueError.
         """
-        method, state = cast(tuple[Any, Any], self._known().fitted)
-        x = self._checked_rows(X, reset=False).astype(np.float64)
-        most = code_length(method.config, state)
-        codes = np.full((len(x), self._n_features_out), np.nan)
-        for rows, atoms in self._clients_of(x, groups):
-            rows = rows[np.isfinite(x[rows]).all(axis=1)]
-            codes[rows] = omp(x[rows], atoms, most)
-        return codes
+        self._known()
+        return self._codes(self._checked_rows(X, reset=False).astype(np.float64), groups)
 
     def inverse_transform(self, X: Any, groups: Groups = None) -> np.ndarray:
         """(n, d) float64 samples that codes (n, r) stand for; groups as for `transform`. Raises ConfigError,
@@ -227,12 +221,23 @@ class PersonalDictionaries(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Fe
 
     def score(self, X: Any, y: object = None, groups: Groups = None) -> float:
         """Minus the mean squared error of the samples (n, d) rebuilt from their codes; higher is better. groups as for
-        `transform`. Samples that a private run leaves out do not count."""
-        codes, x = self.transform(X, groups), self._checked_rows(X, reset=False).astype(np.float64)
+        `transform`. Samples that a private run leaves out do not count. A `transform` of a subclass is not used."""
+        self._known()
+        x = self._checked_rows(X, reset=False).astype(np.float64)
+        codes = self._codes(x, groups)
         left = np.empty(len(x))
         for rows, atoms in self._clients_of(x, groups):
             left[rows] = ((x[rows] - codes[rows] @ atoms) ** 2).sum(axis=1)
         return -float(np.nanmean(left))
+
+    def _codes(self, x: np.ndarray, groups: Groups) -> np.ndarray:
+        method, state = cast(tuple[Any, Any], self._known().fitted)
+        most = code_length(method.config, state)
+        codes = np.full((len(x), self._n_features_out), np.nan)
+        for rows, atoms in self._clients_of(x, groups):
+            rows = rows[np.isfinite(x[rows]).all(axis=1)]
+            codes[rows] = omp(x[rows], atoms, most)
+        return codes
 
     def _clients_of(self, x: np.ndarray, groups: Groups) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """(rows, atoms (r, d)) of each client; atoms that it does not have are 0."""
