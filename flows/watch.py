@@ -116,7 +116,7 @@ def last_time(schedule: Schedule, until: datetime) -> datetime | None:
     for span in SPANS:
         times = asyncio.run(kind.get_dates(MOST, until - span, until))
         if times:
-            return max(times).astimezone(UTC)
+            return datetime.fromtimestamp(max(times).timestamp(), UTC)  # Prefect's type loses its zone in sums
     return None
 
 

@@ -233,14 +233,8 @@ class PersonalDictionaries(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Fe
         Returns (n, r) float64: rg columns for the shared atoms, then one for each local atom.
         Raises ConfigError for unknown clients, ValueError.
         """
-        method, state = cast(tuple[Any, Any], self._known().fitted)
-        x = self._checked_rows(X, reset=False).astype(np.float64)
-        most = code_length(method.config, state)
-        codes = np.full((len(x), self._n_features_out), np.nan)
-        for rows, atoms in self._clients_of(x, groups):
-            rows = rows[np.isfinite(x[rows]).all(axis=1)]
-            codes[rows] = omp(x[rows], atoms, most)
-        return codes
+        self._known()
+        return self._codes(self._checked_rows(X, reset=False).astype(np.float64), groups)
 
     def inverse_transform(self, X: Any, groups: Groups = None) -> np.ndarray:
         """Return the samples that codes stand for.
@@ -292,16 +286,27 @@ class PersonalDictionaries(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Fe
     def score(self, X: Any, y: object = None, groups: Groups = None) -> float:
         """Return minus the mean squared error of the samples rebuilt from their codes; higher is better.
 
-        Samples that a private run leaves out do not count.
+        Samples that a private run leaves out do not count. A `transform` of a subclass is not used.
 
         X, groups: (n, d) samples; (n,) the client of each sample, as for `transform`
         Raises ConfigError for unknown clients, ValueError.
         """
-        codes, x = self.transform(X, groups), self._checked_rows(X, reset=False).astype(np.float64)
+        self._known()
+        x = self._checked_rows(X, reset=False).astype(np.float64)
+        codes = self._codes(x, groups)
         left = np.empty(len(x))
         for rows, atoms in self._clients_of(x, groups):
             left[rows] = ((x[rows] - codes[rows] @ atoms) ** 2).sum(axis=1)
         return -float(np.nanmean(left))
+
+    def _codes(self, x: np.ndarray, groups: Groups) -> np.ndarray:
+        method, state = cast(tuple[Any, Any], self._known().fitted)
+        most = code_length(method.config, state)
+        codes = np.full((len(x), self._n_features_out), np.nan)
+        for rows, atoms in self._clients_of(x, groups):
+            rows = rows[np.isfinite(x[rows]).all(axis=1)]
+            codes[rows] = omp(x[rows], atoms, most)
+        return codes
 
     def _clients_of(self, x: np.ndarray, groups: Groups) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """(rows, atoms (r, d)) of each client; atoms that it does not have are 0."""

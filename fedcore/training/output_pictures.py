@@ -6,7 +6,7 @@
                 client's rows from 0; frames.csv, a line for each with its outputs that are one number; objects.csv, a
                 line for each object of a mask with its box and its track (`fedcore.rounds.tracks`); contact.png, some
                 rows with four pictures each: the row with the boxes, its background, what is left, and the mask;
-                about.json
+                contact.html, a page that shows it; about.json
     NAME.videos  the same folder with videos in place of pictures (`fedcore.training.output_videos`)
 
 The background of a row is its output `rows_global`, and what is left `rows_local`. Where a method gives its clients the
@@ -23,6 +23,7 @@ import os
 import shutil
 import zipfile
 from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
@@ -45,7 +46,20 @@ SHOWN = 8  # rows on the contact sheet
 LONGEST_SIDE = 240  # pixels of a picture on it
 GAP = 4  # pixels between them
 COLOURS = ((1.0, 0.2, 0.2), (0.2, 1.0, 0.2), (0.3, 0.6, 1.0), (1.0, 1.0, 0.2), (1.0, 0.3, 1.0), (0.2, 1.0, 1.0))
-TABLES = ("frames.csv", "objects.csv", "contact.png", "about.json")  # beside the clients' folders
+TABLES = ("frames.csv", "objects.csv", "contact.png", "contact.html", "about.json")  # beside the clients' folders
+PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>Contact sheet of {run}</title>
+<style>body {{ font: 16px sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em }} img {{ max-width: 100% }}
+strong {{ color: #a00 }}</style>
+<h1>Contact sheet of {run}</h1>
+<p><strong>Sensitive: this page shows frames of clients.</strong> {note}</p>
+<p>Method: {method}. {shown} frames from left to right. From top to bottom: the frame with the boxes of its objects, its
+background, what the background leaves, and the mask.</p>
+<img src="contact.png" alt="Frames, their backgrounds, what these leave, and masks">
+<p><a href="frames.csv">Numbers of each frame</a>, <a href="objects.csv">objects of the masks</a>.</p>
+</html>
+"""
 BEYOND = 0.5  # of [0, 1]: so far outside pixels are not those of a camera
 
 
@@ -226,6 +240,9 @@ class PictureFolder(_Pictures):
             gap = np.full((len(self.sheet[0]), GAP, *self.sheet[0].shape[2:]), 1.0, np.float32)
             columns = [part for column in self.sheet for part in (column, gap)][:-1]
             _save(self.partial / "contact.png", np.concatenate(columns, axis=1))
+            known = {name: escape(str(self.about.get(name, ""))) for name in ("run", "method", "note")}
+            page = PAGE.format(**known, shown=len(self.sheet))
+            write_whole(self.partial / "contact.html", page.encode(), private=True)
         write_whole(self.partial / "about.json", json_bytes({**self.about, "clients": self.clients}), private=True)
         seal(self.partial)
         self.partial.rename(self.path)

@@ -266,6 +266,19 @@ def test_a_fit_on_a_population_takes_its_share_of_the_budget(tmp_path, monkeypat
     assert 0 < balance.rho_spent < 0.2 * balance.budget.rho_max
 
 
+class SharedCodes(fedcore.PersonalDictionaries):
+    def transform(self, X):
+        return super().transform(X)[:, : len(self.components_)]
+
+
+def test_a_subclass_with_a_transform_of_samples_alone_is_scored():
+    random = np.random.default_rng(8)
+    x, groups = random.normal(size=(60, 6)), np.repeat(np.arange(3), 20)
+    plain, ours = (kind(3, n_global=2).fit(x, groups=groups) for kind in (fedcore.PersonalDictionaries, SharedCodes))
+    assert ours.transform(x).shape == (60, 2)
+    assert ours.score(x) == plain.score(x) and ours.score(x, groups=groups) == plain.score(x, groups=groups)
+
+
 @pytest.mark.slow
 def test_samples_come_apart_into_shared_and_own_atoms():
     random = np.random.default_rng(7)

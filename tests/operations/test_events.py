@@ -1,7 +1,7 @@
 """What an operator is told of: what events say, and when a budget is low."""
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 
 import pytest
@@ -203,6 +203,7 @@ def test_the_last_time_of_a_schedule(schedule, until, last):
 
     at = last_time(Schedule(**schedule), datetime.fromisoformat(until).replace(tzinfo=UTC))
     assert at == datetime.fromisoformat(last).replace(tzinfo=UTC)
+    assert at - timedelta(seconds=1) < at  # both have a zone
 
 
 def test_when_a_run_hangs(tmp_path):

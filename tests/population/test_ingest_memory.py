@@ -33,7 +33,7 @@ print(json.dumps({"grown": (peak() - before) * 1024, "clients": population.n_cli
 
 
 def run(source, dest, steps=({},), **options):
-    options = json.dumps({**options, "memory": LIMIT, "steps": steps})
+    options = json.dumps({"memory": LIMIT, **options, "steps": steps})
     command = [sys.executable, "-c", CHILD, str(source), str(dest), options]
     # glibc has an arena for each of Arrow's and Zarr's threads; how full they get depends on timing, not on the input.
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"MALLOC_ARENA_MAX": "2"})
@@ -54,6 +54,16 @@ def test_dense_rows(tmp_path, append):
     told = run(tmp_path / "a.npz", tmp_path / "p", steps, clients_per_leaf=1)
     assert told["rows"] == rows * len(steps) and x.nbytes >= 4 * LIMIT
     assert 0.1 * LIMIT < told["grown"] < 1.2 * LIMIT
+
+
+@pytest.mark.slow
+def test_frames(tmp_path):
+    """200 MB of pixels in seven blocks, without a limit that would matter: no block is held whole."""
+    frames = np.random.default_rng(0).integers(0, 256, (4000, 96, 128), np.uint8)
+    np.save(tmp_path / "a.npy", frames)
+    told = run(tmp_path / "a.npy", tmp_path / "p", format="frames", memory=512 * MIB)
+    assert told["rows"] == 4000 and 4 * frames.nbytes >= 180 * MIB
+    assert told["grown"] < 48 * MIB
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import csv
 import json
 import stat
+from html import escape
 
 import numpy as np
 import pytest
@@ -63,6 +64,10 @@ def test_arrays_of_pictures(trained):
     assert {"clip.npy:000000", "clip.npy:000004"} <= {*followed}
     assert all(0.7 < float(line["gain"]) < 1.4 and line["shown"] == "1" for line in lines)
     assert np.asarray(Image.open(place / "out.pngs" / "contact.png")).shape == (4 * 15 + 3 * 4, 8 * 20 + 7 * 4, 3)
+    page = (place / "out.pngs" / "contact.html").read_text()
+    about = json.loads((place / "out.pngs" / "about.json").read_text())
+    assert 'src="contact.png"' in page and "Sensitive" in page and escape(about["note"]) in page
+    assert stat.S_IMODE((place / "out.pngs" / "contact.html").stat().st_mode) == 0o600
     assert stat.S_IMODE((place / "out.pngs").stat().st_mode) == 0o700
     assert not list(place.glob(".*"))
     export_run(run, place / "background.png")
@@ -77,7 +82,8 @@ def test_videos_hold_the_same_masks_and_backgrounds(trained, tmp_path):
     plain = {"settings": {"shadows": False}}
     personalise(run.path, population.path, tmp_path / "out.npz", **plain)
     personalise(run.path, population.path, tmp_path / "out.videos", lambda *step: seen.append(step), **plain)
-    names = {"clip.npy-background.mkv", "clip.npy-mask.mkv", "frames.csv", "objects.csv", "contact.png", "about.json"}
+    names = {"clip.npy-background.mkv", "clip.npy-mask.mkv", "frames.csv", "objects.csv", "contact.png", "contact.html"}
+    names |= {"about.json"}
     assert {file.name for file in (tmp_path / "out.videos").iterdir()} == names and seen[-1] == (9, 9)
     with np.load(tmp_path / "out.npz") as out:
         expected = np.rint(np.clip(out["rows_global"], 0, 1) * 255), out["mask"]

@@ -19,6 +19,7 @@ from pydantic import JsonValue
 
 from fedcore.errors import ConfigError, IngestError
 from fedcore.population import layout
+from fedcore.population.arrays import CHUNK_BYTES
 from fedcore.population.columns import ColumnEntry
 from fedcore.population.deliveries import Delivered
 from fedcore.population.ingest import append as appending
@@ -113,6 +114,9 @@ def ingest(
     dealt_by = halves_of(request.documents, request.halves, sources.brings_heldout(opened, request))
     pictures = sources.image_of(opened, request)
     account = Account(request.tolerance, _called(request, parent))
+    stream_bytes = memory // STREAM_SHARE
+    if isinstance(opened, FrameSource):  # whose leaf is about a block, however large the limit
+        stream_bytes = min(stream_bytes, CHUNK_BYTES)
     if parent is None:
         usual_leaf = opened.clients_per_leaf if isinstance(opened, FrameSource) else CLIENTS_PER_LEAF
         writer = PopulationWriter(
@@ -134,7 +138,7 @@ def ingest(
             records=records,
             image=pictures,
             fold_ids=folded,
-            stream_bytes=memory // STREAM_SHARE,
+            stream_bytes=stream_bytes,
         )
     else:
         appending.refuse_mismatch(parent, opened, request, ledger, dealt_by)
@@ -145,7 +149,7 @@ def ingest(
             parent,
             public_for_evaluation=request.public_for_evaluation,
             labels=dealt.labels,
-            stream_bytes=memory // STREAM_SHARE,
+            stream_bytes=stream_bytes,
             **{name: value for name, value in declared.items() if value is not None},
         )
     with writer, layout.named_os_errors(path), _spill_folder(path) as folder:
