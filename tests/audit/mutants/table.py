@@ -186,7 +186,7 @@ cohorts: a token is not compared
 cohorts: a plan for everybody is taken
 -         if cohorts is None and account.founders is None:
 +         if cohorts is None:
-= fedcore/training/budget.py
+= fedcore/training/publishing.py
 @ tests/privacy/test_noise_law.py::test_what_cannot_be_drawn_is_not_charged
 noise: what cannot be drawn is told after it is charged
 -         self.noise.ready(planned, grid_values)  # refuses before anything is paid
@@ -200,8 +200,15 @@ publish: drawn again after a failure
 +             return self.ledger.publish(self.lease, charge, drawn)
 @ tests/privacy/test_order.py::test_what_was_given_up_is_not_drawn
 release: what was given up is drawn all the same
+-         if charge is None:
 -             return None
++         if charge is None:
 +             return self.noise.draw(planned, self.run.id, grid_values)
+@ tests/privacy/test_order.py::test_what_was_given_up_ends_the_round
+release: the round goes on after what was given up
+-                 return None
++                 continue
+@ tests/privacy/test_order.py::test_what_was_given_up_is_not_drawn
 release: what was given up is not looked at
 -         if charge is None:
 -             return None
@@ -222,6 +229,12 @@ order: leaves before it is published
 order: another draw is published than the one that leaves
 +         self.ledger.publish(self.lease, charge, drawn)
 +         return self.noise.draw(planned, self.run.id, grid_values)
+@ tests/privacy/test_order.py::test_every_release_of_a_round_is_charged_and_published
+publish: one release of several without the ledger
+- noised = self.release(release, grids[release.name])
++ values = grids[release.name]
++             noised = self.release(release, values) if release is planned[0] else values
+= fedcore/training/budget.py
 @ tests/privacy/test_order.py::test_a_run_is_planned_for_the_relation_of_the_budget
 plan: always for presence
 - relation = balance.relation or "add_or_remove_one"
@@ -1109,13 +1122,8 @@ publish: a lost lease is tried again
 = fedcore/rounds/engine.py
 @ tests/rounds/test_engine.py::test_a_run_ends_before_the_round_that_was_given_up
 release: a round goes on without what was given up
--                 return None
-+                 noised = grid[release.name]
-@ tests/privacy/test_order.py::test_every_release_of_a_round_is_charged_and_published
-publish: one release of several without the ledger
-- noised = publisher.release(release, grid[release.name])
-+ values = grid[release.name]
-+             noised = publisher.release(release, values) if release is planned[0] else values
+- return None if published is None else dict(published)
++ return grid if published is None else dict(published)
 @ tests/rounds/test_engine.py::test_a_private_method_that_breaks_the_rules_releases_nothing_and_says_no_value
 publish: what is not planned
 - if grid.keys() != {release.name for release in planned}:
