@@ -35,7 +35,7 @@ LAYERS = (
     {"training"},
     {"evaluation", "planning"},
     {"operations"},
-    {"interface"},
+    {"interface", "sites"},
     {"cli"},
     {"testing"},
 )
