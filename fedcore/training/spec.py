@@ -9,6 +9,7 @@ run. No data are open here, and nothing is reserved.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from fedcore.rounds.clients import DEFAULT_CACHE_BYTES
 from fedcore.rounds.method import AnyMethod, PublicFacts, Worth
 from fedcore.rounds.private_settings import cohort_rule
 from fedcore.rounds.results import Features
-from fedcore.runs.digests import ARRIVAL, COHORTS, SHARES
+from fedcore.runs.digests import ARRIVAL, COHORTS, SHARES, STUDY
 from fedcore.runs.run_files import START_FILE
 from fedcore.runs.store import Run
 from fedcore.storage.arrays import read_values
@@ -54,6 +55,7 @@ class RunSpec:
     warm_start: arrays and what run.json says of them; None if the run starts from nothing
     test_noise: key of pseudo-random noise; None: the noise protects people
     share: of the population's budget that pays, by name; None: what is undivided
+    study: {"digest", "run", "site"} of a run that several sites make together; None: of one place
     """
 
     method: AnyMethod
@@ -66,6 +68,7 @@ class RunSpec:
     test_noise: str | None
     cache_bytes: int
     share: str | None = None
+    study: Mapping[str, Any] | None = None
 
     @property
     def unit(self) -> Unit:
@@ -146,6 +149,8 @@ class RunSpec:
             said[COHORTS] = plain(self.participants.ranges)
         if self.method.private and request.public_arrival_because is not None:
             said[ARRIVAL] = request.public_arrival_because
+        if self.study is not None:
+            said[STUDY] = dict(self.study)
         needs = list(said)
         if self.share is not None:
             said, needs = {**said, "share": self.share}, [*needs, SHARES]
@@ -326,6 +331,7 @@ def recorded_spec(
         info["test_noise"],
         cache_bytes,
         info.get("share"),
+        info.get(STUDY),
     )
 
 

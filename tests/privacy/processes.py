@@ -116,12 +116,14 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_before_record(kind):
-    """SIGKILL inside the transaction, after its other rows were written and before its record is."""
-    append = ChainWriter.append
+def die_before_record(kind, number=0):
+    """SIGKILL inside the transaction, after its other rows were written and before its record is. number: of the
+    records of this kind, counted from 0.
+    """
+    append, left = ChainWriter.append, iter(range(number))
 
     def dying(self, appended, run_id, payload):
-        if appended == kind:
+        if appended == kind and next(left, None) is None:
             die()
         append(self, appended, run_id, payload)
 
@@ -172,6 +174,20 @@ def pay_again_and_die(url, run, planned, when):
     if when == "charged":
         die()
     ledger.publish(lease, charge, np.full(3, 7))
+    die()
+
+
+def work_on_a_round_and_die(url, run, plan, when):
+    """A round of several releases, killed at `when`: before the record "charge N" or "publish N", or between them."""
+    ledger = open_ledger(url)
+    lease = ledger.acquire(run, take_over=True)
+    kind, _, number = when.partition(" ")
+    if number:
+        die_before_record(kind, int(number))
+    charges = ledger.charge_round(lease, plan)
+    if when == "charged":
+        die()
+    ledger.publish_round(lease, charges, [np.full(3, 7)] * len(plan))
     die()
 
 

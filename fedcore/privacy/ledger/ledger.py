@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -189,59 +189,75 @@ class Ledger(Reservations):
     # --- releases -----------------------------------------------------------------------------------------------
 
     def charge(self, lease: Lease, planned: PlannedRelease) -> Charge | None:
-        """Pay for a release, durably, so that its noise may be drawn once.
+        """Pay for one release: `charge_round` of it alone."""
+        charges = self.charge_round(lease, [planned])
+        return None if charges is None else charges[0]
+
+    def charge_round(self, lease: Lease, planned: Sequence[PlannedRelease]) -> list[Charge] | None:
+        """Pay for releases of a round in one transaction, durably, so that the noise of each may be drawn once.
 
         An earlier attempt that was charged and not published is forfeited, and paid for again as
-        `fedcore.privacy.ledger.redraws` decides. None if the release was given up for that: the run ends before its
-        round. Raises LeaseLost, UnplannedRelease, BudgetExceeded if nothing can pay, RunError if the run has ended.
+        `fedcore.privacy.ledger.redraws` decides for each. None if a release was given up for that: the run ends before
+        its round, and what was charged in it stays paid. An error charges nothing. Raises LeaseLost, UnplannedRelease,
+        BudgetExceeded if nothing can pay, RunError if the run has ended.
         """
+        charges = []
+        with self._writing_run(lease.run_id) as writer:
+            for release in planned:
+                charge = self._charge(writer, lease, release)
+                if charge is None:
+                    return None
+                charges.append(charge)
+        return charges
+
+    def _charge(self, writer: ChainWriter, lease: Lease, planned: PlannedRelease) -> Charge | None:
         run_id, round, name = lease.run_id, planned.round, planned.name
-        with self._writing_run(run_id) as writer:
-            run = writer.held_run(lease)
-            plan = decoded_list(run.plan, f"the plan of run {run_id!r}")
-            if canonical(planned.to_json()) not in {canonical(item) for item in plan}:
-                raise UnplannedRelease(f"run {run_id!r} has not reserved release {name!r} of round {round} like this.")
-            stored = self._stored(writer.connection, run_id, name)
-            if stored is not None:
-                return Charge(run_id, round, name, stored[0], stored[1])
-            if run.status != OPEN:
-                kind = BudgetExceeded if run.status == "budget exhausted" else RunError
-                raise kind(f"run {run_id!r} has ended ({run.status}).", "Start a new run.")
-            last = writer.attempts(run_id, round, name)[-1]
-            if last.state == RETURNED:
-                return None
-            if last.state == PUBLISHED:
-                raise LedgerTampered(
-                    f"the published value of release {name!r} of run {run_id!r} is gone from ledger "
-                    f"{self.id}; it is not drawn a second time.",
-                    RESTORE,
-                )
-            if last.state == RESERVED:
-                writer.set_state(run_id, round, name, 0, CHARGED)
-                attempt = 0
-            elif not self._pay_again(writer, run, last):
-                return None
-            else:
-                attempt = last.attempt + 1
-            writer.append(
-                "charge",
-                run_id,
-                {
-                    "round": round,
-                    "name": name,
-                    "attempt": attempt,
-                    "rho": planned.rho,
-                    "delta": planned.delta,
-                    "noise": ROUNDED,
-                    "token": lease.token,
-                },
+        run = writer.held_run(lease)
+        plan = decoded_list(run.plan, f"the plan of run {run_id!r}")
+        if canonical(planned.to_json()) not in {canonical(item) for item in plan}:
+            raise UnplannedRelease(f"run {run_id!r} has not reserved release {name!r} of round {round} like this.")
+        stored = self._stored(writer.connection, run_id, name)
+        if stored is not None:
+            return Charge(run_id, round, name, stored[0], stored[1])
+        if run.status != OPEN:
+            kind = BudgetExceeded if run.status == "budget exhausted" else RunError
+            raise kind(f"run {run_id!r} has ended ({run.status}).", "Start a new run.")
+        last = writer.attempts(run_id, round, name)[-1]
+        if last.state == RETURNED:
+            return None
+        if last.state == PUBLISHED:
+            raise LedgerTampered(
+                f"the published value of release {name!r} of run {run_id!r} is gone from ledger "
+                f"{self.id}; it is not drawn a second time.",
+                RESTORE,
             )
+        if last.state == RESERVED:
+            writer.set_state(run_id, round, name, 0, CHARGED)
+            attempt = 0
+        elif not self._pay_again(writer, run, last):
+            return None
+        else:
+            attempt = last.attempt + 1
+        writer.append(
+            "charge",
+            run_id,
+            {
+                "round": round,
+                "name": name,
+                "attempt": attempt,
+                "rho": planned.rho,
+                "delta": planned.delta,
+                "noise": ROUNDED,
+                "token": lease.token,
+            },
+        )
         return Charge(run_id, round, name, attempt)
 
     def _pay_again(self, writer: ChainWriter, run: Row[Any], last: Row[Any]) -> bool:
         """Pay for one more attempt at a release whose last one was lost; False if the release is given up instead."""
         run_id, round, name = run.run_id, last.round, last.name
-        way = redraw(self._recent(writer.connection, writer.account), run_id, round, name)
+        now = self._account_row(writer.connection, writer.population_id, "write")  # with what this transaction added
+        way = redraw(self._recent(writer.connection, now), run_id, round, name)
         if way is None:
             raise BudgetExceeded(
                 f"run {run_id!r} was interrupted while release {name!r} was drawn, which costs rho = {last.rho:.4g} a "
@@ -266,37 +282,46 @@ class Ledger(Reservations):
         return True
 
     def publish(self, lease: Lease, charge: Charge, noised: np.ndarray) -> np.ndarray:
-        """Store the noised value, and only now may it leave this process. Returns the value that holds: int64.
+        """Store one noised value: `publish_round` of it alone."""
+        return self.publish_round(lease, [charge], [noised])[0]
 
-        If another value of the same release was published before, `noised` is discarded and that one is returned. While
-        the database fails, the same array is tried again for PUBLISH_SECONDS: it is paid for, and lost with the
-        process. Raises LeaseLost, SensitivityError for another shape or dtype than planned.
+    def publish_round(self, lease: Lease, charges: Sequence[Charge], noised: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Store the noised values of a round in one transaction; only then may they leave this process. Returns the
+        values that hold: int64.
+
+        If another value of a release was published before, the new one is discarded and that one is returned. While
+        the database fails, the same arrays are tried again for PUBLISH_SECONDS: they are paid for, and lost with the
+        process. An error stores nothing. Raises LeaseLost, SensitivityError for another shape or dtype than planned.
         """
-        return db.persist(lambda: self._publish(lease, charge, noised), PUBLISH_SECONDS)
 
-    def _publish(self, lease: Lease, charge: Charge, noised: np.ndarray) -> np.ndarray:
+        def work() -> list[np.ndarray]:
+            with self._writing_run(lease.run_id) as writer:
+                return [self._publish(writer, lease, *pair) for pair in zip(charges, noised, strict=True)]
+
+        return db.persist(work, PUBLISH_SECONDS)
+
+    def _publish(self, writer: ChainWriter, lease: Lease, charge: Charge, noised: np.ndarray) -> np.ndarray:
         run_id, round, name = charge.run_id, charge.round, charge.name
-        with self._writing_run(run_id) as writer:
-            run = writer.held_run(lease)
-            stored = self._stored(writer.connection, run_id, name)
-            own = [row for row in writer.attempts(run_id, round, name) if row.attempt == charge.attempt]
-            if stored is not None:
-                if own and own[0].state == CHARGED:
-                    writer.forfeit(run_id, round, name, charge.attempt)
-                return stored[1]
-            if not own or own[0].state != CHARGED:
-                raise LeaseLost(
-                    f"attempt {charge.attempt} at release {name!r} of run {run_id!r} was given up.",
-                    "Another process draws it again.",
-                )
-            shape = self._shape(run, round, name, noised)
-            which = {"round": round, "name": name, "attempt": charge.attempt}
-            data, text = noised.astype("<i8").tobytes(), canonical(list(shape))
-            sha256 = hashlib.sha256(text.encode() + data).hexdigest()
-            row = {"run_id": run_id, **which, "shape": text, "data": data, "sha256": sha256}
-            writer.connection.execute(tables.published.insert().values(row))
-            writer.set_state(run_id, round, name, charge.attempt, PUBLISHED)
-            writer.append("publish", run_id, {**which, "digest": sha256})
+        run = writer.held_run(lease)
+        stored = self._stored(writer.connection, run_id, name)
+        own = [row for row in writer.attempts(run_id, round, name) if row.attempt == charge.attempt]
+        if stored is not None:
+            if own and own[0].state == CHARGED:
+                writer.forfeit(run_id, round, name, charge.attempt)
+            return stored[1]
+        if not own or own[0].state != CHARGED:
+            raise LeaseLost(
+                f"attempt {charge.attempt} at release {name!r} of run {run_id!r} was given up.",
+                "Another process draws it again.",
+            )
+        shape = self._shape(run, round, name, noised)
+        which = {"round": round, "name": name, "attempt": charge.attempt}
+        data, text = noised.astype("<i8").tobytes(), canonical(list(shape))
+        sha256 = hashlib.sha256(text.encode() + data).hexdigest()
+        row = {"run_id": run_id, **which, "shape": text, "data": data, "sha256": sha256}
+        writer.connection.execute(tables.published.insert().values(row))
+        writer.set_state(run_id, round, name, charge.attempt, PUBLISHED)
+        writer.append("publish", run_id, {**which, "digest": sha256})
         return noised
 
     def published(self, run_id: str, name: str) -> np.ndarray | None:
