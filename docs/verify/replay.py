@@ -16,6 +16,7 @@ from collections import defaultdict
 from fractions import Fraction
 
 OTHERS = "register|public schema|shared ids|accept loss|anchor|cohorts|forget|checkpoint|acquire|budget divide|finish"
+SHARED = "rounded gaussian share 1"  # the noise of several sites, each of which adds a share
 
 
 def reader(address):
@@ -40,6 +41,15 @@ def is_within(rho, epsilon, delta):
 
 def is_rounded_up(said, exact):
     return Fraction(said) >= exact and (not said or Fraction(math.nextafter(said, 0)) < exact)
+
+
+def is_covered(item, share):
+    """Whether the noise of m - t sites costs at most what is charged, and that of all m is what the method planned."""
+    square, honest = Fraction(share["scale"]) ** 2, share["sites"] - share["collusion"]
+    known = 0 < share["collusion"] < share["sites"] and share["scale"] >= 64 and not item["delta"]
+    planned = (item["sensitivity"] * Fraction(item["noise_multiplier"])) ** 2 <= honest * square
+    charged = item["sensitivity"] ** 2 <= 2 * honest * square * Fraction(item["rho"])
+    return known and planned and charged and share["sites"] * square >= Fraction(share["total"]) ** 2
 
 
 class Account:  # what the records of one population add up to; wrong: a sentence for every broken rule
@@ -77,20 +87,25 @@ class Account:  # what the records of one population add up to; wrong: a sentenc
         cohorts = (said.get("cohorts") or {"ranges": [(1, 1)]})["ranges"]
         payers = [cohort for first, last in cohorts for cohort in range(first, last + 1)]
         run = {"id": run_id, "status": "open", "payers": payers, "states": {}, "prices": {}, "digests": {}}
+        run |= {"noise": said.get("noise"), "shares": {}}
         run |= {"spares": said["spares"], "spare": (Fraction(said["spare_rho"]), Fraction(said["spare_delta"]))}
         self.runs[run_id] = run
         for item in said["plan"]:
             key, price = (item["round"], item["name"]), (Fraction(item["rho"]), Fraction(item["delta"]))
             enough = 2 * price[0] * Fraction(item["noise_multiplier"]) ** 2 >= 1
+            run["shares"][key] = share = item.get("noise_share")
+            enough = enough and bool(share) == (run["noise"] == SHARED) and (not share or is_covered(item, share))
             self.check(enough, f"{key} of {run_id} is reserved for less than its noise costs")
             run["prices"][key], run["states"][*key, 0] = price, "reserved"
             self.add(run, price, " held")
         self.add(run, run["spare"], " held", run["spares"])
 
-    def draw(self, kind, run, key, price):
+    def draw(self, kind, run, key, said):
         """A charge, or an extension that reserves one more attempt at a release whose last one was lost."""
-        if run["prices"].get(key[:2]) != price or run["status"] != "open":
+        if run["prices"].get(key[:2]) != (said["rho"], said["delta"]) or run["status"] != "open":
             return self.check(False, f"{key} of {run['id']}: another price than planned, or the run has ended")
+        same = (said.get("noise", run["noise"]), said.get("noise_share")) == (run["noise"], run["shares"].get(key[:2]))
+        self.check(same or kind == "extend", f"{key} of {run['id']}: other noise than planned")
         if key not in run["states"]:
             if kind == "charge":
                 self.check(run["spares"] > 0, f"{key} of {run['id']} is paid by a spare release, and none is left")
@@ -115,7 +130,7 @@ class Account:  # what the records of one population add up to; wrong: a sentenc
         elif kind == "reserve":
             self.reserve(run_id, said)
         elif run and kind in ("charge", "extend"):
-            self.draw(kind, run, key, (said["rho"], said["delta"]))
+            self.draw(kind, run, key, said)
         elif run and kind in ("publish", "forfeit"):
             self.move(run, key, "charged", "published" if kind == "publish" else "forfeited")
             run["digests"][key] = said.get("digest")
@@ -173,7 +188,10 @@ def check_statement(account, said):
         check(is_rounded_up(said[name], total), f"statement: its {name} is {said[name]}, and the run's {float(total)}")
     check(is_rounded_up(budget["rho_spent"], account.most()), f"statement: all runs spent {float(account.most())}")
     check(all(budget[name] == value for name, value in account.budget.items()), "statement: another budget")
-    for rho, epsilon in ((said["rho"], said["epsilon"]), (budget["rho_spent"], budget["epsilon_spent"])):
+    pairs = [(said["rho"], said["epsilon"]), (budget["rho_spent"], budget["epsilon_spent"])]
+    if share := next(iter(run["shares"].values())):  # if all other sites collude
+        pairs.append(((share["sites"] - share["collusion"]) * said["rho"], said.get("sites", budget)["epsilon"]))
+    for rho, epsilon in pairs:
         check(is_within(rho, epsilon, budget["delta_conv"]), f"statement: rho {rho} costs more than epsilon {epsilon}")
 
 

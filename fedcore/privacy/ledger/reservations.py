@@ -26,8 +26,9 @@ from fedcore.privacy.ledger.rows import find
 from fedcore.privacy.ledger.shares import SHARES, check_named, part_of
 from fedcore.privacy.ledger.sketch_accounts import SketchAccounts
 from fedcore.privacy.ledger.sums import EVERYBODY
+from fedcore.privacy.noise_shares import check_shares
 from fedcore.privacy.periods import periods_in
-from fedcore.privacy.plan import ROUNDED, PlannedRelease, Relation, Unit
+from fedcore.privacy.plan import PlannedRelease, Relation, Unit
 from fedcore.privacy.rounded_gaussian import LARGEST_SCALE
 from fedcore.storage.plain import plain
 
@@ -81,7 +82,7 @@ class Reservations(SketchAccounts):
         }
         # What a plan does not use is no part of its digest, and the law of the noise never is.
         identity = {**payload, "population_id": population_id}
-        later: dict[str, Any] = {"needs": [], "noise": ROUNDED, "purpose": PURPOSE, "bound": bound}
+        later: dict[str, Any] = {"needs": [], "noise": plan[0].law, "purpose": PURPOSE, "bound": bound}
         if cohorts is not None:  # tokens are no part of the plan: they are compared with those that are known
             identity["cohorts"] = cohorts.ranges
             later |= {"needs": ["cohorts"], "cohorts": plain(cohorts)}
@@ -130,6 +131,7 @@ class Reservations(SketchAccounts):
             raise ConfigError(f"the number of spare releases is a whole number from 0, not {spares!r}.")
         if not all(0 <= planned.delta < 1 and math.isfinite(planned.rho) for planned in plan):
             raise ConfigError(f"a price in the plan of run {run_id!r} is infinite, or a delta is not between 0 and 1.")
+        check_shares(plan)
         for planned in plan:
             self._check_noise(run_id, planned)
 

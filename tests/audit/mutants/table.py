@@ -111,6 +111,39 @@ test noise: the same for all releases
 + StreamBits(self.key, 0, "")
 test noise: the same for all keys
 + StreamBits("", planned.round, planned.name)
+= fedcore/privacy/noise_shares.py
+@ tests/privacy/test_noise_shares.py::test_prices_and_scales_in_fractions
+shares: those who collude are forgotten in the charge
+- _root(Fraction(planned.noise_multiplier) ** 2 * honest / sites, up=False)
++ planned.noise_multiplier
+shares: the scale is rounded down
+- Fraction(known) ** 2 / honest), up=True)
++ Fraction(known) ** 2 / honest), up=False)
+shares: less together than one place draws
+- scale = _root(max(Fraction(planned.scale) ** 2 / sites, Fraction(known) ** 2 / honest), up=True)
++ scale = _root(Fraction(planned.scale) ** 2 / sites / 2, up=True)
+@ tests/privacy/test_noise_shares.py::test_a_run_costs_no_more_than_its_rho_to_the_last_bit
+shares: nothing is kept back for rounding
+- terms.sites * (1 - ROUNDING))
++ terms.sites)
+@ tests/privacy/test_noise_shares.py::test_shares_that_do_not_cover_their_price_are_neither_reserved_nor_replayed
+shares: those who collude are forgotten in the check
+- covers = share.honest * square >= Fraction(planned.scale) ** 2
++ covers = share.sites * square >= Fraction(planned.scale) ** 2
+- <= 2 * share.honest * square * Fraction(planned.rho)
++ <= 2 * share.sites * square * Fraction(planned.rho)
+shares: the noise of all is not compared with the plan
+- if not (covers and share.sites * square >= Fraction(share.total) ** 2):
++ if not covers:
+shares: rounded ones are summed at any scale
+- scale >= SMALLEST_SCALE):
++ scale > 0):
+@ tests/privacy/test_noise_shares.py::test_a_share_is_the_exact_sampler_at_its_own_scale_and_wraps
+shares: drawn at the scale that is charged
+- return modulo_sum(values, SecureNoise().draw(_as_planned(planned), run_key, np.zeros_like(values)))
++ return modulo_sum(values, SecureNoise().draw(planned, run_key, np.zeros_like(values)))
+shares: added where it saturates
++ return SecureNoise().draw(_as_planned(planned), run_key, values)
 = fedcore/privacy/ledger/reservations.py
 @ tests/privacy/test_noise_law.py::test_a_plan_pays_for_the_noise_that_is_drawn_to_the_last_bit
 noise: its price not compared with the charge
@@ -125,7 +158,7 @@ noise: too wide for the sampler is reserved
 @ tests/privacy/test_cohorts.py::test_a_plan_without_cohorts_keeps_its_digest
 law: it changes the digest of a plan
 - identity = {**payload, "population_id": population_id}
-+ identity = {**payload, "population_id": population_id, "noise": ROUNDED}
++ identity = {**payload, "population_id": population_id, "noise": plan[0].law}
 cohorts: they change the digest of a plan without them
 + identity = {**payload, "population_id": population_id, "cohorts": None}
 @ tests/privacy/test_ledger.py::test_test_noise_is_refused_on_a_ledger_for_people
@@ -262,7 +295,7 @@ participants: the size of everybody
 = fedcore/privacy/ledger/ledger.py
 @ tests/privacy/test_noise_law.py::test_a_new_run_reserves_and_charges_the_rounded_gaussian
 law: the charge does not say it
--                 "noise": ROUNDED,
+-                 "noise": planned.law,
 @ tests/privacy/test_redraws.py::test_a_spare_pays_first_then_what_no_run_has_reserved
 spares: never used up
 - used=run.used + 1
@@ -1008,6 +1041,18 @@ give up: one round too many in the tables
 chain: the last record is not looked at before another is added
 -         self._check_last_link()
 = fedcore/privacy/ledger/replay.py
+@ tests/privacy/test_noise_shares.py::test_shares_that_do_not_cover_their_price_are_neither_reserved_nor_replayed
+shares: not looked at in a replay
+-         check_shares(releases)
++         pass
+@ tests/privacy/test_noise_shares.py::test_a_charge_with_another_share_than_planned
+shares: a charge names another one
+-  or payload.get("noise_share") != run.noise_share(key):
++ :
+@ tests/privacy/test_noise_shares.py::test_law_and_shares_go_together
+shares: a charge names another law
+- if _known("noise", payload, run.noise, LAWS) != run.noise or
++ if _known("noise", payload, run.noise, LAWS) not in LAWS or
 @ tests/privacy/test_order.py::test_records_that_cannot_be_are_refused
 replay: a spare more than reserved
 - if run.spares_left < 1:
