@@ -54,7 +54,7 @@ class Identity:
                 raise IdentityError(f"{place} is in the place of a folder.", "Choose another folder.") from error
             raise IdentityError(
                 f"{place} holds the identity of a site already.",
-                "Keep it: studies know the site by it. For another site, choose another folder with --site.",
+                "Keep it: studies know the site by it. For another site, choose another folder with --identity.",
             ) from None
         except OSError as error:
             raise IdentityError(f"{place} cannot be written: {error.strerror}.", "Choose another folder.") from error

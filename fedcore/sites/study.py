@@ -25,13 +25,15 @@ from fedcore.population.choices import Halves, Kind
 from fedcore.population.columns import ColumnEntry
 from fedcore.population.manifest import Vocabulary
 from fedcore.population.store import Population
-from fedcore.privacy.plan import Relation, Unit
+from fedcore.privacy.noise_shares import planned_rho
+from fedcore.privacy.plan import PlannedRelease, Relation, Terms, Unit
 from fedcore.rounds.method import AnyMethod, PublicFacts
 from fedcore.rounds.private_settings import PrivateRunSettings
 from fedcore.sites.identity import NAME, Identity, verify
 from fedcore.storage import digests, files, shared
 from fedcore.storage.files import Place
 from fedcore.storage.parsing import parse_json
+from fedcore.training.budget import fit_plan
 from fedcore.training.record import installed
 
 FILE: Final = "study.json"  # in the mailbox
@@ -124,6 +126,26 @@ class Schema(_Frozen):
             relation=relation,
         )
 
+    def difference(self, other: Schema) -> str:
+        """The first thing in which the other schema differs from this one, in words; empty if they are equal."""
+        for name in Schema.model_fields:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine == theirs:
+                continue
+            if name == "columns" and len(mine) == len(theirs):
+                pairs = enumerate(zip(mine, theirs, strict=True))
+                return next(_column(at, *both) for at, both in pairs if both[0] != both[1])
+            if name == "vocabulary":
+                return "the vocabulary is another one"
+            shown = f"{len(theirs)} instead of {len(mine)}" if name == "columns" else f"{theirs!r} instead of {mine!r}"
+            return f"{name.replace('_', ' ')}: {shown}"
+        return ""
+
+
+def _column(number: int, mine: ColumnEntry, theirs: ColumnEntry) -> str:
+    name = next(name for name in ColumnEntry.model_fields if getattr(mine, name) != getattr(theirs, name))
+    return f"{name} of column {number}: {getattr(theirs, name)!r} instead of {getattr(mine, name)!r}"
+
 
 class Study(_Frozen):
     """See the fields.
@@ -170,12 +192,17 @@ class Study(_Frozen):
     @property
     def digest(self) -> bytes:
         """SHA-256 of all that the study states, 32 bytes."""
-        return hashlib.sha256(b"fedcore study 1\0" + digests.canonical(self._content())).digest()
+        return hashlib.sha256(b"fedcore study 1\0" + digests.canonical(self.content())).digest()
 
     @property
     def nominal_clients(self) -> int:
         """Declared clients of all sites together."""
         return sum(site.nominal for site in self.sites)
+
+    @property
+    def terms(self) -> Terms:
+        """How the noise is shared."""
+        return Terms(len(self.sites), self.collusion, self.digest.hex())
 
     def site(self, name: str) -> StudySite:
         """The site of this name. Raises StudyError if there is none."""
@@ -218,7 +245,17 @@ class Study(_Frozen):
             schema.image,
         )
 
-    def _content(self) -> dict[str, Any]:
+    def plan(
+        self, run: int, warm_start: Mapping[str, np.ndarray] | None = None
+    ) -> tuple[tuple[PlannedRelease, ...], PublicFacts]:
+        """The releases of the totals of a run, and the facts that they were planned from. What each site is charged for
+        them (`charged_plan`) is at most `rho` in all. Raises ConfigError, StudyError.
+        """
+        method, share = self.made_method(), planned_rho(self.rho, self.terms)
+        return fit_plan(method, lambda rho: self.facts(run, warm_start, rho), share)
+
+    def content(self) -> dict[str, Any]:
+        """As JSON: what is signed."""
         return self.model_dump(mode="json", by_alias=True)
 
 
@@ -306,7 +343,7 @@ def write_study(identity: Identity, study: Study, place: str | Place, name: str 
     if (identity.name, identity.public.hex()) != (study.proposer.name, study.proposer.key):
         raise StudyError(f"{identity.name!r} is not the proposer of the study.", "Only the proposer signs it.")
     signature = identity.sign(_signed(study)).hex()
-    content = files.json_bytes({"format": 1, "study": study._content(), "signature": signature})
+    content = files.json_bytes({"format": 1, "study": study.content(), "signature": signature})
     where = files.place(place)
     try:
         with suppress(FileExistsError):

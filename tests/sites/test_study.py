@@ -1,6 +1,7 @@
 """A study: what is in it, who signs it, and what is refused by name."""
 
 import json
+from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,8 @@ from fedcore.errors import ConfigError, FedcoreError, StudyError
 from fedcore.methods.registry import METHODS, make_method, suited_to
 from fedcore.population.columns import ColumnEntry
 from fedcore.population.manifest import Vocabulary
+from fedcore.privacy.noise_shares import charged_plan
+from fedcore.privacy.plan import Terms
 from fedcore.sites import study as module
 from fedcore.sites.study import FILE, LARGEST, Schema, Study, propose, read_study, write_study
 from fedcore.storage.files import json_bytes
@@ -132,6 +135,41 @@ def test_every_private_method_can_be_proposed(tmp_path, known, method, settings)
     found = read_study(tmp_path)
     assert found == study and found.made_method() == study.made_method()
     assert found.made_method().config == suited_to(make_method(method, settings), like).config
+
+
+@pytest.mark.parametrize(("method", "settings"), PRIVATE)
+@pytest.mark.parametrize("sites", [2, 3])
+def test_what_a_site_is_charged_is_what_the_study_states(tmp_path, known, method, settings, sites):
+    """In fractions, spare releases included; and every site makes the same plan by itself."""
+    known = dict(list(known.items())[:sites])
+    counts = "counts" in make_method(method, settings).kind
+    like = write_counts(tmp_path / "p", small_counts(9)) if counts else rows_population(tmp_path / "p")
+    spares = {} if method == "profile" else {"spare_releases": 1}
+    study = proposed(known, like, method, {**settings, **spares}, rho=0.3)
+    assert study.terms == Terms(sites, 1, study.digest.hex())
+    releases, facts = study.plan(1)
+    assert releases and facts.nominal_clients == 1000 * sites and facts.clients is None
+    charged = charged_plan(releases, study.terms, study.nominal_clients)
+    prices = [Fraction(release.rho) for release in charged]
+    assert sum(prices) + max(prices) * len(spares) <= Fraction(study.rho)
+    assert sum(prices) + max(prices) * len(spares) >= Fraction(study.rho) * Fraction(99, 100)
+    assert Study.model_validate_json(study.model_dump_json(by_alias=True)).plan(1)[0] == releases
+
+
+def test_what_differs_between_schemas_is_named(tmp_path, known):
+    schema = proposed(known, rows_population(tmp_path / "p"), "private_mixture").schema_
+    age, born, sex = schema.columns
+    assert schema.difference(schema) == ""
+    for changes, words in (
+        ({"columns": (age.model_copy(update={"high": 90.0}), born, sex)}, "high of column 0: 90.0 instead of 120.0"),
+        ({"columns": (age, born, sex.model_copy(update={"value": "F"}))}, "value of column 2: 'F' instead of 'f'"),
+        ({"columns": ()}, "columns: 0 instead of 3"),
+        ({"unit": "record"}, "unit: 'record' instead of 'client'"),
+        ({"relation": "replace_one"}, "relation: 'replace_one' instead of 'add_or_remove_one'"),
+        ({"one_whole": True}, "one whole: True instead of False"),
+        ({"vocabulary": Vocabulary(sha256="0" * 64, size=3)}, "the vocabulary is another one"),
+    ):
+        assert schema.difference(schema.model_copy(update=changes)) == words
 
 
 def test_the_private_methods_are_all(known):
@@ -310,7 +348,7 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_study_is_refused(tmp_path, study, proposer, name):
     make, why = HOSTILE[name]
-    stored = {"format": 1, "study": study._content(), "signature": proposer.sign(b"study\0" + study.digest).hex()}
+    stored = {"format": 1, "study": study.content(), "signature": proposer.sign(b"study\0" + study.digest).hex()}
     assert module.decode(json_bytes(stored), "it") == study
     (tmp_path / FILE).write_bytes(make(json.loads(json_bytes(stored)), proposer))
     with pytest.raises(StudyError, match=why) as caught:
