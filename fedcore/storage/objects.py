@@ -37,6 +37,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gs": {"use_listings_cache": False},
 }
 SAME_STORE = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
+NO_SUCH_RANGE = "InvalidRange"  # S3: the object has fewer bytes
 REFUSED = ("PreconditionFailed", "ConditionalRequestConflict")  # S3: the object is not the one that the put was for
 
 
@@ -126,6 +127,20 @@ def read_bytes(path: UPath) -> bytes:
             return path.fs.cat_file(path.path)
     except FileNotFoundError:
         raise _missing(path) from None
+
+
+def read_start(path: UPath, most: int) -> bytes:
+    """The first `most` bytes of an object, or all of them if there are fewer. Raises FileNotFoundError, Unreachable."""
+    path.fs.invalidate_cache()
+    try:
+        with reaching(path):
+            return path.fs.cat_file(path.path, start=0, end=most)
+    except FileNotFoundError:
+        raise _missing(path) from None
+    except Unreachable as error:
+        if _code(error) != NO_SUCH_RANGE:
+            raise
+        return b""  # of an empty object S3 has no first byte
 
 
 def write_bytes(path: UPath, content: bytes) -> None:
