@@ -208,9 +208,10 @@ class SitesPublisher:
         if not planned:
             return {}
         round = planned[0].round
+        if not self.left:
+            self._begin(round)
         if self.left:
             return None
-        self._begin(round)
         own = self._stored(round)
         if own is None:
             own = self._answer(round, grids)

@@ -262,6 +262,34 @@ def test_a_site_that_stays_away_ends_the_run_for_all_at_the_last_totals(world, m
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("again", [False, True], ids=["this process", "another process"])
+def test_a_run_can_end_before_an_optional_round(world, monkeypatch, again):
+    """It is finished then, at every site that was there, and the last round was paid by those that answered it."""
+    sessions = world.start_all()
+    while min(session.run.round for session in sessions.values()) < 3:
+        for session in sessions.values():
+            if session.run.round < 3:
+                turn(session)
+    sessions.pop("c").close()
+    assert sessions["a"].spec.releases[-1].optional
+    assert turn(sessions["a"]) is None
+    if again:
+        sessions["a"].close()
+        sessions["a"] = world.resume("a")
+    is_over(world, monkeypatch)
+    leave(sessions["a"])
+    sessions["b"].close()
+    leave(world.resume("b"))
+    for name in "ab":
+        run = Run.open(world.path(name))
+        assert (run.status, run.round) == ("finished", 3)
+        assert world.replayed(name).runs["run-1"]["status"] == "finished"
+    assert world.spent("b") < world.spent("a") <= Fraction(RHO)  # b had seen the end of a before it was charged
+    leave(world.resume("c"))
+    assert Run.open(world.path("c")).status == "finished"
+
+
+@pytest.mark.slow
 def test_nothing_is_posted_after_the_end(world, monkeypatch):
     """A process that is killed between its end and the ledger's has ended all the same."""
     sessions = world.start_all()
