@@ -232,6 +232,10 @@ class SiteLeft(MailboxError):
         self.sites = sites
 
 
+class RunLeft(SiteError):
+    """A run of a study ends at this site before its last round. What was published stays usable."""
+
+
 class StepsFailed(FedcoreError):
     """Steps of a pipeline were refused or failed; the others were made."""
 

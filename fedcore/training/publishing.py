@@ -1,4 +1,4 @@
-"""How the releases of a private run are paid for and published: in one place, by the population's ledger alone.
+"""How the releases of a private run are charged and published: in one place, by the population's ledger alone.
 
 `start_run` and `resume` take another `Publishing` for a run that several places make together (`fedcore.sites`).
 """
@@ -33,10 +33,6 @@ class Publishing:
     def charged(self, plan: Sequence[PlannedRelease]) -> tuple[PlannedRelease, ...]:
         """The releases as this place's ledger reserves and charges them: same names, rounds and shapes as the plan."""
         return tuple(plan)
-
-    def terms(self) -> dict[str, Any]:
-        """Further keyword arguments of `Ledger.reserve`."""
-        return {}
 
     def publisher(self, spec: RunSpec, run: Run, ledger: Ledger, lease: Lease) -> Publisher:
         """The engine's publisher of a run whose plan is reserved."""
@@ -86,6 +82,11 @@ class LedgerPublisher:
         """Nothing: the ledger closes the account."""
 
     def head(self) -> dict[str, Any]:
-        self.ledger.renew(self.lease)
-        head = self.ledger.head(self.population.id)
-        return {"ledger_id": head.ledger_id, "seq": head.seq, "hash": head.hash}
+        return chain_head(self.ledger, self.lease, self.population.id)
+
+
+def chain_head(ledger: Ledger, lease: Lease, population_id: str) -> dict[str, Any]:
+    """What the head of a run keeps of its ledger. Renews the lease."""
+    ledger.renew(lease)
+    head = ledger.head(population_id)
+    return {"ledger_id": head.ledger_id, "seq": head.seq, "hash": head.hash}

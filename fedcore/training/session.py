@@ -28,6 +28,7 @@ from fedcore.errors import (
     PopulationError,
     RunBusy,
     RunError,
+    RunLeft,
     RunNotFound,
     Unreachable,
 )
@@ -268,7 +269,6 @@ def _reserve(spec: RunSpec, ledger: Ledger, run: Run, publishing: Publishing) ->
         bound=bound_of(spec.population, run),
         cohorts=spec.participants,
         share=spec.share,
-        **publishing.terms(),
     )
     check_bound(ledger, spec.population, run)
 
@@ -428,10 +428,11 @@ def concluding(
 def _recorded(session: Session, show: Callable[[Run], None]) -> Iterator[None]:
     try:
         yield
-    except BudgetExceeded:
-        session.settle("budget exhausted")
-        show(session.ended("budget exhausted"))
-        session.run.finish("budget exhausted")
+    except (BudgetExceeded, RunLeft) as error:
+        status = "budget exhausted" if isinstance(error, BudgetExceeded) else "abandoned"
+        session.settle(status)
+        show(session.ended(status))
+        session.run.finish(status)
         raise
     except LeaseLost:  # the run belongs to somebody else now
         raise

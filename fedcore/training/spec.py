@@ -10,7 +10,7 @@ run. No data are open here, and nothing is reserved.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from fedcore.runs.store import Run
 from fedcore.storage.arrays import read_values
 from fedcore.storage.files import place
 from fedcore.storage.plain import plain
-from fedcore.training.budget import check_kind, ledger_of, nominal_clients, plan_within_budget, public_facts
+from fedcore.training.budget import check_kind, ledger_of, plan_within_budget, public_facts
 from fedcore.training.record import columns_to_record, installed
 from fedcore.training.request import TrainRequest
 from fedcore.training.warm_start import WarmStart, digest_of, find_warm_start
@@ -126,7 +126,7 @@ class RunSpec:
             "features": population.features,
             **({} if (columns := columns_to_record(population)) is None else {"columns": columns}),
             **({} if population.manifest.image is None else {"image": list(population.manifest.image)}),
-            "nominal_clients": nominal_clients(method, population, self.participants),
+            "nominal_clients": self.public.nominal_clients,
             "private": method.private,
             "rho": self.public.rho,
             "plan": plain(self.releases),
@@ -320,6 +320,8 @@ def recorded_spec(
         info.get("unit") or "client",
         participants,
     )
+    if info.get(STUDY) is not None:  # of all its sites
+        public = replace(public, nominal_clients=info.get("nominal_clients"))
     return RunSpec(
         method,
         population,
