@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from fedcore.cli.help_text import Commands
-from fedcore.cli.options import Json, Ledger, Runs, Settings, open_population, use_ledger
-from fedcore.cli.terminal import parse_seconds, read_settings, say, table
-from fedcore.errors import ConfigError, StudyError
+from fedcore.cli.options import Dask, Json, Ledger, Runs, Settings, Workers, open_population, stamp, use_ledger
+from fedcore.cli.terminal import parse_seconds, read_settings, say, table, warn
+from fedcore.cli.training import in_process
+from fedcore.errors import ConfigError, FedcoreError, StudyError
 from fedcore.storage import files
 from fedcore.storage.files import shortened
 
 if TYPE_CHECKING:
+    from fedcore.rounds.engine import Backend
     from fedcore.sites.joining import Agreement
     from fedcore.sites.study import StudySite
+    from fedcore.training.publishing import Publishing
+    from fedcore.training.request import TrainRequest
+    from fedcore.training.session import Session
+    from fedcore.training.spec import RunSpec
+
+# Seconds that a process waits for other sites in a round before it looks after the next study, or ends.
+SHORT: Final = 30.0
+LONG: Final = 600.0
 
 site_app = typer.Typer(cls=Commands, no_args_is_help=True, help="This site, in runs of several sites.")
 study_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Studies: runs of several sites that share no rows.")
@@ -48,6 +62,79 @@ def site_init(
         },
         as_json,
     )
+
+
+@site_app.command("serve")
+def site_serve(
+    once: Annotated[
+        bool,
+        typer.Option(
+            "--once", help="Make one run of each study and end, for cron; without it, serve until you stop it."
+        ),
+    ] = False,
+    workers: Workers = None,
+    dask: Dask = None,
+    identity: IdentityFolder = None,
+    ledger: Ledger = None,
+    as_json: Json = False,
+) -> None:
+    """Start and continue the runs of all studies that this site has joined. A process that was killed is followed by
+    the next one: nothing is lost, and nothing is charged twice without a record of it.
+    """
+    from fedcore.sites.identity import Identity, site_folder
+    from fedcore.sites.joining import joined_studies
+    from fedcore.sites.serve import take_turn
+
+    use_ledger(ledger)
+    own, making, shown = Identity.load(identity), _Making(workers, dask, as_json), set()
+    while True:
+        turns, failed = [], []
+        for joined in joined_studies(identity):
+            try:
+                turn = take_turn(joined, own, making, waits=LONG if once else SHORT, once=once, now=_now)
+            except FedcoreError as error:
+                failed.append(error)
+                warn(f"study {joined.name}: {error}")
+                continue
+            turns.append(asdict(turn))
+            if not as_json and turn not in shown and turn.state != "not due":
+                print(f"study {turn.study}, run {turn.run}: {turn.state} {turn.words}".rstrip(), flush=True)
+            shown.add(turn)
+        if not turns and not failed:
+            raise ConfigError(f"The site in {site_folder(identity)} has joined no study.", "fedcore study join MAILBOX")
+        if once:
+            if as_json:
+                say({"turns": turns}, True)
+            if failed:
+                raise failed[0]
+            return
+        time.sleep(SHORT)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True)
+class _Making:
+    """Runs in this process, on a Dask cluster if workers or an address are given (`fedcore.sites.serve.Making`)."""
+
+    workers: int | None
+    dask: str | None
+    quiet: bool
+
+    def begin(self, request: TrainRequest, spec: RunSpec, publisher: Publishing) -> None:
+        from fedcore.training.session import start_run
+
+        self._make(lambda backend: start_run(request, backend, stamp=stamp(), spec=spec, publisher=publisher))
+
+    def resume(self, path: str, publisher: Publishing) -> None:
+        from fedcore.training.session import resume
+
+        self._make(lambda backend: resume(path, backend, publisher=publisher))
+
+    def _make(self, begin: Callable[[Backend], Session]) -> None:
+        in_process(begin, self.workers, self.dask, True, self.quiet)
 
 
 @study_app.command("new")

@@ -409,6 +409,9 @@ COMMANDS: dict[str, Command] = {
         because="makes its population of the machine's Python packages; `train` and `evaluate` then do the rest"
     ),
     "site init": Command(because="draws the key of a site; reads no population"),
+    "site serve": Command(
+        because="makes runs as `train` does; `tests/sites/test_serve.py` compares what sites post of neighbours"
+    ),
     "study new": Command(because="reads a manifest and a budget, and draws the seed of the study; no data are open"),
     "study join": Command(
         _join,
