@@ -4,13 +4,16 @@ import json
 import time
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from fedcore.errors import RunError, RunLeft, StudyError
 from fedcore.operations.verify import verify_run
+from fedcore.privacy.ledger.ledger import Ledger
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run
 from fedcore.sites import publisher as publishers
+from fedcore.sites.mailbox import Mailbox
 from fedcore.training.session import abandon, concluding, resume
 from tests.sites.world import RHO, World, one_place, rounds_of, same_bits, to_end, totals, turn
 
@@ -105,6 +108,46 @@ def test_copies_of_totals_that_are_lost_come_from_the_ledgers_of_all(world):
     assert name in totals(sessions["a"].run)
     alone = one_place(world)
     assert all(same_bits(run, alone) for run in to_end(sessions.values()))
+
+
+ORDER = [
+    (publishers.TestShareNoise, "ready"),
+    (Ledger, "charge_round"),
+    (publishers.TestShareNoise, "draw"),
+    (Ledger, "publish_round"),
+    (publishers.RunKey, "note"),
+    (Mailbox, "post"),
+]
+
+
+def test_each_step_of_a_round_follows_the_one_before(world, monkeypatch):
+    """Charged before it is drawn, stored before it is noted, noted before it is posted; and masked."""
+    sessions, made = world.start_all(), []
+    for session in sessions.values():
+        turn(session)
+
+    def watch(of, name):
+        inner = getattr(of, name)
+        monkeypatch.setattr(of, name, lambda *a, **k: (made.append(name), inner(*a, **k))[1])
+
+    for of, name in ORDER:
+        watch(of, name)
+    turn(sessions["a"])
+    assert list(dict.fromkeys(made)) == ["post", *(name for _, name in ORDER[:-1])]  # the member file comes first
+    assert made[-2:] == ["note", "post"]
+    numbers = np.frombuffer(world.file("answer", "a", 1).read_bytes().split(b"\n", 2)[2], "<i8", offset=32)
+    assert np.abs(numbers.astype(float)).max() > 2.0**50
+
+
+def test_sites_that_start_from_different_things_do_not_begin(world):
+    sessions = world.start_all()
+    for name, session in sessions.items():
+        session.training.publisher.publishing.start = bytes([name == "b"]) * 32
+        rounds = turn(session) if name != "c" else None
+        assert not rounds
+    with pytest.raises(RunLeft, match="something else"):
+        leave(sessions["c"])
+    assert world.spent("c") == 0
 
 
 # --- what is refused by name ------------------------------------------------------------------------------------------
