@@ -148,6 +148,16 @@ class Mailbox:
             raise self._refusal(header, "is not signed with the key that the study has for this site") from None
         return SignedFile(header, body)
 
+    def posted(self, header: Header) -> float | None:
+        """When a file of this name came, in seconds since 1970 by the clock of the mailbox; None if there is none.
+
+        For people: the file is not verified. Raises FileRefused for what is no file, Unreachable.
+        """
+        try:
+            return shared.modified(self.place, header.name)
+        except OSError as error:
+            raise self._in_the_way(header) from error
+
     def wait(self, headers: Sequence[Header], patience: float, most: int = SMALL) -> Mapping[Header, SignedFile]:
         """All of these files, in the order given, as soon as all are there. patience: seconds; 0: one look
 

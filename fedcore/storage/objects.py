@@ -14,6 +14,7 @@ import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -222,6 +223,17 @@ def exists(path: UPath) -> bool:
             return path.fs.info(path.path)["type"] == "file"
     except FileNotFoundError:
         return False
+
+
+def modified(path: UPath) -> float | None:
+    """When the object was put, in seconds since 1970 by the clock of the store; None if there is none."""
+    path.fs.invalidate_cache()
+    try:
+        with reaching(path):
+            when: datetime = path.fs.modified(path.path)
+            return when.timestamp()
+    except FileNotFoundError:
+        return None
 
 
 def listing(folder: UPath) -> dict[str, int | None]:

@@ -56,6 +56,22 @@ def read(place: Place, name: str, most: int) -> bytes | None:
             return None
 
 
+def modified(place: Place, name: str) -> float | None:
+    """When the file `name` below a place was written, in seconds since 1970; None if there is none.
+
+    By the clock of the place: for people, nothing depends on it. Raises OSError as `read` does, Unreachable.
+    """
+    if is_remote(place):
+        return object_storage.modified(below(place, *name.split("/")))
+    *folders, last = name.split("/")
+    with _reaching(place), open_folder(place) as root:
+        try:
+            with open_folder(Path(), *folders, inside=root) as folder:
+                return os.stat(last, dir_fd=folder, follow_symlinks=False).st_mtime
+        except FileNotFoundError:
+            return None
+
+
 @contextmanager
 def open_folder(folder: Path, *names: str, make: bool = False, inside: int | None = None) -> Iterator[int]:
     """Descriptor of the folder `names` below a folder; below it no symbolic link is followed.

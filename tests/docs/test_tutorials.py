@@ -45,6 +45,17 @@ def test_the_analyst_gets_a_private_result(tmp_path):
 
 
 @pytest.mark.slow
+def test_three_hospitals_share_no_rows(tmp_path):
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    in_a_shell("hospitals.md", folder)
+    with (folder / "c/groups.csv").open() as file:
+        found = sorted(float(row["group A"]) for row in csv.DictReader(file) if row["column"] == "glucose")
+    assert found
+    assert "work" in (folder / "a/runs").iterdir().__next__().joinpath("statement.json").read_text()
+
+
+@pytest.mark.slow
 def test_the_researcher_compares_private_with_not_private(tmp_path, monkeypatch):
     matplotlib.use("agg")
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -1,10 +1,12 @@
 """Noise in shares of several sites: prices, scales, noise, records and statements (docs/privacy/sites.md)."""
 
+import itertools
 import json
 import math
 from dataclasses import replace
 from fractions import Fraction
 
+import mpmath
 import numpy as np
 import pytest
 from scipy import stats
@@ -218,6 +220,60 @@ def test_the_total_has_the_noise_of_one_place(m):
     assert variance_fits(noise, one.scale) and stats.kstest(noise / one.scale, "norm").pvalue > ALPHA
     assert not variance_fits(summed(Thin()), one.scale)
     assert not variance_fits(summed(OneStream()), one.scale)
+
+
+def probabilities(scale, k, furthest):
+    """P(X = j) for j from 0 on, X the sum of k rounded Gaussians: convolved, with mpmath."""
+    far = int(12 * scale) + 2
+    one = [mpmath.ncdf((j + 0.5) / scale) - mpmath.ncdf((j - 0.5) / scale) for j in range(-far, far + 1)]
+    found = one
+    for _ in range(k - 1):
+        found = [
+            mpmath.fsum(found[i] * one[n - i] for i in range(max(0, n - len(one) + 1), min(n + 1, len(found))))
+            for n in range(len(found) + len(one) - 1)
+        ]
+    return found[k * far : k * far + furthest]
+
+
+def density(scale, k, at):
+    """Of N(0, k s**2) + k uniforms: P(Y = j) for the rounded sum Y of the page, by the inverse transform."""
+
+    def transform(w):
+        return mpmath.exp(-k * (scale * w) ** 2 / 2) * mpmath.sinc(w / 2) ** k * mpmath.cos(w * at)
+
+    return mpmath.quad(transform, [0, 2, 4, 8, 16]) / mpmath.pi
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scale", "k", "worst"), [(0.75, 2, 1.0418e-3), (1.0, 2, 1.0997e-5), (1.25, 2, 3.5037e-8), (1.0, 3, 6.987e-7)]
+)
+def test_a_sum_of_rounded_shares_is_near_a_rounded_sum(scale, k, worst):
+    """Each probability differs by at most theta / (s sqrt(2 pi k)); for small scales by a good part of that."""
+    with mpmath.workdps(25):
+        theta = mpmath.mpf(0)
+        for rest in itertools.product(range(-3, 4), repeat=k - 1):
+            numbers = (0, *rest)
+            spread = sum((Fraction(one) - Fraction(sum(numbers), k)) ** 2 for one in numbers)
+            theta += mpmath.exp(-2 * mpmath.pi**2 * scale**2 * float(spread)) if any(rest) else 0
+        bound = theta / (scale * mpmath.sqrt(2 * mpmath.pi * k))
+        exact = probabilities(scale, k, 6)
+        found = max(abs(exact[j] - density(scale, k, j)) for j in range(6))
+    assert float(found) == pytest.approx(worst, rel=1e-3)
+    assert 0.2 * bound < found <= bound
+
+
+def test_the_bound_of_the_page_in_numbers():
+    """Decimal exponents at s = 64, for two sites that do not collude and for more (docs/notes/privacy-sites.md)."""
+    a = 2 * mpmath.pi**2 * 64**2
+    assert a > 80_851 and 2.01 * mpmath.exp(-a / 2) < mpmath.mpf("1e-17556")
+    for k in (3, 4, 10, 100, 1000):
+        q, ring = mpmath.mpf(k - 1) / k, mpmath.fsum(mpmath.exp(-a * n**2 / (20 * k)) for n in range(-40, 41))
+        assert mpmath.exp(-0.95 * a * q) * ring ** (k - 1) < mpmath.mpf("1e-22220")
+        assert 600 / mpmath.sqrt(2 * mpmath.pi) + (k + 1) / (64 * mpmath.sqrt(2 * mpmath.pi * k)) < 240
+    variation = 120 * mpmath.mpf("1e-17556") + mpmath.exp(-45_000)
+    assert variation < mpmath.mpf("1e-17550")
+    assert 2**64 * variation * (1 + mpmath.exp(1000)) < mpmath.mpf("1e-17000")
 
 
 # --- the ledger -----------------------------------------------------------------------------------------------------
