@@ -26,12 +26,12 @@ from fedcore.privacy.noise_shares import ShareNoise, TestShareNoise, charged_pla
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.runs.store import Run
 from fedcore.sites.identity import Identity
+from fedcore.sites.joining import check_site
 from fedcore.sites.mailbox import SMALL, Header, Kind, Mailbox
 from fedcore.sites.masks import MaskContext, mask, public_bytes
 from fedcore.sites.run_key import HALF, ROLLED_BACK, RunKey
-from fedcore.sites.study import Schema, Study, refuse_population
+from fedcore.sites.study import Study
 from fedcore.storage import digests
-from fedcore.training.budget import required_budget
 from fedcore.training.publishing import Publishing, chain_head
 from fedcore.training.request import TrainRequest
 from fedcore.training.spec import RunSpec, open_inputs
@@ -56,12 +56,6 @@ def study_spec(
     Raises StudyError for what the study does not cover or another population than it describes, and what
     `fedcore.training.spec.open_inputs` raises.
     """
-    site = study.site(identity.name)
-    if site.public != identity.public:
-        raise StudyError(
-            f"The study knows another key for site {site.name!r}.",
-            "Use the identity with which the site joined the study.",
-        )
     if request.share is not None:
         raise StudyError("A study does not charge a share of a divided budget.", "Leave the share out.")
     settings = {"method": study.method, "settings": study.settings, "seed": study.seed_of(number)}
@@ -69,21 +63,9 @@ def study_spec(
     study.made_method()  # refuses what several sites cannot run
     inputs = open_inputs(request, ledger_url)
     method, population, ledger, balance = inputs.method, inputs.population, inputs.ledger, inputs.balance
-    refuse_population(population)
     if ledger is None or balance is None:
         raise StudyError("A study runs private methods only.")
-    required_budget(population, balance)
-    found = Schema.of(population, balance.unit or "client", balance.relation or "add_or_remove_one")
-    if wrong := study.schema_.difference(found):
-        raise StudyError(
-            f"Population {population.path.name!r} is not of the kind that the study describes: {wrong}.",
-            "Take part with a population of the same schema, whose budget has the same unit and relation.",
-        )
-    if method.config != study.made_method().config or method.arithmetic_version != study.arithmetic:
-        raise StudyError(
-            f"Method {study.method!r} has other settings or another arithmetic here than in the study.",
-            "Use the version of fedcore with which the study was made.",
-        )
+    check_site(study, identity, population, balance)
     arrays = None if inputs.warm_start is None else inputs.warm_start.arrays
     releases, public = study.plan(number, arrays)
     method.init(public)  # what the method cannot do with this plan and start is refused now

@@ -6,6 +6,7 @@ masks and signatures are those of the product.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,10 +16,10 @@ from typing import Any, Final, cast
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedcore.errors import ConfigError, PatienceOver
+from fedcore.errors import PatienceOver
 from fedcore.privacy.ledger.leases import Lease
 from fedcore.privacy.ledger.ledger import Charge
-from fedcore.privacy.noise_shares import TestShareNoise
+from fedcore.privacy.noise_shares import SMALLEST_SCALE, TestShareNoise
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.sites.identity import Identity
 from fedcore.sites.mailbox import Header, Mailbox
@@ -45,10 +46,9 @@ def sites(case: Case) -> None:
 def same_at_sites(case: Case, count: int, order: Sequence[int]) -> None:
     """Raises LawBroken unless `count` sites publish what one place publishes. order: in which they answer a round."""
     method = case.method
-    try:
-        places = _places(case, count)
-    except ConfigError:  # a study with this budget is refused: its shares of the noise would be too small
-        return
+    if min(planned.scale for planned in case.plan) < SMALLEST_SCALE * math.sqrt(2 * count):
+        return  # a study with this budget is refused: one share of the noise would be too small
+    places = _places(case, count)
     memories: list[Any] = [None] * count
     for made in case.history.rounds:
         grids = []
@@ -177,7 +177,6 @@ def _places(case: Case, count: int) -> list[_Place]:
         low, high = int(parts[number][0]), int(parts[number][-1]) + 1
         own = replace(people, clients=people.clients[low:high], heldout=people.heldout and people.heldout[low:high])
         run, publishing = _Run(), StudyPublishing(study, 1, identity, mailbox, waits=0.0)
-        publishing.charged(case.plan)
         publisher = SitesPublisher(
             publishing,
             "population",
