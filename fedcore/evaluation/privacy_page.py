@@ -379,7 +379,7 @@ def _assumptions(run: Run, privacy: JsonObject) -> Iterator[tuple[str, str, str]
     unit = "record" if privacy.get("unit") == "record" else "client"
     yield f"Each person is one {unit}, in one population.", "data owner", "Otherwise losses add up."
     sites = privacy.get("sites")
-    if isinstance(sites, Mapping) and {"sites", "collusion", "epsilon"} <= sites.keys():
+    if isinstance(sites, Mapping) and sites["sites"] - sites["collusion"] > 1:  # else the guarantee needs no other site
         yield (
             f"At most {sites['collusion']} of the {sites['sites'] - 1} other sites collude with an attacker.",
             "study",

@@ -138,6 +138,15 @@ def test_a_lost_ledger_is_told(tmp_path):
     assert "on 2023-11-14 its owner went on (the disk died)" in text(tmp_path, of(losses=(loss,)))
 
 
+def test_a_run_over_several_sites_states_who_may_collude(tmp_path):
+    sites = {"sites": 3, "collusion": 1, "study": "5" * 64, "rho": 2 * RHO, "mu": 2.0, "epsilon": 7.25}
+    found = text(tmp_path / "a", of(sites=sites))
+    assert "At most 1 of the 2 other sites collude with an attacker." in found
+    assert "If all of them do, epsilon is 7.25." in found
+    for name, other in (("b", {}), ("c", {"sites": {**sites, "collusion": 2}})):
+        assert "collude with an attacker" not in text(tmp_path / name, of(**other))
+
+
 def test_releases_of_one_kind_stand_together():
     other = {**RELEASES[0], "name": "counts", "round": 4, "composition": "another sum", "shape": [3], "delta": 1e-9}
     rows = list(published(of(releases=(*RELEASES, other))))
