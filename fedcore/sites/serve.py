@@ -55,7 +55,7 @@ def take_turn(
     """Continue the newest run of a study, or start the next one if it is due.
 
     waits: seconds that this process waits for other sites in a round. once: whether a run without an interval is due.
-    Raises what `start_run`, `resume`, the engine and the mailbox raise; the next turn goes on after all of that.
+    Raises what `start_run`, `resume`, the engine and the mailbox raise; after all of that, the next turn continues.
     """
     turns = _Turns(joined, identity, waits)
     number = turns.newest()

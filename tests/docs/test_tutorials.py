@@ -1,6 +1,7 @@
 """The tutorials do what they say: each from an empty folder, word for word."""
 
 import csv
+import json
 import re
 import runpy
 
@@ -50,9 +51,11 @@ def test_three_hospitals_share_no_rows(tmp_path):
     folder.mkdir()
     in_a_shell("hospitals.md", folder)
     with (folder / "c/groups.csv").open() as file:
-        found = sorted(float(row["group A"]) for row in csv.DictReader(file) if row["column"] == "glucose")
-    assert found
-    assert "work" in (folder / "a/runs").iterdir().__next__().joinpath("statement.json").read_text()
+        rows = list(csv.DictReader(file))
+    assert [float(row["share"]) for row in rows] == pytest.approx([17 / 30, 13 / 30], abs=0.03)
+    assert sum(int(row["records"]) for row in rows) == pytest.approx(12_000, abs=400)
+    (statement,) = (folder / "a/runs").glob("study-*-1/statement.json")
+    assert json.loads(statement.read_text())["sites"]["collusion"] == 1
 
 
 @pytest.mark.slow

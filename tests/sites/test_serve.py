@@ -194,7 +194,7 @@ def test_files_of_neighbours_differ_in_nothing_but_masked_vectors(tmp_path, monk
     other = one.tolil()
     other[5] = 40
     found = posted_by(tmp_path / "one", monkeypatch, one)
-    assert found == posted_by(tmp_path / "other", monkeypatch, other.tocsr()) and len(found) == 3 * (2 + 2)
+    assert found == posted_by(tmp_path / "other", monkeypatch, other.tocsr()) and len(found) == 3 * (4 + 2)
 
 
 # --- kills ------------------------------------------------------------------------------------------------------------
