@@ -192,6 +192,50 @@ class Unreachable(PopulationError, RunError):
     """Object storage cannot be reached, or refuses: what is there of a population or a run is not known."""
 
 
+class SiteError(FedcoreError):
+    """A site, a study or a mailbox cannot be used as it is. Nothing was released for it."""
+
+
+class IdentityError(SiteError):
+    """The identity of a site is missing, damaged, or open to other users."""
+
+
+class StudyError(SiteError):
+    """A study cannot be read or trusted, or this site cannot take part in it."""
+
+
+class MailboxError(SiteError):
+    """The mailbox of a study cannot be used."""
+
+
+class MailboxConflict(MailboxError):
+    """The mailbox has other content under a name that this site writes. It is never replaced."""
+
+
+class FileRefused(MailboxError):
+    """A file in a mailbox is not what its name states. Nothing was taken from it."""
+
+
+class PatienceOver(MailboxError):
+    """Other sites have not posted their files in the time that was given. missing: names of these sites"""
+
+    def __init__(self, message: str, remedy: str, missing: tuple[str, ...]):
+        super().__init__(message, remedy)
+        self.missing = missing
+
+
+class SiteLeft(MailboxError):
+    """Another site has ended the run of a study for all sites. sites: the names of those that did"""
+
+    def __init__(self, message: str, remedy: str, sites: tuple[str, ...]):
+        super().__init__(message, remedy)
+        self.sites = sites
+
+
+class RunLeft(SiteError):
+    """A run of a study ends at this site before its last round. What was published stays usable."""
+
+
 class StepsFailed(FedcoreError):
     """Steps of a pipeline were refused or failed; the others were made."""
 

@@ -43,8 +43,13 @@ class SimulatedPublisher:
     def published(self, planned: PlannedRelease) -> np.ndarray | None:
         return None
 
-    def release(self, planned: PlannedRelease, grid_values: np.ndarray) -> np.ndarray:
-        return self.noise.draw(planned, "", grid_values)
+    def release_round(
+        self, planned: Sequence[PlannedRelease], grids: Mapping[str, np.ndarray]
+    ) -> Mapping[str, np.ndarray]:
+        return {release.name: self.noise.draw(release, "", grids[release.name]) for release in planned}
+
+    def ending(self, status: str) -> None:
+        """There is no account."""
 
     def head(self) -> dict[str, Any]:
         return {}

@@ -22,6 +22,7 @@ from fedcore.cli.populations import population_app
 from fedcore.cli.runs import evaluate, export, personalise, report, runs_app
 from fedcore.cli.selecting import select
 from fedcore.cli.serving import backfill, deploy, serve, watch
+from fedcore.cli.sites import site_app, study_app
 from fedcore.cli.status import status
 from fedcore.cli.training import resume, train
 from fedcore.cli.up import down, up
@@ -60,6 +61,8 @@ app.add_typer(runs_app, name="runs")
 app.add_typer(budget_app, name="budget")
 app.add_typer(pipeline_app, name="pipeline")
 app.add_typer(ledger_app, name="ledger")
+app.add_typer(site_app, name="site")
+app.add_typer(study_app, name="study")
 for command in (
     methods,
     plan,

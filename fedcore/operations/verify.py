@@ -167,5 +167,7 @@ def _compare_releases(run: Run, ledger: Ledger, report: RunReport) -> None:
         published: Any = ledger.published(run.id, name)
         if round <= run.round and published is None:
             report.problems.append(f"Ledger {ledger.id} has not published {name!r}, which the run has used.")
+        elif run_digests.STUDY in run.info:  # the ledger has this site's masked answers, and the run has totals
+            continue
         elif published is not None and name in copies and not np.array_equal(copies[name], published):
             report.problems.append(f"The copy of {name!r} is not what ledger {ledger.id} published.")

@@ -44,6 +44,7 @@ from fedcore.storage.files import (
     write_whole,
 )
 from fedcore.storage.parsing import parse_json
+from fedcore.storage.shared import NO_LINKS
 
 BLOCKS, VERSIONS, VOCABULARIES = "blocks", "versions", "vocabularies"
 FORGOTTEN, KEY = "forgotten", "key"
@@ -52,7 +53,6 @@ LOCK, SPILL = ".writer.lock", ".spill"
 ROOT = "zarr.json"
 WITNESS = "ledger-head.json"  # the newest record of the ledger that was seen
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 def writable(location: str | Place) -> Path:

@@ -64,11 +64,20 @@ class InProcessBackend:
 
 
 class Publisher(Protocol):
-    """Charges, draws, publishes; see `fedcore.training.budget.LedgerPublisher`."""
+    """Charges, draws, publishes; see `fedcore.training.publishing.LedgerPublisher`."""
 
     def published(self, planned: PlannedRelease) -> np.ndarray | None: ...
 
-    def release(self, planned: PlannedRelease, grid_values: np.ndarray) -> np.ndarray | None: ...
+    def release_round(
+        self, planned: Sequence[PlannedRelease], grids: Mapping[str, np.ndarray]
+    ) -> Mapping[str, np.ndarray] | None:
+        """The published values of one round's releases, by name; None if one of them was given up.
+
+        grids: exact sums by name, int64 of the planned shapes.
+        """
+
+    def ending(self, status: str) -> None:
+        """Called before the ledger closes the account with this status. Nothing is published afterwards."""
 
     def head(self) -> dict[str, Any]: ...
 
@@ -248,13 +257,8 @@ class Training:
             value = grid[release.name]
             if not isinstance(value, np.ndarray) or value.dtype != np.int64 or value.shape != release.shape:
                 raise SensitivityError(f"release {release.name!r} is not an int64 array of shape {release.shape}.")
-        published: dict[str, np.ndarray] = {}
-        for release in planned:
-            noised = publisher.release(release, grid[release.name])
-            if noised is None:
-                return None
-            published[release.name] = noised
-        return published
+        published = publisher.release_round(planned, grid)
+        return None if published is None else dict(published)
 
     def _release_values(self, message: Message, statistics: Statistics) -> dict[str, np.ndarray]:
         inexact = [n for n, s in statistics.items() if not isinstance(s, (IntegerSum, KeyedIntegerSum))]

@@ -15,8 +15,8 @@ from fedcore.storage import digests, files, raw_arrays
 from fedcore.storage.files import Place
 
 SCHEMA = 2  # of run.json
-COHORTS, ARRIVAL, SHARES = "cohorts", "arrival", "shares"
-KNOWN: frozenset[str] = frozenset({COHORTS, ARRIVAL, SHARES})  # names that `needs` may hold
+COHORTS, ARRIVAL, SHARES, STUDY = "cohorts", "arrival", "shares", "study"
+KNOWN: frozenset[str] = frozenset({COHORTS, ARRIVAL, SHARES, STUDY})  # names that `needs` may hold
 NOTHING: dict[str, None] = dict.fromkeys(("state", "memory", "metrics", "releases", "start"))  # is committed yet
 RESTORE = "Restore it from a backup."
 

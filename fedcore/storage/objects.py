@@ -14,6 +14,7 @@ import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -37,6 +38,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gs": {"use_listings_cache": False},
 }
 SAME_STORE = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
+NO_SUCH_RANGE = "InvalidRange"  # S3: the object has fewer bytes
 REFUSED = ("PreconditionFailed", "ConditionalRequestConflict")  # S3: the object is not the one that the put was for
 
 
@@ -128,6 +130,20 @@ def read_bytes(path: UPath) -> bytes:
         raise _missing(path) from None
 
 
+def read_start(path: UPath, most: int) -> bytes:
+    """The first `most` bytes of an object, or all of them if there are fewer. Raises FileNotFoundError, Unreachable."""
+    path.fs.invalidate_cache()
+    try:
+        with reaching(path):
+            return path.fs.cat_file(path.path, start=0, end=most)
+    except FileNotFoundError:
+        raise _missing(path) from None
+    except Unreachable as error:
+        if _code(error) != NO_SUCH_RANGE:
+            raise
+        return b""  # of an empty object S3 has no first byte
+
+
 def write_bytes(path: UPath, content: bytes) -> None:
     """Puts a whole object: readers see the old or the new one. Raises Unreachable."""
     write_many(path.parent, {path.name: content})
@@ -207,6 +223,17 @@ def exists(path: UPath) -> bool:
             return path.fs.info(path.path)["type"] == "file"
     except FileNotFoundError:
         return False
+
+
+def modified(path: UPath) -> float | None:
+    """When the object was put, in seconds since 1970 by the clock of the store; None if there is none."""
+    path.fs.invalidate_cache()
+    try:
+        with reaching(path):
+            when: datetime = path.fs.modified(path.path)
+            return when.timestamp()
+    except FileNotFoundError:
+        return None
 
 
 def listing(folder: UPath) -> dict[str, int | None]:

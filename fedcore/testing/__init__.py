@@ -14,6 +14,7 @@ and a warm start of one's own. docs/adding-a-method.md is the guide.
 """
 
 from fedcore.testing import privacy_laws as _privacy_laws  # registers its laws
+from fedcore.testing import sites_law as _sites_law  # registers its law
 from fedcore.testing.broken import LawBroken
 from fedcore.testing.cases import Case, cases_for
 from fedcore.testing.laws import LAWS, same_with
@@ -21,6 +22,7 @@ from fedcore.testing.populations import SmallPopulation, random_population
 from fedcore.testing.settings_law import Hint, each_setting_matters, own_settings, what_changes
 
 noise_from = _privacy_laws.noise_from
+same_at_sites = _sites_law.same_at_sites
 
 __all__ = [
     "LAWS",
@@ -33,6 +35,7 @@ __all__ = [
     "noise_from",
     "own_settings",
     "random_population",
+    "same_at_sites",
     "same_with",
     "what_changes",
 ]

@@ -1,4 +1,4 @@
-"""The budget of a population at work: which ledger it is charged to, what a run may spend, how a release is paid.
+"""The budget of a population at work: which ledger it is charged to, what a run may spend.
 
 A population's manifest names its ledger; `fedcore.training.witness` notices one that was restored from an old copy.
 """
@@ -21,13 +21,10 @@ from fedcore.population.store import Population
 from fedcore.privacy.accounting import Budget, rounded_down
 from fedcore.privacy.cohorts import Participants
 from fedcore.privacy.ledger.chain import Balance
-from fedcore.privacy.ledger.leases import Lease
-from fedcore.privacy.mechanisms import NoiseSource
 from fedcore.privacy.periods import PeriodTerms
 from fedcore.privacy.plan import CLIENT_PERIOD, PlannedRelease, Relation, Unit
 from fedcore.rounds.method import AnyMethod, PublicFacts
 from fedcore.rounds.private_settings import cohort_rule
-from fedcore.runs.store import Run
 from fedcore.training import cohorts
 from fedcore.training.shared_ids import Comparison, check_declared, register
 from fedcore.training.witness import check_witnesses, missing_witness
@@ -195,36 +192,6 @@ def begin_cohorts(population: Population, ledger: Ledger) -> Population:
     made = conversion.begin_cohorts(population, record)
     remember_head(made, ledger)
     return made
-
-
-class LedgerPublisher:
-    """Charges the ledger, draws the noise, publishes; one release at a time (the `Publisher` of the engine)."""
-
-    def __init__(self, ledger: Ledger, population: Population, run: Run, lease: Lease, noise: NoiseSource):
-        self.ledger = ledger
-        self.population = population
-        self.run = run
-        self.lease = lease
-        self.noise = noise
-
-    def published(self, planned: PlannedRelease) -> np.ndarray | None:
-        return self.ledger.published(self.run.id, planned.name)
-
-    def release(self, planned: PlannedRelease, grid_values: np.ndarray) -> np.ndarray | None:
-        stored = self.published(planned)
-        if stored is not None:
-            return stored
-        self.noise.ready(planned, grid_values)  # refuses before anything is paid
-        charge = self.ledger.charge(self.lease, planned)
-        if charge is None:
-            return None
-        drawn = self.noise.draw(planned, self.run.id, grid_values)
-        return self.ledger.publish(self.lease, charge, drawn)
-
-    def head(self) -> dict[str, Any]:
-        self.ledger.renew(self.lease)
-        head = self.ledger.head(self.population.id)
-        return {"ledger_id": head.ledger_id, "seq": head.seq, "hash": head.hash}
 
 
 # --- what a run may spend ---------------------------------------------------------------------------------------------

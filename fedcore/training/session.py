@@ -14,7 +14,7 @@ written. It is "finished" when what a series decides about it is done too; until
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from fedcore.errors import (
     PopulationError,
     RunBusy,
     RunError,
+    RunLeft,
     RunNotFound,
     Unreachable,
 )
@@ -35,17 +36,18 @@ from fedcore.methods.registry import make_method
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.chain import Balance
 from fedcore.privacy.ledger.leases import Lease
-from fedcore.privacy.mechanisms import noise_of
 from fedcore.privacy.statement import PrivacyStatement, no_privacy, private_statement
 from fedcore.rounds.clients import DEFAULT_CACHE_BYTES, Source, within
-from fedcore.rounds.engine import Backend, Training
+from fedcore.rounds.engine import Backend, Publisher, Training
 from fedcore.rounds.method import AnyMethod
 from fedcore.runs.client_memories import FORGOTTEN
+from fedcore.runs.digests import STUDY
 from fedcore.runs.store import Run
 from fedcore.storage.arrays import writing
 from fedcore.storage.files import Place, write_json
 from fedcore.storage.ranges import Ranges
-from fedcore.training.budget import LedgerPublisher, ledger_of
+from fedcore.training.budget import ledger_of
+from fedcore.training.publishing import ONE_PLACE, Publishing
 from fedcore.training.request import TrainRequest
 from fedcore.training.shared_ids import check_run
 from fedcore.training.spec import RunSpec, open_inputs, recorded_request, recorded_spec, resolve
@@ -101,6 +103,8 @@ class Session:
         status: with which the ledger closes it. Nothing is added the second time.
         """
         if self.account is not None:
+            if self.training.publisher is not None:
+                self.training.publisher.ending(status)
             self.account.ledger.finish(self.account.lease, status, head=self.run.committed_digest)
             remember_head(self.population, self.account.ledger)
         if status == "finished" and (outcome := self.method.outcome(self.training.state)):
@@ -132,26 +136,34 @@ class Session:
 
 
 def start_run(
-    request: TrainRequest, backend: Backend, *, stamp: str, ledger_url: str | None = None, spec: RunSpec | None = None
+    request: TrainRequest,
+    backend: Backend,
+    *,
+    stamp: str,
+    ledger_url: str | None = None,
+    spec: RunSpec | None = None,
+    publisher: Publishing = ONE_PLACE,
 ) -> Session:
     """A new run, reserved and with its first state committed.
 
     stamp: a time as text, for the run's name. spec: of this request, resolved a moment ago; None: it is resolved here.
-    Raises what `open_inputs`, `resolve` and `check_run` raise, NotWorthIt for a run that
-    nobody would want, and RunError for a name that is taken. If it raises, nothing stays reserved and no run is left
-    behind, unless the ledger failed after it had reserved: then the run can be resumed or abandoned.
+    publisher: what a private run reserves and who publishes; of the same study as the spec. Raises what `open_inputs`,
+    `resolve` and `check_run` raise, NotWorthIt for a run that nobody would want, and RunError for a name that is taken
+    or another study. If it raises, nothing stays reserved and no run is left behind, unless the ledger failed after it
+    had reserved: then the run can be resumed or abandoned.
     """
     if spec is None:
         spec = resolve(request, open_inputs(request, ledger_url))
     elif spec.ledger is not None:  # another copy may have been put in its place since then
         check_witnesses(spec.population, spec.ledger)
+    _check_study(spec.study, publisher, "the run that is to start")
     spec.check_worth()
     if spec.ledger is not None:
         check_runs(request.runs, spec.population, spec.ledger)
         check_run(spec.population, spec.ledger)
     run = _create(spec, request, stamp)
     try:
-        return _open(spec, run, backend, new=True)
+        return _open(spec, run, backend, publisher, new=True)
     except BaseException:
         run.unlock()
         raise
@@ -165,18 +177,20 @@ def resume(
     take_over: bool = False,
     ledger_url: str | None = None,
     population: str | None = None,
+    publisher: Publishing = ONE_PLACE,
 ) -> Session:
     """Go on with a run after its last committed round; with one that is trained, what is left is to conclude it.
 
-    population: where the population is now, if it was moved. Raises RunError if the run has ended, RunBusy, and what
-    `recorded_spec` raises.
+    population: where the population is now, if it was moved. publisher: as in `start_run`. Raises RunError if the run
+    has ended or is of another study, RunBusy, and what `recorded_spec` raises.
     """
     run = Run.open_locked(path, take_over=take_over)
     try:
         check_resumable(run)
+        _check_study(run.info.get(STUDY), publisher, f"run {run.id!r}")
         spec = recorded_spec(run, cache_bytes=cache_bytes, ledger_url=ledger_url, population_path=population)
         # Whoever held the run until now may still have some time to live in the ledger, which is not waited for.
-        return _open(spec, run, backend, take_over=take_over or run.taken)
+        return _open(spec, run, backend, publisher, take_over=take_over or run.taken)
     except BaseException:
         run.unlock()
         raise
@@ -194,6 +208,18 @@ def check_resumable(run: Run) -> None:
         )
 
 
+def _check_study(study: Mapping[str, Any] | None, publisher: Publishing, which: str) -> None:
+    """Raises RunError unless the publisher is that of the study, or of one place for a run that belongs to none."""
+    if study == publisher.study:
+        return
+    if study is None:
+        raise RunError(f"{which} belongs to no study.", "Start it without one.")
+    raise RunError(
+        f"{which} belongs to run {study['run']} of a study of several sites.",
+        f"Continue or end it with `fedcore site serve` at site {study['site']}.",
+    )
+
+
 def _create(spec: RunSpec, request: TrainRequest, stamp: str) -> Run:
     """The run's folder with its record, held by this process."""
     run_id = request.run_id or f"{spec.method.name}-{spec.population.path.name}-{stamp}-{secrets.token_hex(2)}"
@@ -207,16 +233,18 @@ def _create(spec: RunSpec, request: TrainRequest, stamp: str) -> Run:
     return Run.create(request.runs, spec.record(request, run_id, stamp), start)
 
 
-def _open(spec: RunSpec, run: Run, backend: Backend, *, take_over: bool = False, new: bool = False) -> Session:
+def _open(
+    spec: RunSpec, run: Run, backend: Backend, publishing: Publishing, *, take_over: bool = False, new: bool = False
+) -> Session:
     """Reserve, then the first state or the last one. new: if it raises, what was reserved goes back and the run's
     folder is removed."""
     account = None
     try:
         if spec.ledger is not None and run.status != TRAINED:  # whose account is closed
-            _reserve(spec, spec.ledger, run)
+            _reserve(spec, spec.ledger, run, publishing)
             account = Account(spec.ledger, spec.ledger.acquire(run.id, take_over=take_over))
             remember_head(spec.population, spec.ledger)
-        return _session(spec, run, account, backend)
+        return _session(spec, run, account, backend, publishing)
     except BaseException as error:
         if not new:
             if account is not None:
@@ -228,12 +256,12 @@ def _open(spec: RunSpec, run: Run, backend: Backend, *, take_over: bool = False,
         raise
 
 
-def _reserve(spec: RunSpec, ledger: Ledger, run: Run) -> None:
+def _reserve(spec: RunSpec, ledger: Ledger, run: Run, publishing: Publishing) -> None:
     """Set the plan's price aside. The same run with the same plan again: nothing is added."""
     ledger.reserve(
         spec.population.id,
         run.id,
-        spec.releases,
+        publishing.charged(spec.releases),
         spec.method.private_settings.spare_releases,
         unit=spec.unit,
         relation=spec.public.relation,
@@ -290,11 +318,10 @@ def _undo(spec: RunSpec, run: Run, account: Account) -> None:
     run.remove(ours=True)  # whoever had gone on with it would have had the lease
 
 
-def _session(spec: RunSpec, run: Run, account: Account | None, backend: Backend) -> Session:
+def _session(spec: RunSpec, run: Run, account: Account | None, backend: Backend, publishing: Publishing) -> Session:
     publisher = None
     if account is not None:
-        noise = noise_of(spec.test_noise)
-        publisher = LedgerPublisher(account.ledger, spec.population, run, account.lease, noise)
+        publisher = publishing.publisher(spec, run, account.ledger, account.lease)
         _restore_releases(spec, run, publisher)
     state = _state(spec, run)
     if run.status not in ("running", TRAINED):
@@ -331,7 +358,7 @@ def _blocks(population: Population, ranges: Ranges | None) -> Sequence[int]:
     return [i for i, entry in entries if within(ranges, entry.first, entry.first + entry.clients)] or [0]
 
 
-def _restore_releases(spec: RunSpec, run: Run, publisher: LedgerPublisher) -> None:
+def _restore_releases(spec: RunSpec, run: Run, publisher: Publisher) -> None:
     """The run's copies of its published values may be lost or changed, or others beside them; the ledger has them."""
     try:
         run.check_releases()
@@ -401,10 +428,11 @@ def concluding(
 def _recorded(session: Session, show: Callable[[Run], None]) -> Iterator[None]:
     try:
         yield
-    except BudgetExceeded:
-        session.settle("budget exhausted")
-        show(session.ended("budget exhausted"))
-        session.run.finish("budget exhausted")
+    except (BudgetExceeded, RunLeft) as error:
+        status = "budget exhausted" if isinstance(error, BudgetExceeded) else "abandoned"
+        session.settle(status)
+        show(session.ended(status))
+        session.run.finish(status)
         raise
     except LeaseLost:  # the run belongs to somebody else now
         raise
@@ -431,7 +459,7 @@ def abandon(path: str | Place, *, ledger_url: str | None = None) -> Run:
     """Give a run up: what was reserved and never charged goes back to the budget; it cannot be resumed any more.
 
     A run whose head is lost can be given up too. Raises RunBusy if another process works on it, and RunError if it has
-    ended or run.json is damaged.
+    ended, belongs to a study of several sites, or run.json is damaged.
     """
     try:
         run = Run.open_locked(path)
@@ -444,6 +472,7 @@ def abandon(path: str | Place, *, ledger_url: str | None = None) -> Run:
     try:
         if run.status in ENDED:
             raise RunError(f"run {run.id!r} has ended ({run.status}).")
+        _check_study(run.info.get(STUDY), ONE_PLACE, f"run {run.id!r}")
         info, population = recorded_request(run), None
         method, ledger = make_method(info["method"], info["config"]), None
         if method.private:

@@ -9,7 +9,8 @@ run. No data are open here, and nothing is reserved.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,13 +26,13 @@ from fedcore.rounds.clients import DEFAULT_CACHE_BYTES
 from fedcore.rounds.method import AnyMethod, PublicFacts, Worth
 from fedcore.rounds.private_settings import cohort_rule
 from fedcore.rounds.results import Features
-from fedcore.runs.digests import ARRIVAL, COHORTS, SHARES
+from fedcore.runs.digests import ARRIVAL, COHORTS, SHARES, STUDY
 from fedcore.runs.run_files import START_FILE
 from fedcore.runs.store import Run
 from fedcore.storage.arrays import read_values
 from fedcore.storage.files import place
 from fedcore.storage.plain import plain
-from fedcore.training.budget import check_kind, ledger_of, nominal_clients, plan_within_budget, public_facts
+from fedcore.training.budget import check_kind, ledger_of, plan_within_budget, public_facts
 from fedcore.training.record import columns_to_record, installed
 from fedcore.training.request import TrainRequest
 from fedcore.training.warm_start import WarmStart, digest_of, find_warm_start
@@ -54,6 +55,7 @@ class RunSpec:
     warm_start: arrays and what run.json says of them; None if the run starts from nothing
     test_noise: key of pseudo-random noise; None: the noise protects people
     share: of the population's budget that pays, by name; None: what is undivided
+    study: {"digest", "run", "site"} of a run that several sites make together; None: of one place
     """
 
     method: AnyMethod
@@ -66,6 +68,7 @@ class RunSpec:
     test_noise: str | None
     cache_bytes: int
     share: str | None = None
+    study: Mapping[str, Any] | None = None
 
     @property
     def unit(self) -> Unit:
@@ -123,7 +126,7 @@ class RunSpec:
             "features": population.features,
             **({} if (columns := columns_to_record(population)) is None else {"columns": columns}),
             **({} if population.manifest.image is None else {"image": list(population.manifest.image)}),
-            "nominal_clients": nominal_clients(method, population, self.participants),
+            "nominal_clients": self.public.nominal_clients,
             "private": method.private,
             "rho": self.public.rho,
             "plan": plain(self.releases),
@@ -146,6 +149,8 @@ class RunSpec:
             said[COHORTS] = plain(self.participants.ranges)
         if self.method.private and request.public_arrival_because is not None:
             said[ARRIVAL] = request.public_arrival_because
+        if self.study is not None:
+            said[STUDY] = dict(self.study)
         needs = list(said)
         if self.share is not None:
             said, needs = {**said, "share": self.share}, [*needs, SHARES]
@@ -315,6 +320,8 @@ def recorded_spec(
         info.get("unit") or "client",
         participants,
     )
+    if info.get(STUDY) is not None:  # of all its sites
+        public = replace(public, nominal_clients=info.get("nominal_clients"))
     return RunSpec(
         method,
         population,
@@ -326,6 +333,7 @@ def recorded_spec(
         info["test_noise"],
         cache_bytes,
         info.get("share"),
+        info.get(STUDY),
     )
 
 

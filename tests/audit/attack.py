@@ -16,7 +16,7 @@ from fedcore.privacy.ledger.ledger import Charge
 from fedcore.privacy.mechanisms import NoiseSource, SecureNoise, TestNoise
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import Method
-from fedcore.training.budget import LedgerPublisher
+from fedcore.training.publishing import LedgerPublisher
 from tests.audit.em_releases import Rows
 from tests.audit.releases import Case, Round, sums
 from tests.audit.sabotage import counting, no_clip

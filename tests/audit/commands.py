@@ -8,9 +8,15 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from fedcore.population.store import Population
+from fedcore.sites.identity import FILE, Identity
+from fedcore.sites.study import Schema, write_study
+from fedcore.storage.files import json_bytes
 from tests.audit.neighbours import GMM, HISTOGRAMS, SHORT_GMM, World
 from tests.audit.observing import Declared
+from tests.sites.studies import study_of
 
 Calls = Sequence[Sequence[object]]
 JSON = "--json"
@@ -125,6 +131,34 @@ def _train(w: World) -> Calls:
             *("train", "histograms", w / "counts", *settings({"rounds": 2, "epsilon": 1.0}), "--start-from", exact),
             *("--public-start", "ok", *local, *runs("fff")),
         ),
+    )
+
+
+def _mailbox(w: World) -> Path:
+    """A mailbox with a study over `counts`, whose keys and seed are fixed. The folder `site` is that of a site."""
+    place, site = Path(w / "mailbox"), Path(w / "site")
+    if place.exists():
+        return place
+    for folder in (place, site):
+        folder.mkdir()
+    known = {}
+    for number, name in enumerate(("a", "b"), 1):
+        (site / FILE).write_bytes(json_bytes({"format": 1, "name": name, "secret": f"{number:064x}"}))
+        (site / FILE).chmod(0o600)
+        known[name] = Identity.load(site)
+        if name == "a":
+            (site / FILE).rename(site / "other.json")
+    schema = Schema.of(Population.open(w / "counts"), "client", "add_or_remove_one")
+    write_study(known["a"], study_of(known, schema=schema, rho=0.01), place)
+    return place
+
+
+def _join(w: World) -> Calls:
+    asked = ("study", "join", str(_mailbox(w)), "--identity", w / "site", "--population")
+    return (
+        (*asked, w / "counts", "--runs", w / "runs", "--yes", JSON),
+        (*asked, w / "counts", "--runs", w / "runs", "--yes"),
+        (*asked, w / "points", "--yes"),
     )
 
 
@@ -370,6 +404,20 @@ COMMANDS: dict[str, Command] = {
     ),
     "reproduce": Command(because="simulates its clients or reads public benchmarks; nothing in it is private"),
     "demo": Command(because="makes its population of the machine's Python packages; then runs `train` and `evaluate`"),
+    "site init": Command(because="draws the key of a site; reads no population"),
+    "site serve": Command(
+        because="makes runs as `train` does; `tests/sites/test_serve.py` compares what sites post of neighbours"
+    ),
+    "study new": Command(because="reads a manifest and a budget, and draws the seed of the study; no data are open"),
+    "study join": Command(
+        _join,
+        because="prints what follows from the study, declared sizes and the budget; no data are open",
+        exits=(0, 0, 2),
+    ),
+    "study show": Command(
+        lambda w: [("study", "show", str(_mailbox(w)), JSON), ("study", "show", str(_mailbox(w)))],
+        because="reads the mailbox only",
+    ),
     "budget cohorts": Command(
         lines("budget cohorts @counts --json", "budget cohorts @counts", "budget cohorts @bare"),
         (Declared("*/versions/*", None, COUNTS),),

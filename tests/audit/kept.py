@@ -24,7 +24,7 @@ from unittest import mock
 import numpy as np
 import scipy.sparse as sp
 
-import fedcore.training.session
+import fedcore.training.publishing
 from fedcore.population.blocks import leaves
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
@@ -249,7 +249,7 @@ def run_once(kept: Kept, population: Population, ledger: Ledger, folder: Path, n
         np.savez(folder / "start.npz", **kept.start)
         start = {"start_from": str(folder / "start.npz"), "public_start_because": "made up"}
     settings = kept.settings | {"epsilon": _epsilon()}
-    with mock.patch.object(fedcore.training.session, "noise_of", lambda test_noise: noise):
+    with mock.patch.object(fedcore.training.publishing, "noise_of", lambda test_noise: noise):
         session = sessions.begin(population, folder, kept.method, settings, run_id=name, **start)
         to_end(session)
     account = ledger.account(population.id).runs[name]

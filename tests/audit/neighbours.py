@@ -35,7 +35,7 @@ import fedcore.population.versions
 import fedcore.privacy.vocabulary
 import fedcore.rounds.clients
 import fedcore.rounds.engine
-import fedcore.training.session
+import fedcore.training.publishing
 import fedcore.training.vocabulary
 from fedcore.planning import calibration
 from fedcore.population.manifest import Provenance
@@ -380,7 +380,7 @@ def in_world(world: World, published: dict) -> Iterator[None]:
         patch.setattr(fedcore.operations.in_process, "datetime", SimpleNamespace(now=lambda zone: at))
         for made in (create_ledger, open_ledger):
             patch.setitem(made.__kwdefaults__, "clock", lambda: now)
-        patch.setattr(fedcore.training.session, "noise_of", lambda test_noise: Replay(published))
+        patch.setattr(fedcore.training.publishing, "noise_of", lambda test_noise: Replay(published))
         patch.setattr(fedcore.training.vocabulary, "noise_of", lambda test_noise: Replay({}))
         patch.setattr(fedcore.privacy.vocabulary, "published", _replayed_words(published))
         patch.setattr(fedcore.rounds.engine, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))

@@ -15,7 +15,7 @@ import pytest
 from fedcore.methods.private_gmm import PrivateGMM
 from fedcore.privacy.gdp import epsilon_of
 from fedcore.privacy.mechanisms import TestNoise
-from fedcore.training.budget import LedgerPublisher
+from fedcore.training.publishing import LedgerPublisher
 from tests.audit.attack import PRODUCT, SABOTAGES, Build, evidence
 from tests.audit.bounds import epsilon_lower_bound, mu_lower_bound
 from tests.private_gmm.test_sensitivity import clients_of_many_rows, every_ring, no_clip

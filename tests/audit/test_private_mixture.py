@@ -19,7 +19,7 @@ from fedcore.privacy.gdp import epsilon_of
 from fedcore.privacy.mechanisms import TestNoise
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.rounds.method import PublicFacts
-from fedcore.training.budget import LedgerPublisher
+from fedcore.training.publishing import LedgerPublisher
 from tests.audit.attack import SABOTAGES, Build, evidence
 from tests.audit.bounds import epsilon_lower_bound, mu_lower_bound
 from tests.private_mixture import test_mixed_sensitivity as mixed

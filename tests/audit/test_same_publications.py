@@ -15,7 +15,7 @@ import pytest
 import scipy.sparse as sp
 
 import fedcore.rounds.engine
-import fedcore.training.session
+import fedcore.training.publishing
 from fedcore.evaluation.report import write_report
 from fedcore.methods.registry import OWN
 from fedcore.population.manifest import Provenance
@@ -94,7 +94,7 @@ def traces(folder, counts, monkeypatch, world=of_counts, earlier=()) -> dict[str
     """
     folder.mkdir()
     monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{folder / 'ledger.sqlite'}")
-    monkeypatch.setattr(fedcore.training.session, "noise_of", lambda test_noise: Puppet())
+    monkeypatch.setattr(fedcore.training.publishing, "noise_of", lambda test_noise: Puppet())
     ticks = iter(range(10**6))
     monkeypatch.setattr(fedcore.rounds.engine, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
     BLOCKS.clear()

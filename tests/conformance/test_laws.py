@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from fedcore.tasks.dask_backend import DaskBackend, dask_client
 
-from fedcore.errors import SensitivityError
-from fedcore.methods.registry import METHODS
+from fedcore.errors import SensitivityError, StudyError
+from fedcore.methods.registry import METHODS, make_method
 from fedcore.rounds.results import Features, Positions, segment_names
-from fedcore.testing import LAWS, LawBroken, same_with
+from fedcore.sites.study import private_method
+from fedcore.testing import LAWS, LawBroken, same_at_sites, same_with
 from tests.audit import em_releases, sabotage
 from tests.conformance.cases import FAST, OTHERS, SLOW, case
 from tests.digests.cases import CASES
@@ -64,6 +65,23 @@ def workers(request):
 @pytest.mark.parametrize("name", [*FAST, "federated_em/fedem-full", "federated_em/fedem-random-restarts"])
 def test_the_number_of_workers_changes_no_bit(workers, name):
     same_with(case(name), workers, "Dask")
+
+
+PRIVATE = [name for name in FAST + SLOW + OTHERS if make_method(CASES[name].method, CASES[name].settings).private]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PRIVATE)
+def test_two_and_seven_sites_publish_the_bits_of_one_place(name):
+    same_at_sites(case(name), 2, (1, 0))
+    same_at_sites(case(name), 7, (3, 0, 6, 1, 5, 2, 4))
+
+
+@pytest.mark.parametrize("name", [name for name in FAST + SLOW if name not in PRIVATE])
+def test_what_is_not_private_is_no_study(name):
+    """Methods whose clients answer with lists, largest values or floats are among them."""
+    with pytest.raises(StudyError, match="not private"):
+        private_method(CASES[name].method, CASES[name].settings)
 
 
 def parts_named(result):

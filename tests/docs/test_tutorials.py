@@ -1,6 +1,7 @@
 """The tutorials do what they say: each from an empty folder, word for word."""
 
 import csv
+import json
 import re
 import runpy
 
@@ -42,6 +43,19 @@ def test_the_analyst_gets_a_private_result(tmp_path):
     assert [row["column"] for row in rows] == ["glucose", "pressure", "stay", "born"]
     assert sum(name.endswith("(standard error)") and float(value) > 0 for name, value in rows[0].items()) == 3
     assert "differential privacy" in (folder / "runs/stays/report.html").read_text()
+
+
+@pytest.mark.slow
+def test_three_hospitals_share_no_rows(tmp_path):
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    in_a_shell("hospitals.md", folder)
+    with (folder / "c/groups.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["share"]) for row in rows] == pytest.approx([17 / 30, 13 / 30], abs=0.03)
+    assert sum(int(row["records"]) for row in rows) == pytest.approx(12_000, abs=400)
+    (statement,) = (folder / "a/runs").glob("study-*-1/statement.json")
+    assert json.loads(statement.read_text())["sites"]["collusion"] == 1
 
 
 @pytest.mark.slow

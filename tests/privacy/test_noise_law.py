@@ -15,7 +15,7 @@ from fedcore.privacy.ledger.checkpoint import UnknownState, account_at, state_of
 from fedcore.privacy.ledger.replay import replay
 from fedcore.privacy.mechanisms import SecureNoise
 from fedcore.privacy.plan import ROUNDED, PlannedRelease
-from fedcore.training.budget import LedgerPublisher
+from fedcore.training.publishing import LedgerPublisher
 from tests.privacy.conftest import release
 from tests.privacy.test_order import ACQUIRED, SET, chain_of, charged, reserved
 

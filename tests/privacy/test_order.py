@@ -19,7 +19,8 @@ from fedcore.privacy.ledger.ledger import Charge
 from fedcore.privacy.ledger.replay import replay
 from fedcore.privacy.plan import ROUNDED, PlannedRelease
 from fedcore.rounds.statistics import IntegerSum
-from fedcore.training.budget import LedgerPublisher, fit_plan, plan_within_budget, public_facts
+from fedcore.training.budget import fit_plan, plan_within_budget, public_facts
+from fedcore.training.publishing import LedgerPublisher
 from fedcore.training.request import TrainRequest
 from tests.command import private_population
 from tests.conftest import small_counts, spec_of
@@ -75,6 +76,15 @@ def test_what_was_given_up_is_not_drawn(monkeypatch):
     monkeypatch.setattr(watched, "charge", lambda lease, planned: None)
     publisher = LedgerPublisher(watched, None, SimpleNamespace(id="run"), None, watched)
     assert publisher.release(release(), np.zeros(3, np.int64)) is None
+    assert watched.steps == ["ready"]
+
+
+def test_what_was_given_up_ends_the_round(monkeypatch):
+    watched = Watched()
+    monkeypatch.setattr(watched, "charge", lambda lease, planned: None if planned.name == "a" else pytest.fail("paid"))
+    publisher = LedgerPublisher(watched, None, SimpleNamespace(id="run"), None, watched)
+    planned = [release(name="a"), release(name="b")]
+    assert publisher.release_round(planned, {"a": np.zeros(3, np.int64), "b": np.zeros(3, np.int64)}) is None
     assert watched.steps == ["ready"]
 
 

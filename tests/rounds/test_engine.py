@@ -37,10 +37,10 @@ class Recorder:
     def published(self, planned):
         return self.stored.get(planned.name)
 
-    def release(self, planned, grid_values):
-        self.released.append(planned.name)
-        self.stored[planned.name] = grid_values
-        return grid_values
+    def release_round(self, planned, grids):
+        self.released += [release.name for release in planned]
+        self.stored |= grids
+        return grids
 
     def head(self):
         return {"ledger_id": "x", "seq": len(self.stored), "hash": "0"}
@@ -138,8 +138,8 @@ def test_a_private_run_publishes_each_planned_release_once(tmp_path):
 class Spent(Recorder):
     """Cannot pay for the second round any more."""
 
-    def release(self, planned, grid_values):
-        return None if planned.round == 2 else super().release(planned, grid_values)
+    def release_round(self, planned, grids):
+        return None if planned[0].round == 2 else super().release_round(planned, grids)
 
 
 def test_a_run_ends_before_the_round_that_was_given_up(tmp_path):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import glob
 import json
 import os
-import secrets
 import stat
 from collections.abc import Collection, Set
 from contextlib import suppress
@@ -26,7 +25,8 @@ from fedcore.privacy.ledger.accounts import checked_reason
 from fedcore.privacy.ledger.replay import SHARED_IDS
 from fedcore.privacy.ledger.rows import RESTORE, decoded_list, find, find_all
 from fedcore.privacy.ledger.share_accounts import ShareAccounts
-from fedcore.storage.files import OTHERS, check_regular, flush, sweep_abandoned
+from fedcore.storage.files import OTHERS, check_regular, sweep_abandoned
+from fedcore.storage.shared import create_in, open_folder
 
 KEY_BYTES, DIGEST_BYTES = 32, 16
 
@@ -308,16 +308,5 @@ def _make_key(path: Path) -> None:
     """Make a new key, whole or absent, that only this user may read. Of two processes the first one makes it."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     sweep_abandoned(path.parent, f".{glob.escape(path.name)}.*.partial")
-    partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
-    handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            os.fchmod(file.fileno(), 0o600)
-            file.write(os.urandom(KEY_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        with suppress(FileExistsError):
-            os.link(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-    flush(path.parent)
+    with suppress(FileExistsError), open_folder(path.parent) as folder:
+        create_in(folder, path.name, os.urandom(KEY_BYTES))

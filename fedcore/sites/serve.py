@@ -1,0 +1,185 @@
+"""The turns of a site: each starts or continues the newest run of one study that the site has joined.
+
+A run of a study is an ordinary run. Its name has those of the study and of the site, and the number of the run. Nothing
+else is kept of where a site stands, so a process that was killed anywhere is followed by the next one. A site that was
+away looks for the run that the others are in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Protocol
+
+from fedcore.errors import FileRefused, NothingLeft, PatienceOver, RunLeft
+from fedcore.runs.store import Run
+from fedcore.sites.identity import Identity
+from fedcore.sites.joining import Joined
+from fedcore.sites.mailbox import LARGEST_NUMBER, Header, Mailbox
+from fedcore.sites.publisher import StudyPublishing, study_spec
+from fedcore.storage import files
+from fedcore.storage.parsing import parse_json
+from fedcore.training.publishing import Publishing
+from fedcore.training.request import TrainRequest
+from fedcore.training.session import ENDED
+from fedcore.training.spec import RunSpec
+
+FINISHED: Final = "finished"
+STAMP: Final = "%Y%m%dT%H%M%S"  # how run.json states when a run was started
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a turn has done. run: number. state: "finished", "ended" (for all), "waits" or "not due". words: why"""
+
+    study: str
+    run: int
+    state: str
+    words: str = ""
+
+
+class Making(Protocol):
+    """How this process makes a run to its end: `begin` a new one with its spec, or `resume` one at a place."""
+
+    def begin(self, request: TrainRequest, spec: RunSpec, publisher: Publishing) -> None: ...
+
+    def resume(self, path: str, publisher: Publishing) -> None: ...
+
+
+def take_turn(
+    joined: Joined, identity: Identity, making: Making, *, waits: float, once: bool, now: Callable[[], datetime]
+) -> Turn:
+    """Continue the newest run of a study, or start the next one if it is due.
+
+    waits: seconds that this process waits for other sites in a round. once: whether a run without an interval is due.
+    Raises what `start_run`, `resume`, the engine and the mailbox raise; after all of that, the next turn continues.
+    """
+    turns = _Turns(joined, identity, waits)
+    number = turns.newest()
+    last = None if number == 0 else Run.open(turns.path(number))
+    if last is None or last.status in ENDED:
+        if not _is_due(joined, last, once, now()):
+            return Turn(joined.name, number, "not due")
+        if last is not None and (missing := turns.unfinished(number, last, now())):
+            return Turn(joined.name, number, "waits", f"for the end of this run at {', '.join(missing)}")
+        number = turns.next_number(number)
+        last = None
+    try:
+        if last is None:
+            making.begin(*turns.request(number))
+        else:
+            making.resume(turns.path(number), turns.publishing(number, turns.start_of(last)))
+    except PatienceOver as error:
+        return Turn(joined.name, number, "waits", f"for {', '.join(error.missing)}")
+    except RunLeft as error:
+        return Turn(joined.name, number, "ended", error.message)
+    return Turn(joined.name, number, FINISHED)
+
+
+def _is_due(joined: Joined, last: Run | None, once: bool, now: datetime) -> bool:
+    if joined.study.every is None or last is None:
+        return once or joined.study.every is not None
+    started = datetime.strptime(str(last.info["started"]), STAMP).replace(tzinfo=UTC)
+    return now >= started + timedelta(seconds=joined.study.every)
+
+
+@dataclass(frozen=True)
+class _Turns:
+    joined: Joined
+    identity: Identity
+    waits: float
+
+    @property
+    def mailbox(self) -> Mailbox:
+        return Mailbox(self.joined.mailbox, self.joined.study)
+
+    @property
+    def others(self) -> list[str]:
+        return [site.name for site in self.joined.study.sites if site.name != self.identity.name]
+
+    def run_id(self, number: int) -> str:
+        return f"study-{self.joined.name}-{self.identity.name}-{number}"
+
+    def path(self, number: int) -> str:
+        return str(files.below(files.place(self.joined.runs), self.run_id(number)))
+
+    def newest(self) -> int:
+        """Number of the newest run at this site; 0 before the first one."""
+        prefix, found = self.run_id(0)[:-1], 0
+        for name in files.listing(files.place(self.joined.runs)):
+            number = name.removeprefix(prefix)
+            if name.startswith(prefix) and number.isascii() and number.isdigit() and len(number) < 10:
+                found = max(found, int(number))
+        return found
+
+    def next_number(self, number: int) -> int:
+        """The run after this one that no other site has ended yet."""
+        number += 1
+        while number < LARGEST_NUMBER and any(self.end(number, site) for site in self.others):
+            number += 1
+        return number
+
+    def end(self, number: int, site: str) -> dict[str, Any]:
+        """What the end file of a site states; empty if there is none."""
+        file = self.mailbox.get(Header(self.joined.study.digest, number, 0, site, "end"))
+        if file is None:
+            return {}
+        with suppress(ValueError):
+            stated = parse_json(file.body)
+            if isinstance(stated, dict) and isinstance(stated.get("reason"), str) and stated.get("totals"):
+                return stated
+        raise FileRefused(f"The end file of site {site!r} in run {number} does not state how the run ended.")
+
+    def unfinished(self, number: int, last: Run, now: datetime) -> list[str]:
+        """Other sites that may still end a run that is finished here, and from which the next run would start."""
+        ended = datetime.strptime(str(last.info["started"]), STAMP).replace(tzinfo=UTC)
+        if last.status != FINISHED or now > ended + timedelta(seconds=self.joined.study.patience):
+            return []
+        return [site for site in self.others if not self.end(number, site)]
+
+    def request(self, number: int) -> tuple[TrainRequest, RunSpec, StudyPublishing]:
+        """A new run. It starts from the newest run that all sites have finished with the same totals, if that has left
+        anything to start from.
+        """
+        warm = self.joined.study.made_method().accepts_warm_start
+        try:
+            return self._request(number, self.shared_before(number) if warm else 0)
+        except NothingLeft:
+            return self._request(number, 0)
+
+    def _request(self, number: int, start: int) -> tuple[TrainRequest, RunSpec, StudyPublishing]:
+        study = self.joined.study
+        request = TrainRequest(
+            method=study.method,
+            population=self.joined.population,
+            settings=study.settings,
+            runs=self.joined.runs,
+            run_id=self.run_id(number),
+            start_from=self.path(start) if start else None,
+        )
+        spec = study_spec(study, number, self.identity, request)
+        return request, spec, self.publishing(number, start)
+
+    def shared_before(self, number: int) -> int:
+        """Number of the newest run before this one that all sites have finished with the same totals; 0: none."""
+        for earlier in range(number - 1, 0, -1):
+            ends = [self.end(earlier, site.name) for site in self.joined.study.sites]
+            if all(end.get("reason") == FINISHED and end["totals"] == ends[0]["totals"] for end in ends):
+                return earlier
+        return 0
+
+    def start_of(self, run: Run) -> int:
+        """Number of the run from which a run of this study started; 0: none."""
+        record = run.info.get("start")
+        return 0 if record is None else int(str(record["name"]).rpartition("-")[2])
+
+    def publishing(self, number: int, start: int) -> StudyPublishing:
+        """start: number of the run that it starts from; 0: none."""
+        digest = b""
+        if start:
+            totals = str(self.end(start, self.identity.name).get("totals"))
+            digest = hashlib.sha256(f"fedcore start 1 {start} {totals}".encode()).digest()
+        return StudyPublishing(self.joined.study, number, self.identity, self.mailbox, start=digest, waits=self.waits)

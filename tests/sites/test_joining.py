@@ -1,0 +1,236 @@
+"""Joining a study: what a person reads before they agree, what is refused, and what the site's folder keeps."""
+
+import json
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from fedcore.errors import BudgetMissing, StudyError
+from fedcore.sites import joining
+from fedcore.sites.identity import Identity, fingerprint
+from fedcore.sites.joining import Joined, agreement, join, joined_studies
+from fedcore.sites.mailbox import Header, Mailbox
+from fedcore.sites.progress import Progress, progress_of
+from fedcore.sites.study import read_study
+from fedcore.training.budget import ledger_of
+from tests.command import fedcore, private_population, works
+from tests.conftest import small_counts
+from tests.sites.studies import NAMES, identities, study_of
+
+A, B, C = NAMES
+
+
+@pytest.fixture
+def known(tmp_path):
+    return identities(tmp_path)
+
+
+@pytest.fixture
+def population(tmp_path):
+    return private_population(tmp_path / "p", small_counts(20))[0]
+
+
+@pytest.fixture
+def study(known):
+    return study_of(known)
+
+
+def balance_of(population):
+    return ledger_of(population).balance(population.id)
+
+
+def proposal(known, tmp_path, *more):
+    sites = [part for one in known.values() for part in ("--site", f"{one.name}={one.public.hex()}:1_000")]
+    return (
+        *("study", "new", tmp_path / "study.json", "--method", "histograms", "--population-like", tmp_path / "p"),
+        *("--set", "clusters=2", "--set", "rounds=2", "--mailbox", tmp_path / "mail", "--identity", tmp_path / A),
+        *(*sites, "--epsilon-a-run", "1", *more),
+    )
+
+
+# --- what is agreed to ------------------------------------------------------------------------------------------------
+
+
+def test_an_agreement_has_both_prices_and_what_the_budget_allows(study, known, population):
+    found, balance = agreement(study, known[B], population, balance_of(population)), balance_of(population)
+    assert (found.site, found.rho, found.rho_all) == (B, study.rho, 2 * study.rho)
+    assert found.epsilon == balance.budget.epsilon_of(study.rho) < found.epsilon_all
+    charged = joining.charged_plan(study.plan(1)[0], study.terms, 3000)
+    rho = sum(Fraction(one.rho) for one in charged)
+    assert found.runs * rho <= Fraction(balance.rho_left) < (found.runs + 1) * rho
+    assert found.numbers == sum(one.cells for one in charged) and found.rounds == max(one.round for one in charged)
+    assert found.to_json()["sites"][2] == {"name": C, "clients": 1000, "fingerprint": fingerprint(known[C].public)}
+
+
+def test_with_as_many_sites_as_may_collude_both_prices_are_one(known, population):
+    found = agreement(study_of(known, collusion=2), known[B], population, balance_of(population))
+    assert found.rho == found.rho_all and found.epsilon == found.epsilon_all
+
+
+def test_an_account_without_enough_left_allows_no_run(known, population):
+    found = agreement(study_of(known, rho=1e4), known[B], population, balance_of(population))
+    assert found.runs == 0
+
+
+def test_what_a_site_cannot_join_is_refused_by_name(tmp_path, study, known, population):
+    balance = balance_of(population)
+    stranger = Identity.create("x", tmp_path / "x")
+    with pytest.raises(StudyError, match="'x' is no site of the study"):
+        agreement(study, stranger, population, balance)
+    with pytest.raises(StudyError, match="another key for site 'hospital-b'"):
+        agreement(study, replace(known[B], public=stranger.public), population, balance)
+    with pytest.raises(StudyError, match="arithmetic 'histograms-.*' here, and 'other'"):
+        agreement(study.model_copy(update={"arithmetic": "other"}), known[B], population, balance)
+    with pytest.raises(StudyError, match="It has features: 7 instead of 8"):
+        schema = study.schema_.model_copy(update={"features": 8})
+        agreement(study.model_copy(update={"schema_": schema}), known[B], population, balance)
+    with pytest.raises(StudyError, match="It has relation"):
+        schema = study.schema_.model_copy(update={"relation": "replace_one"})
+        agreement(study.model_copy(update={"schema_": schema}), known[B], population, balance)
+    with pytest.raises(StudyError, match="divided into shares"):
+        agreement(study, known[B], population, replace(balance, shares=(object(),)))
+    with pytest.raises(BudgetMissing):
+        agreement(study, known[B], population, replace(balance, budget=None))
+
+
+def test_no_data_are_opened(study, known, population, monkeypatch):
+    monkeypatch.setattr(type(population), "block", None, raising=False)
+    for path in (population.path / "blocks").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    assert agreement(study, known[B], population, balance_of(population)).runs > 0
+
+
+# --- what the folder keeps --------------------------------------------------------------------------------------------
+
+
+def test_a_study_is_joined_once(tmp_path, study):
+    one = Joined(study, "/mail", "/p", "/runs")
+    assert list(joined_studies(tmp_path / A)) == []
+    join(one, tmp_path / A)
+    join(one, tmp_path / A)
+    assert joined_studies(tmp_path / A) == [one] and one.name == study.digest.hex()[:16]
+    assert (tmp_path / A / "studies").stat().st_mode & 0o077 == 0
+    for changes in ({"mailbox": "/other"}, {"population": "/other"}, {"runs": "/other"}):
+        with pytest.raises(StudyError, match="with another mailbox, population or folder of runs"):
+            join(replace(one, **changes), tmp_path / A)
+    other = replace(one, study=study.model_copy(update={"seed": 8}))
+    join(other, tmp_path / A)
+    assert sorted(joined_studies(tmp_path / A), key=lambda each: each.study.seed) == [one, other]
+
+
+@pytest.mark.parametrize("damage", [lambda text: text[:-9], lambda text: text.replace("0.5", "5.0"), lambda text: "[]"])
+def test_a_damaged_record_is_refused(tmp_path, study, damage):
+    one = Joined(study, "/mail", "/p", "/runs")
+    join(one, tmp_path / A)
+    file = tmp_path / A / "studies" / f"{one.name}.json"
+    file.write_text(damage(file.read_text()))
+    with pytest.raises(StudyError, match="is damaged.*join again"):
+        joined_studies(tmp_path / A)
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+def test_three_sites_propose_and_join(tmp_path, population):
+    made = {name: works("site", "init", name, "--identity", tmp_path / name, "--json").json for name in NAMES}
+    known = {name: Identity.load(tmp_path / name) for name in NAMES}
+    assert [one["key"] for one in made.values()] == [one.public.hex() for one in known.values()]
+    assert made[A]["fingerprint"] in works("study", "--help").out or len(made[A]["fingerprint"]) == 47
+    proposed = works(*proposal(known, tmp_path), "--json").json
+    study = read_study(tmp_path / "mail")
+    assert proposed["study"] == study.digest.hex() and read_study(tmp_path, "study.json") == study
+    assert study.settings["clusters"] == 2 and [site.nominal for site in study.sites] == [1000] * 3
+    budget = balance_of(population).budget
+    assert study.rho == budget.rho_of(1.0) and study.patience == 7 * 86400
+
+    asked = ("study", "join", tmp_path / "mail", "--population", tmp_path / "p", "--identity", tmp_path / B)
+    refused = fedcore(*asked)
+    assert refused.code == 2 and "needs a yes" in refused.err and not joined_studies(tmp_path / B)
+    for name in NAMES:
+        assert fingerprint(known[name].public) in refused.out
+    assert "In a run it posts" in refused.out and "other sites work together" in refused.out
+    found = works(*asked, "--yes", "--json").json
+    assert found["site"] == B and found["runs_left"] > 0 and found["epsilon_a_run"] <= 1.0
+    (one,) = joined_studies(tmp_path / B)
+    assert (one.study, one.population) == (study, str(tmp_path / "p")) and one.mailbox == str(tmp_path / "mail")
+
+    shown = works("study", "show", tmp_path / "mail", "--json").json
+    assert shown["newest_run"] == {
+        "run": 0,
+        "rounds_answered": dict.fromkeys(NAMES),
+        "ended": [],
+        "awaited": [],
+        "awaited_since": None,
+    }
+    assert "no run yet" in works("study", "show", tmp_path / "mail").out
+
+
+def test_a_person_is_asked(tmp_path, known, population, monkeypatch):
+    works(*proposal(known, tmp_path))
+    asked = ("study", "join", tmp_path / "mail", "--population", tmp_path / "p", "--identity", tmp_path / B)
+    monkeypatch.setattr("sys.stdin", type("Terminal", (), {"isatty": lambda self: True})())
+    for answer, code in ((False, 2), (True, 0)):
+        monkeypatch.setattr("typer.confirm", lambda question, answer=answer: answer)
+        assert fedcore(*asked).code == code
+        assert len(joined_studies(tmp_path / B)) == answer
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (("--site", "x"), "not of the form NAME=KEY:CLIENTS"),
+        (("--site", "x=00:5"), "not of the form NAME=KEY:CLIENTS"),
+        (("--site", f"x={'0' * 64}:-5"), "not of the form NAME=KEY:CLIENTS"),
+        (("--site", f"../x={'0' * 64}:5"), "not of the form NAME=KEY:CLIENTS"),
+        (("--collusion", "3"), "collusion is at most 2"),
+        (("--set", "nominal_clients=9"), "'nominal_clients' cannot be part of a study"),
+        (("--patience", "soon"), "is not a time"),
+        (("--epsilon-a-run", "0"), "epsilon must be positive"),
+        (("--epsilon-a-run", "10000000"), "share of its noise"),
+    ],
+)
+def test_proposals_that_are_refused(tmp_path, known, population, more, why):
+    refused = fedcore(*proposal(known, tmp_path, *more))
+    assert refused.code == 2 and why in refused.err, refused.err
+    assert not (tmp_path / "mail").exists() and not (tmp_path / "study.json").exists()
+
+
+def test_a_stranger_at_the_mailbox_reaches_no_terminal(tmp_path, known, population):
+    works(*proposal(known, tmp_path))
+    file = tmp_path / "mail" / "study.json"
+    stored = json.loads(file.read_text())
+    stored["study"]["software"]["\x1b]0;owned\x07"] = "\x1b[2J"
+    file.write_text(json.dumps(stored))
+    for command in (("study", "show"), ("study", "join", "--population", tmp_path / "p", "--yes")):
+        refused = fedcore(*command[:2], tmp_path / "mail", *command[2:])
+        assert refused.code == 2 and "StudyError" in refused.err
+        assert "\x1b" not in refused.out + refused.err and "owned" not in refused.err
+
+
+# --- how a run stands -------------------------------------------------------------------------------------------------
+
+
+def test_progress(base, tmp_path, study, known):
+    box = Mailbox(f"{base}/mailbox", study)
+
+    def post(kind, site, run, round=0):
+        box.post(known[site], Header(study.digest, run, round, site, kind), b"")
+
+    assert progress_of(box) == Progress(0, dict.fromkeys(NAMES), (), (), None)
+    for run in (1, 2, 3):
+        post("member", A, run)
+    found = progress_of(box)
+    assert (found.run, dict(found.rounds), found.awaited) == (3, {A: 0, B: None, C: None}, (B, C))
+    assert found.since is not None and found.to_json()["awaited_since"].endswith("Z")
+    for site in (B, C):
+        post("member", site, 3)
+    assert progress_of(box).awaited == ()
+    post("answer", A, 3, 1)
+    post("answer", C, 3, 1)
+    post("answer", C, 3, 2)
+    found = progress_of(box)
+    assert dict(found.rounds) == {A: 1, B: 0, C: 2} and found.awaited == (A, B)
+    post("end", B, 3)
+    assert progress_of(box).ended == (B,) and progress_of(box).awaited == ()
