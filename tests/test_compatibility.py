@@ -111,7 +111,7 @@ def test_an_older_kernel_is_refused_and_its_run_is_still_of_use(golden, tmp_path
     path, population = golden / "trained" / name, golden / RUNS[name]
     monkeypatch.setattr(method_class(Run.open(path).info["method"]), "arithmetic_version", "of another version")
     before = contents(golden)
-    with pytest.raises(RunError, match="kernel.*going on with others") as refused:
+    with pytest.raises(RunError, match="kernel.*continuing with others") as refused:
         resume(path, InProcessBackend(), population=str(population))
     assert "version that started it" in refused.value.remedy and contents(golden) == before
     assert load_run(path).state and personalise(path, population, tmp_path / "out")["outputs"]

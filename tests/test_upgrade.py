@@ -107,7 +107,7 @@ def test_an_interrupted_run_of_another_arithmetic_is_left_to_it(world):
     interrupted(world.session, 0)
     before = world.ledger.head(world.population.id)
     edit_record(world.path, lambda info: info.update(kernel="a newer one"))
-    with pytest.raises(RunError, match="going on with others would change its result"):
+    with pytest.raises(RunError, match="continuing with others would change its result"):
         resume(world.path, InProcessBackend())
     assert world.ledger.head(world.population.id) == before
 

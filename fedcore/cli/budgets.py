@@ -205,8 +205,8 @@ def budget_accept_loss(
 
 @budget_app.command("cohorts")
 def budget_cohorts(population: PopulationArgument, ledger: Ledger = None, as_json: Json = False) -> None:
-    """Keep the budget by cohort from now on: each append opens one, with a whole budget of its own clients. Whoever is
-    there is the first one, and has spent what was spent. It cannot be undone; after an interruption it goes on.
+    """Switch to per-cohort budgets. Each later append starts a cohort with a full budget. Existing clients become
+    cohort 1 and keep their spent budget. Irreversible; safe to re-run after an interruption.
     """
     from fedcore.training.budget import begin_cohorts, ledger_of
 

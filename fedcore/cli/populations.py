@@ -249,7 +249,7 @@ def population_copy(
 def population_vocabulary(
     population: PopulationArgument,
     private: Annotated[
-        bool, typer.Option("--private", help="Make a release; without it, say what one would cost and what is there.")
+        bool, typer.Option("--private", help="Make a release; without it, print what one would cost and what is there.")
     ] = False,
     epsilon: Annotated[
         float | None, typer.Option(help="What the release may spend of the budget; default: 0.3 of the rho left.")
@@ -328,11 +328,11 @@ def population_forget(
     cohorts: Annotated[str | None, typer.Option(metavar="..N", help="All clients in the cohorts 1 to N.")] = None,
     without_trace: Annotated[
         bool,
-        typer.Option("--without-trace", help="Keep no hash of them either: who comes back is new, with a new budget."),
+        typer.Option("--without-trace", help="Keep no hash of them: a client that returns is new, with a new budget."),
     ] = False,
     runs: Annotated[
         str | None,
-        typer.Option(metavar="RUNS", help="Runs that are not private, there, lose what they remember of clients."),
+        typer.Option(metavar="RUNS", help="Folder of runs; those that are not private lose their client memory."),
     ] = None,
     ledger: Ledger = None,
     as_json: Json = False,

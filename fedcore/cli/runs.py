@@ -130,7 +130,7 @@ def runs_promote(
 def runs_prune(
     keep: Annotated[int, typer.Option("--keep", min=1, help="Newest finished runs whose model stays.")],
     deployment: Deployment = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed; remove nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be removed; remove nothing.")] = False,
     runs: Runs = "runs",
     as_json: Json = False,
 ) -> None:

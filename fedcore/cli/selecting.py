@@ -39,7 +39,7 @@ def select(
     name: Annotated[str, typer.Option("--name", help="Names of the runs begin with it.")] = "select",
     runs: Runs = "runs",
     version: Annotated[int | None, typer.Option(min=1, help="Version of the population; default: the newest.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Names the random streams; the same for all.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed for simulation randomness, the same for all runs.")] = 0,
     workers: Workers = None,
     dask: Dask = None,
     local: Local = False,

@@ -213,7 +213,7 @@ def backfill(
     file: File,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Deployment of the file.")],
     versions: Annotated[str, typer.Option(metavar="3-7", help="Versions of its population to train on.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained on; train nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be trained on; train nothing.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train a deployment on older versions of its population that it has missed, one after the other. Such runs are
@@ -294,7 +294,7 @@ def _for_the_pool(
     from fedcore.operations.pool_sizes import for_pool, not_taken, outside_of_containers, planned_size
 
     if sizing.deadline is not None and not sizing.asked:
-        raise ConfigError("--deadline goes with --size-from-plan.", "Say both, or neither.")
+        raise ConfigError("--deadline goes with --size-from-plan.", "Pass both, or neither.")
     sizes = [
         planned_size(item, sizing.deadline, sizing.calibration) if sizing.asked else None for item in content.deployment
     ]

@@ -69,11 +69,13 @@ def train(
     ] = None,
     cohorts: Annotated[
         str | None,
-        typer.Option(metavar="able|1-27", help="Who takes part, where the budget is kept by cohort; default: able."),
+        typer.Option(
+            metavar="able|1-27", help="Cohorts to train on: able (default; all with enough budget), or a range."
+        ),
     ] = None,
     share: Share = None,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Also if the budget is too small for the run to be of any use.")
+        bool, typer.Option("--anyway", help="Run even if the budget is too small for a useful result.")
     ] = False,
     metrics_file: Metrics = None,
     as_json: Json = False,

@@ -214,7 +214,7 @@ def _compare_ledger(report: StatementReport, said: PrivacyStatement, at: _At, le
         return  # of such a ledger nothing can be told
     with report.comparing("The ledger's records give these charges, prices, totals and conversions, and no others."):
         through = None if said.ledger is None else said.ledger.seq
-        found = _again(said, at, ledger, population_id, run_id, through)
+        found = _again(said, at, ledger, population_id, run_id, through).in_version(said.text_version)
         report.problems += differences(said, found).values()
     _since(report, said, population_id, ledger)
 

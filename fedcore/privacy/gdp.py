@@ -117,7 +117,7 @@ def check_promise(epsilon: float, delta: float) -> None:
     if not (isinstance(epsilon, (int, float)) and math.isfinite(epsilon) and epsilon > 0):
         raise ConfigError(f"epsilon must be positive and finite, not {epsilon!r}.", "Usual values are 0.5 to 15.")
     if not (isinstance(delta, (int, float)) and 0 < delta < 1):
-        raise ConfigError(f"delta must lie between 0 and 1, not {delta!r}.", "Choose it far below 1/clients.")
+        raise ConfigError(f"delta must be between 0 and 1, not {delta!r}.", "Choose it far below 1/clients.")
 
 
 def last_float(holds: Callable[[float], bool]) -> float:

@@ -33,7 +33,7 @@ def chance_after(chance: float, epsilon: float) -> float:
     e^epsilon c / (1 + (e^epsilon - 1) c), rounded up. Raises ConfigError unless 0 < chance < 1 and epsilon >= 0.
     """
     if not 0 < chance < 1:
-        raise ConfigError(f"a chance lies between 0 and 1, not {chance!r}.")
+        raise ConfigError(f"a chance is between 0 and 1, not {chance!r}.")
     factor = odds_factor(epsilon)
     if math.isinf(factor):
         return 1.0
@@ -74,4 +74,4 @@ def _check(value: float) -> None:
 
 def _check_share(value: float) -> None:
     if not (isinstance(value, (int, float)) and 0 <= value <= 1):
-        raise ConfigError(f"a delta lies between 0 and 1, not {value!r}.")
+        raise ConfigError(f"a delta is between 0 and 1, not {value!r}.")

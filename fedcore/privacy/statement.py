@@ -18,6 +18,7 @@ from fedcore.privacy.mechanisms import SecureNoise, TestNoise
 from fedcore.privacy.noise_shares import ShareNoise
 from fedcore.privacy.periods import Lifetime
 from fedcore.privacy.plan import PlannedRelease
+from fedcore.privacy.statement_texts import CURRENT, FIRST, in_version, sentence, template
 from fedcore.storage.parsing import JsonObject
 from fedcore.storage.plain import LATER, entries, made_of
 from fedcore.storage.ranges import Ranges, in_words
@@ -33,36 +34,13 @@ RELATIONS = {
     ("client_period", "add_or_remove_one"): "the presence or absence of one client's data of one calendar period",
     ("client_period", "replace_one"): "one client's data of one calendar period, against any other in their place",
 }
-TRUST_MODEL = (
-    "Central curator: raw sums exist in the memory of the workers and of the flow process, and on the wire between "
-    "them; noise is added there, and only noised values are stored or shown."
+TRUST_MODEL, FIRST_TRUST_MODEL = (template("trust", version) for version in (CURRENT, FIRST))
+NAMES_NOT_COVERED = ("exact numbers", "personalised", "side channels", "ingested again", "several units", "operator")
+NOT_COVERED, FIRST_NOT_COVERED = (
+    tuple(template(name, version) for name in NAMES_NOT_COVERED) for version in (CURRENT, FIRST)
 )
-NOT_COVERED = (
-    "Numbers of clients, rows, tokens, entries, blocks and bytes, and times, which the operator sees: they are exact.",
-    "Personalised outputs: they contain the client's own data, are for that client only, and are not differentially "
-    "private.",
-    "Side channels: how long a run takes, and what an observer of the machines can measure.",
-    "The same people ingested again under another population id: each population has a budget of its own.",
-    "Several records or clients that belong to one person, beyond the unit named above.",
-    "Whoever can read the memory of the workers or the data themselves.",
-)
-GIVEN_UP = (
-    "Lost: values were charged, drawn and lost, and nothing else was left to pay for drawing them again, so that the "
-    "run gave up its rounds from {round} on."
-)
-OF_SHARE = (
-    "Paid by share {share!r} of the population's budget. Shares are its operator's rule for who may spend what, and "
-    "promise nothing by themselves: the promise over all runs is that of the whole budget."
-)
-NOT_COVERED_BY_COHORT = (
-    "When a client joined: which cohort a client lies in may show.",
-    "A person who was entered again under another id, with another budget.",
-    "Clients who were forgotten without trace and enter again: their budget begins anew.",
-)
-NOT_COVERED_BY_PERIOD = (
-    "What the data of one client in several periods tell together, beyond the bounds above, which grow with them.",
-    "A person who is there under several ids.",
-)
+NOT_COVERED_BY_COHORT = tuple(template(name) for name in ("time of joining", "entered again", "forgotten"))
+NOT_COVERED_BY_PERIOD = tuple(template(name) for name in ("several periods", "several ids"))
 SCHEMA = "columns, bounds, vocabulary and thresholds"
 BESIDE_RELEASED_WORDS = "bounds and thresholds"  # of them, where the columns are words that were released
 MAY_BE_NULL = ("epsilon", "delta", "rho", "mu", "given_up")  # any other entry without a value is an empty object
@@ -170,7 +148,7 @@ class PrivacyStatement:
     client and calendar period. vocabulary: where the columns are words that were released of the same population, from
     the same account, before; None: the vocabulary is taken as public. share: name of the share of the budget that paid,
     where it is divided; else empty. together: of a run that started from what a run of the same account released.
-    ledger: its newest record.
+    ledger: its newest record. text_version: of its sentences (`fedcore.privacy.statement_texts`).
     """
 
     private: bool
@@ -200,9 +178,10 @@ class PrivacyStatement:
     run: str = ""
     population_id: str = ""
     ledger: ChainHead | None = None
-    trust_model: str = TRUST_MODEL
-    not_covered: tuple[str, ...] = NOT_COVERED
+    trust_model: str = FIRST_TRUST_MODEL
+    not_covered: tuple[str, ...] = FIRST_NOT_COVERED
     sites: AmongSites | None = field(default=None, metadata=LATER)
+    text_version: int = field(default=FIRST, metadata=LATER)
 
     def to_json(self) -> dict[str, object]:
         """As statement.json has it."""
@@ -234,16 +213,16 @@ class PrivacyStatement:
             f"Hidden: {RELATIONS[self.unit, self.relation]} ({self.relation}).",
             *self._prices(),
             *([self.sites.text(self.delta)] if self.sites and self.delta is not None else []),
-            *([spent_before_in_words(self.spent_before.rho, self.spent_before.reason)] if self.spent_before else []),
-            *([OF_SHARE.format(share=self.share)] if self.share else []),
+            *self._spent_before(),
+            *([self._says("share", share=self.share)] if self.share else []),
             *self._vocabulary(),
             *self._lifetime(),
-            *([GIVEN_UP.format(round=self.given_up)] if self.given_up is not None else []),
+            *([self._says("skipped", round=self.given_up)] if self.given_up is not None else []),
             f"Noise: {self.mechanism}.",
-            *schema_in_words(self.public_schema, released_words=bool(self.vocabulary)),
-            *map(shared_ids_in_words, self.shared_ids),
-            *(loss_in_words(loss.at, loss.reason) for loss in self.losses),
-            *([f"Start: {self.start}. This promise is on top of what that start tells."] if self.start else []),
+            *schema_in_words(self.public_schema, released_words=bool(self.vocabulary), version=self.text_version),
+            *(self._says("shared ids", reason=reason.rstrip(".")) for reason in self.shared_ids),
+            *(loss_in_words(loss.at, loss.reason, self.text_version) for loss in self.losses),
+            *([self._says("start", start=self.start)] if self.start else []),
             *self._with_its_start(),
             f"Trust: {self.trust_model}",
             f"Releases ({len(self.releases)}):" if self.releases else "Releases: none yet.",
@@ -260,6 +239,14 @@ class PrivacyStatement:
         if self.population is None:
             raise ValueError("a promise without a budget")
         return self.population
+
+    def in_version(self, version: int) -> PrivacyStatement:
+        """The same statement with the sentences of a version, which mean the same."""
+        trust, others = in_version(self.trust_model, version), [in_version(item, version) for item in self.not_covered]
+        return replace(self, text_version=version, trust_model=trust, not_covered=tuple(others))
+
+    def _says(self, name: str, **values: object) -> str:
+        return sentence(name, self.text_version, **values)
 
     def _against(self) -> str:
         """The headline's attacker, where there are several sites."""
@@ -278,11 +265,8 @@ class PrivacyStatement:
             return []
         both = self.together
         cost = f"mu = {both.mu:.6g} (rho = {both.rho:.6g}) of Gaussian differential privacy"
-        return [
-            f"Run {both.run!r} and this run were charged to the same account. To whoever took part in both they "
-            f"add up to {cost}, which implies ({both.epsilon:.4g}, {both.delta:.3g})-differential privacy, and "
-            "both are part of what all runs have spent."
-        ]
+        implied = f"({both.epsilon:.4g}, {both.delta:.3g})"
+        return [self._says("with its start", run=both.run, unit=self.unit, cost=cost, implied=implied)]
 
     def _vocabulary(self) -> list[str]:
         """Which release the columns come from, what it cost, and that both add up."""
@@ -290,15 +274,13 @@ class PrivacyStatement:
             return []
         found, both = self.vocabulary, self.vocabulary.together
         names = f"run{'' if len(found.runs) == 1 else 's'} {' and '.join(found.runs)}"
-        price = f"mu = {mu_of(found.rho):.6g} (rho = {found.rho:.6g})"
-        of_both = f"mu = {both.mu:.6g} (rho = {both.rho:.6g}) of Gaussian"
-        return [
-            f"Vocabulary: the columns are the words that {names} released of this population, and one column for all "
-            f"other words. That was a noised release at a threshold, charged to the same budget: {price}, and delta = "
-            f"{found.delta:.3g} of thresholding steps. It and this run add up to {of_both} differential privacy, "
-            f"which implies ({both.epsilon:.4g}, {both.delta:.3g})-differential privacy, and both are part of "
-            "what all runs have spent."
-        ]
+        values = {
+            "cost": f"mu = {mu_of(found.rho):.6g} (rho = {found.rho:.6g})",
+            "delta": f"{found.delta:.3g}",
+            "both": f"mu = {both.mu:.6g} (rho = {both.rho:.6g}) of Gaussian",
+            "implied": f"({both.epsilon:.4g}, {both.delta:.3g})",
+        }
+        return [self._says("vocabulary", names=names, **values)]
 
     def _source(self) -> list[str]:
         if not self.ledger:
@@ -310,7 +292,7 @@ class PrivacyStatement:
         ]
 
     def _lifetime(self) -> list[str]:
-        """What a promise per client and calendar period means for somebody who has data in several of them."""
+        """What a guarantee per client and calendar period means for a client that has data in several of them."""
         if self.periods is None:
             return []
         unit, so_far = self.periods.unit, self.periods.lifetime[-1]
@@ -320,19 +302,17 @@ class PrivacyStatement:
             for one in self.periods.lifetime[:-1]
         )
         return [
-            f"A client {bounds}, at {delta} (window {self.periods.window}). So much it can lose over its whole "
-            "life, whatever is run; no smaller promise is made for that.",
-            f"A client with data in every {unit} has lost at most epsilon = {so_far.epsilon:.4g} at {delta} by all "
-            f"runs so far; a run that read k {unit}s cost it k^2 times its price.",
+            self._says("lifetime", bounds=bounds, delta=delta, window=self.periods.window),
+            self._says("lost so far", unit=unit, epsilon=f"{so_far.epsilon:.4g}", delta=delta),
         ]
 
     def _prices(self) -> list[str]:
         """What this run costs, and what all runs together may."""
         budget = self.all_runs
-        who = "" if not self.cohorts else " to a client who took part"
+        who = "" if not self.cohorts else self._says("to cohorts")
         if self.periods:
             who = f" to a client for its data of one {self.periods.unit}"
-        price = f"Price of this run{'' if self.ended else ' so far'}{who}"
+        price = self._says("cost", so_far="" if self.ended else " so far", to=who)
         lost = "Releases that were charged and lost are included."
         thresholds = ", its thresholding steps included" if self.delta != budget.delta_conv else ""
         cost = (
@@ -345,8 +325,7 @@ class PrivacyStatement:
         spent = f"{spent} (epsilon = {budget.epsilon_spent:.4g})"
         if self.cohorts is not None:
             return [cost, *self._by_cohort(self.cohorts, promised, spent)]
-        several = "Whoever sees what several runs published needs the total of the population"
-        return [cost, f"{several}: at most {promised}; spent so far: {spent}."]
+        return [cost, self._says("all runs", promised=promised, spent=spent)]
 
     def _by_cohort(self, cohorts: PaidByCohorts, promised: str, spent: str) -> list[str]:
         """promised: to each client; spent: by the cohort that has spent most."""
@@ -355,74 +334,60 @@ class PrivacyStatement:
             f"This run used {_numbered('cohort', used, in_words(used))}; others were not used, and it costs them "
             "nothing."
             if cohorts.named
-            else "This run was made before there were cohorts: who was there then is cohort 1, and paid for it; it "
-            "costs others nothing."
+            else self._says("before cohorts")
         )
         if self.periods is not None:
             unit, one = self.periods.unit, most.first == most.last
-            these, dearest = _dated(self.periods, used), _dated(self.periods, ((most.first, most.last),))
+            these, highest = _dated(self.periods, used), _dated(self.periods, ((most.first, most.last),))
+            read = f"This run used {_numbered(unit, used, these)}; others were not used, and it costs them nothing."
             return [
-                f"Each {unit} of a client is promised for itself, however long its data are kept: at most {promised}.",
-                f"Each {unit} of the population's calendar has an account of its own. This run used "
-                f"{_numbered(unit, used, these)}; others were not used, and it costs them nothing.",
-                f"The {unit}{' that has' if one else 's that have'} spent most: {dearest}, {spent}.",
+                self._says("each period", unit=unit, promised=promised),
+                self._says("accounts of periods", unit=unit, used=read),
+                f"The {unit}{' that has' if one else 's that have'} spent most: {highest}, {spent}.",
             ]
         having = "cohort that has" if most.first == most.last else "cohorts that have"
         return [
-            f"Each client's promise holds for its whole time in the population: at most {promised}.",
-            f"Clients are accounted by cohorts, the version that they joined with. {paid}",
+            self._says("each client", promised=promised),
+            self._says("accounts of cohorts", used=paid),
             f"The {having} spent most: {most}, {spent}.",
         ]
 
+    def _spent_before(self) -> list[str]:
+        before = self.spent_before
+        return [] if before is None else [spent_before_in_words(before.rho, before.reason, self.text_version)]
+
     def _on_a_word(self) -> str:
-        """The end of the headline: what the promise rests on besides what was charged."""
+        """The end of the headline: what the guarantee assumes besides what was charged."""
         schema = _schema(bool(self.vocabulary))
-        words = [f"{schema} are public ({self.public_schema.rstrip('.')})"] if self.public_schema else []
-        words += self.vouched
-        said = f", if somebody's word is true, which nobody checked: {'; and '.join(words)}" if words else ""
-        return said if self.public_schema else f" (nobody said why {schema} are public){said}"
+        assumed = [self._says("other assumed", assumption=one) for one in self.vouched]
+        if self.public_schema:
+            assumed.insert(0, self._says("schema assumed", schema=schema, reason=self.public_schema.rstrip(".")))
+        said = self._says("assuming", assumptions=self._says("and").join(assumed)) if assumed else ""
+        return said if self.public_schema else self._says("no reason", schema=schema) + said
 
 
 def _schema(released_words: bool) -> str:
     return BESIDE_RELEASED_WORDS if released_words else SCHEMA
 
 
-def schema_in_words(reason: str | None, *, released_words: bool = False) -> list[str]:
-    """What the promise takes as public besides what was released, and on whose word. released_words: whether the
+def schema_in_words(reason: str | None, *, released_words: bool = False, version: int = CURRENT) -> list[str]:
+    """What the guarantee takes as public besides what was released, and who declared that. released_words: whether the
     columns are words that were released from the same budget."""
     schema = _schema(released_words)
     if reason:
-        return [f"Public: {schema} are taken as public on the word of the budget's owner: {reason.rstrip('.')}."]
-    return [
-        f"Public: nobody said why {schema} are public. If they were made from the data of these people, they tell "
-        "about them, and this promise does not cover it."
-    ]
+        return [sentence("public", version, schema=schema, reason=reason.rstrip("."))]
+    return [sentence("not declared public", version, schema=schema)]
 
 
-def shared_ids_in_words(reason: str) -> str:
-    """A declaration of the budget owner, as `Account.shared_ids` has it."""
-    return (
-        f"Shared ids: the budget owner declares of ids that are also in other populations: {reason.rstrip('.')}. A "
-        "person in several populations loses the sum of what is spent on each; this promise covers one of them."
-    )
-
-
-def spent_before_in_words(rho: float, reason: str) -> str:
+def spent_before_in_words(rho: float, reason: str, version: int = CURRENT) -> str:
     """A starting charge."""
-    return (
-        f"Spent before: the budget owner declared that rho = {rho:.6g} was spent on these people before this "
-        f"account began ({reason.rstrip('.')}). The account began with this charge, and nobody checked it."
-    )
+    return sentence("spent before", version, rho=f"{rho:.6g}", reason=reason.rstrip("."))
 
 
-def loss_in_words(at: float, reason: str) -> str:
+def loss_in_words(at: float, reason: str, version: int = CURRENT) -> str:
     """An accepted loss. at: seconds since 1970."""
     when = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")
-    return (
-        f"Loss: the ledger went back, or nobody could tell, and on {when} its owner went on "
-        f"({reason.rstrip('.')}). What was spent before may be more than the ledger knows, and "
-        "the total over all runs more than is said here."
-    )
+    return sentence("loss", version, when=when, reason=reason.rstrip("."))
 
 
 def _dated(periods: PromisedByPeriod, ranges: Ranges) -> str:
@@ -533,6 +498,7 @@ def statement_of_account(account: Account, run: RunAccount, *, test_ledger: bool
         not_covered=_not_covered(account) + (() if sites is None else NOT_COVERED_AMONG_SITES),
         trust_model=TRUST_MODEL if sites is None else TRUST_AMONG_SITES,
         sites=sites,
+        text_version=CURRENT,
     )
 
 

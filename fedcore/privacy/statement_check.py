@@ -13,6 +13,7 @@ from fedcore.privacy.gdp import mu_of
 from fedcore.privacy.ledger.formats import IN_ZCDP
 from fedcore.privacy.ledger.replay import BROKEN
 from fedcore.privacy.statement import CostWithStart, PrivacyStatement, SpentOfBudget
+from fedcore.privacy.statement_texts import VERSIONS
 from fedcore.storage.parsing import JsonObject, parse_json
 
 SLACK = 1e-9  # relative: by so much the rho of a raise to the same budget may differ by rounding
@@ -31,13 +32,20 @@ def read_statement(content: bytes | str) -> tuple[PrivacyStatement, JsonObject]:
     if unknown := sorted(map(str, value.keys() - NAMES - set(DERIVED))):
         raise ConfigError(
             f"it has entries that no statement of this version has: {', '.join(unknown)}.",
-            "A newer fedcore wrote it, or somebody added them.",
+            "A newer fedcore wrote it, or they were added later.",
         )
     budget = value.get("population")
     if value["private"] and isinstance(budget, dict) and (budget.get("currency") != CURRENCY or "discrete" in budget):
         raise ConfigError(*retired("it", f"about {IN_ZCDP}, or one that was recounted from it"))
     if value["private"] and not value.get("ledger"):
         raise ConfigError(*retired("it", "without the ledger record that it was made from"))
+    version = value.get("text_version", VERSIONS[0])
+    if type(version) is not int or version not in VERSIONS:
+        raise ConfigError(
+            f"it states version {version!r:.40} of its sentences, and this fedcore knows "
+            f"{' and '.join(map(str, VERSIONS))}.",
+            "A newer fedcore wrote it: verify it with that one.",
+        )
     try:
         said = PrivacyStatement.from_json(value)
         again = said.entries()

@@ -168,7 +168,10 @@ class Training:
         was given up.
         """
         if self.publisher is None:
-            raise SensitivityError(f"method {self.method.name!r} is private, and nobody is there to charge for it.")
+            raise SensitivityError(
+                f"method {self.method.name!r} is private, but no ledger is attached to the run, so it cannot be "
+                "charged. Nothing was released."
+            )
         planned = [release for release in self.plan.values() if release.round == self.round]
         found = {release.name: self.publisher.published(release) for release in planned}
         stored = {name: value for name, value in found.items() if value is not None}

@@ -170,9 +170,9 @@ def check_records(population: Population, unit: Unit | None) -> None:
     """
     if population.manifest.records and unit != "record":
         raise ConfigError(
-            f"population {population.path.name!r} was ingested without a column of clients, every row as a record, and "
-            f"a budget for one {unit} would promise too much: somebody may have many rows.",
-            "Its budget is per record: --unit record. To protect people, ingest with --client COLUMN.",
+            f"population {population.path.name!r} has no client column, so a budget for one {unit} is not "
+            "possible: one person may own several rows.",
+            "Use --unit record to protect single rows, or ingest again with --client COLUMN to protect people.",
         )
 
 
@@ -384,8 +384,8 @@ def _refuse_thresholds(method: AnyMethod, plan: Sequence[PlannedRelease]) -> Non
     """What the ledger would refuse of a budget per client and period, said of the method."""
     if named := next((planned.name for planned in plan if planned.delta), None):
         raise PrivacyError(
-            f"method {method.name!r} with these settings thresholds (release {named!r}), and a threshold has no price "
-            "per client and period. Nothing was released.",
+            f"method {method.name!r} with these settings thresholds (release {named!r}), and a threshold has no "
+            "privacy cost per client and period. Nothing was released.",
             "Choose settings, or a method, without thresholds.",
         )
 

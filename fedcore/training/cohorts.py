@@ -151,9 +151,9 @@ def _check(
     if rule.chosen is not None and len(chosen) < len(asked):
         numbers = {account.number for account in asked} - {account.number for account in chosen}
         raise BudgetExceeded(
-            f"of {whose}population {name!r} the cohorts {in_words(ranges_of(numbers))} cannot pay for this run "
-            f"({_in_words(cost)}). Nothing was released.",
-            "Leave them out, or let `cohorts` be able.",
+            f"of {whose}population {name!r} the cohorts {in_words(ranges_of(numbers))} have too little budget "
+            f"left for this run ({_in_words(cost)}). Nothing was released.",
+            "Leave them out, or set `cohorts` to able.",
         )
     nominal = nominal_of(chosen)
     if nominal is None and (rule.at_least is not None or not sized):
@@ -161,7 +161,7 @@ def _check(
         raise ConfigError(
             f"a run on population {name!r} needs the declared sizes of the cohorts that take part, and cohorts "
             f"{in_words(undeclared)} have none.",
-            "Say --nominal-clients with every append; for this run, leave at_least out and set nominal_clients.",
+            "Pass `--nominal-clients` at every append; for this run, leave at_least out and set nominal_clients.",
         )
     if not chosen or (nominal is not None and nominal < (rule.at_least or 1)):
         least = f"{rule.at_least:,} nominal clients" if rule.at_least else "somebody"

@@ -168,7 +168,7 @@ class PictureFolder(_Pictures):
         if self.shape is None:
             raise ConfigError(
                 f"population {population.path.name!r} holds rows that are no pictures.",
-                "Say their height and width when you ingest them (--option image=28x28), or end the name otherwise.",
+                "Declare their height and width at ingest (--option image=28x28), or end the name otherwise.",
             )
         self.lines: IO[str] | None = None
         self.boxes: IO[str] | None = None

@@ -79,12 +79,12 @@ class TrainRequest(BaseModel):
         "which append, follows from it",
     )
     share: str | None = Field(
-        None, pattern=SHARE_NAME, description="named share of the population's budget that pays, where it is divided"
+        None, pattern=SHARE_NAME, description="share of the population's budget to charge, where it is divided"
     )
     deployment: str | None = Field(None, description="name of the deployment that asks for the run")
     series: Series | None = Field(None, description="what becomes of the runs of that deployment")
     seed: int = Field(
-        0, ge=0, le=LARGEST_SEED, description="names the streams of simulation randomness; never protects anybody"
+        0, ge=0, le=LARGEST_SEED, description="seed for simulation randomness; privacy noise does not use it"
     )
     cache_bytes: int = Field(
         DEFAULT_CACHE_BYTES, ge=0, le=MOST_CACHE_BYTES, description="decoded blocks that each process may keep, bytes"

@@ -242,7 +242,7 @@ def _refuse_cohorts_of_others(method: AnyMethod) -> None:
     if not method.private and (asked := cohort_rule(method.config).asked) is not None:
         raise ConfigError(
             f"{asked} is for private runs, whose budget may be kept by cohort; this run of {method.name!r} is not "
-            "private and reads everybody.",
+            "private and reads all clients.",
             "Leave it out.",
         )
 
@@ -300,7 +300,7 @@ def recorded_spec(
     if same != (arithmetic, clients_per_leaf, private):
         raise RunError(
             f"run {run.id!r} was made with kernel {arithmetic!r} and leaves of {clients_per_leaf} clients; "
-            "going on with others would change its result.",
+            "continuing with others would change its result.",
             "Resume it with the version that started it, or train again.",
         )
     ledger = None

@@ -119,9 +119,9 @@ def plan_vocabulary(
         chosen = cohorts.able(cohorts.cohort_accounts(manifest, balance), cohorts.Cost(Fraction(rho), Fraction(delta)))
         if not chosen:
             raise BudgetExceeded(
-                f"no cohort of population {name!r} can pay rho = {rho:.6g} and delta = {delta:.3g}. Nothing was "
+                f"no cohort of population {name!r} has rho = {rho:.6g} and delta = {delta:.3g} left. Nothing was "
                 "released.",
-                "Ask for less, or wait for newcomers.",
+                "Use a smaller epsilon, or wait for new clients.",
             )
         taking_part, nominal = cohorts.participants(manifest, chosen), cohorts.nominal_of(chosen)
     else:
@@ -130,7 +130,8 @@ def plan_vocabulary(
         taking_part, nominal = None, manifest.nominal_clients
     if rho <= CRUMB * budget.rho_max:
         raise ConfigError(
-            f"rho = {rho:.3g} buys no word.", f"At most epsilon = {epsilon_that_fits(balance):.4g} is left."
+            f"rho = {rho:.3g} is too little to release a word.",
+            f"At most epsilon = {epsilon_that_fits(balance):.4g} is left.",
         )
     relation = balance.relation or "add_or_remove_one"
     return Planned(vocabulary.planned_releases(rho, delta, nominal, relation), rho, delta, nominal, taking_part)

@@ -64,7 +64,7 @@ def find_warm_start(
     nor declared public, or holds exact values of its own population; RunError for a run that cannot be read.
     """
     if public_because is not None and not public_because.strip():
-        raise ConfigError("the reason why a start is public is empty.", "Say why, in words that others can check.")
+        raise ConfigError("the reason why a start is public is empty.", "State why, in words that others can check.")
     if start_from is None:
         if public_because is not None:
             raise ConfigError("a reason for a public start is given, and no start.", "Name it with --start-from.")
@@ -132,7 +132,7 @@ def _from_run(
     if private and population.id in unprotected:
         raise PrivacyError(
             f"run {name!r} goes back, through what it started from, to a run on this population that is not private: "
-            "it may tell anything about the people in it, and nothing makes that public.",
+            "it may reveal anything about the people in it, and nothing makes that public.",
             "Start from a run that does not descend from such a run, or from nothing.",
         )
     known = {
@@ -197,12 +197,12 @@ def _check_private(run: LoadedRun, name: str, population: Population, ledger: Le
     remedy = (
         "Start from a private run. No reason makes exact values of a population public to a run on the same one."
         if own
-        else "Start from a private run, or say with --public-start why what it released is public."
+        else "Start from a private run, or pass --public-start with the reason why what it released is public."
     )
     if not _secure(run.info):
         raise PrivacyError(
-            f"run {name!r} is not private, and a private run cannot start from its centres: they may "
-            "tell anything about the people that it was trained on.",
+            f"run {name!r} is not private, and a private run cannot start from its centres: they may reveal "
+            "anything about the people that it was trained on.",
             remedy,
         )
     try:
@@ -298,8 +298,8 @@ def _from_file(
 ) -> WarmStart:
     if private and public_because is None:
         raise PrivacyError(
-            f"a private run cannot start from {str(path)!r}: nothing says that it is public.",
-            "Say with --public-start why it tells nothing about the people in this population.",
+            f"a private run cannot start from {str(path)!r}, which is not declared public.",
+            "If it was not derived from this population's data, pass --public-start REASON; the statement quotes it.",
         )
     arrays = _read_arrays(path)
     if series := [name for name in method.series_arrays if name in arrays]:

@@ -483,7 +483,7 @@ TABLE = [
             f"delta = {value}",
             no_budget,
             f"{SET} --epsilon 1 --delta {value}",
-            "ConfigError | delta must lie between 0 and 1",
+            "ConfigError | delta must be between 0 and 1",
         )
         for value in ("0", "1", "-1e-6", "nan")
     ),

@@ -61,12 +61,12 @@ def test_the_statement_repeats_the_reason_or_says_that_there_is_none(place):
     ledger.set_budget(place.id, 4.0, 1e-6)
     works(*TRAIN, "--run-id", "r")
     before = json.loads(Path("runs/r/statement.json").read_text())
-    assert before["public_schema"] == "" and "nobody said why columns" in before["text"]
+    assert before["public_schema"] == "" and "no reason was declared why columns" in before["text"]
     works("budget", "public-schema", "p", "words of a public dictionary.")
     shown = works("budget", "public-schema", "p", "words of the dictionary of 1990").out
     assert "words of the dictionary of 1990" in shown and "words of a public dictionary." in shown  # all that was said
     text = private_statement(ledger, place.id, "r").text()
-    assert "on the word of the budget's owner: words of the dictionary of 1990." in text
+    assert "The budget owner declared why, and this is not verified: words of the dictionary of 1990." in text
     assert ledger.verify(place.id).public_schema == "words of the dictionary of 1990"
 
 

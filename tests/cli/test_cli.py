@@ -342,7 +342,9 @@ def test_train_json_of_a_private_run(place):
     assert works("runs", "show", answer["run"], "--json").json == answer
     short, whole = works("runs", "show", answer["run"]).out, works("runs", "show", answer["run"], "--all").out
     assert "Not covered:" in whole and "clusters_002" in whole
-    assert "Price of this run" in short and "clusters_002" not in short and "--all" in short and "Centres" in short
+    assert (
+        "Privacy cost of this run" in short and "clusters_002" not in short and "--all" in short and "Centres" in short
+    )
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from fedcore.privacy import odds
 from fedcore.privacy.accounting import make_budget
 from fedcore.privacy.gdp import mu_of
 from fedcore.privacy.statement import NOT_COVERED, RELATIONS, PrivacyStatement, no_privacy
+from fedcore.privacy.statement_texts import CURRENT
 from tests.evaluation.test_report import RELEASES, STATEMENT, VOCABULARY, Page, make
 
 BUDGET = make_budget(4.0, 1e-6, 1e-7)
@@ -47,7 +48,7 @@ def of(unit="client", relation="add_or_remove_one", budget=BUDGET, thresholds=0.
         "ledger": {"id": "l-1", "seq": 17, "hash": "ab" * 32},
     }
     made = {"private": True, "unit": unit, "relation": relation, **values, **more}
-    return PrivacyStatement.from_json(made).to_json()
+    return PrivacyStatement.from_json(made).in_version(CURRENT).to_json()
 
 
 def text(tmp_path, statement, names=VOCABULARY, **info) -> str:

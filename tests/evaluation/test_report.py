@@ -20,6 +20,7 @@ from fedcore.methods.histograms import Histograms, HistogramsState
 from fedcore.methods.registry import make_method
 from fedcore.privacy.gdp import mu_of
 from fedcore.privacy.statement import NOT_COVERED, PrivacyStatement, no_privacy
+from fedcore.privacy.statement_texts import CURRENT
 from fedcore.rounds.choices import flat
 from fedcore.rounds.method import PublicFacts
 from fedcore.runs.store import Run
@@ -38,7 +39,9 @@ OF_DELTA = {"delta": 1e-9, "delta_conv": 1e-10, "delta_extra": 9e-10}
 BUDGET = {"epsilon": 15.0, **OF_DELTA, "rho_max": 2.03, "rho_spent": 0.9, "epsilon_spent": 9.5}
 PRICE = {"epsilon": 5.25, "delta": 1e-10, "rho": 0.48, "mu": mu_of(0.48)}
 PROMISE = {"private": True, "unit": "client", "relation": "add_or_remove_one", **PRICE, "mechanism": "exact noise"}
-STATEMENT = PrivacyStatement.from_json({**PROMISE, "releases": RELEASES, "population": BUDGET}).to_json()
+STATEMENT = (
+    PrivacyStatement.from_json({**PROMISE, "releases": RELEASES, "population": BUDGET}).in_version(CURRENT).to_json()
+)
 
 
 def state(round: int) -> HistogramsState:

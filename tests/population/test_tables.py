@@ -201,7 +201,7 @@ def test_records_promise_nothing_to_clients(tmp_path):
     population = ingest(text(tmp_path / "a.csv", "x,y\n1,2\n"), tmp_path / "p", unit="record")
     check_records(population, "record")
     for unit in ("client", None, "client_period"):
-        with pytest.raises(ConfigError, match="somebody may have many rows"):
+        with pytest.raises(ConfigError, match="one person may own several rows"):
             check_records(population, unit)
 
 

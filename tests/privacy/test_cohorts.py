@@ -71,7 +71,7 @@ def test_they_need_a_budget_and_a_budget_for_clients(url):
     with pytest.raises(BudgetMissing):
         begin(books)
     books.ledger.set_budget(books.population, 2, 1e-10, unit="record")
-    with pytest.raises(PrivacyError, match="for one record"):
+    with pytest.raises(PrivacyError, match="protects one record"):
         begin(books)
     with pytest.raises(ValueError, match="token"):
         begin(books, token="short")
@@ -154,7 +154,7 @@ def test_only_participants_pay(books):
 
 
 def test_cohorts_and_one_account_never_mix(books):
-    with pytest.raises(PrivacyError, match="one account for everybody"):
+    with pytest.raises(PrivacyError, match="one account for all clients"):
         books.reserve([release()], cohorts=took((1, 1), of=1))
     begin(books)
     with pytest.raises(PrivacyError, match="without cohorts"):
@@ -206,10 +206,10 @@ def test_the_statement_of_a_run_names_its_cohorts_and_the_one_that_has_spent_mos
     rho_max = books.ledger.balance(books.population).budget.rho_max
     text = statement.text()
     for words in (
-        "Price of this run to a client who took part: mu = 0.05 of",
+        "Privacy cost of this run to a client that took part: mu = 0.05 of",
         "holds for its whole time in the population: at most mu =",
         "which implies epsilon = 2, delta = 1e-10 over all runs",
-        "Clients are accounted by cohorts, the version that they joined with.",
+        "Clients are accounted by cohort: the version of the population that they joined with.",
         "This run used cohorts 2-3, 5; others were not used, and it costs them nothing.",
         f"The cohort that has spent most: 3, mu = {mu_of(most):.6g} of {mu_of(rho_max):.6g} (epsilon = ",
         "When a client joined",
@@ -220,7 +220,7 @@ def test_the_statement_of_a_run_names_its_cohorts_and_the_one_that_has_spent_mos
     value = statement.to_json()
     assert json.loads(json.dumps(value)) == value and value["cohorts"]["named"]
     text = private_statement(books.ledger, books.population, before).text()
-    assert "made before there were cohorts: who was there then is cohort 1" in text
+    assert "made before there were cohorts. The clients of that time are cohort 1" in text
     alone = private_statement(books.ledger, books.population, spend(books, [release()], took((4, 4), of=5)))
     assert "This run used cohort 4; others" in alone.text()
     assert statement.cohorts.most_of_them == statement.cohorts.most and alone.cohorts.most.first == 3

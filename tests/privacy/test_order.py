@@ -254,7 +254,7 @@ def test_a_chain_of_this_form_is_accepted():
 @pytest.mark.parametrize(
     ("steps", "why"),
     [
-        ([*BEGUN, charged(release(), rho=0.0)], "another price than planned"),
+        ([*BEGUN, charged(release(), rho=0.0)], "another cost than planned"),
         ([SET, ("budget raise", None, {"budget": LOWER, "before": BUDGET})], "a lowered budget"),
         ([SET, SET], "a second budget"),
         ([SET, reserved(release(1, 0.5)), reserved(release(1, 0.5), run="more")], "spend more than the budget"),
@@ -263,7 +263,7 @@ def test_a_chain_of_this_form_is_accepted():
         ([*BEGUN, charged(release()), charged(release())], "is not reserved"),
         ([*BEGUN, ACQUIRED], "tokens count by one"),
         ([SET, reserved(release()), reserved(release())], "a run reserved twice"),
-        ([*BEGUN, *LOST, extended(release(), rho=0.0)], "another price than planned"),
+        ([*BEGUN, *LOST, extended(release(), rho=0.0)], "another cost than planned"),
         ([*BEGUN, charged(release()), extended(release())], "an extension without need"),
         ([SET, reserved(release(), spares=1), ACQUIRED, *LOST, extended(release())], "an extension without need"),
         ([*BEGUN, *LOST, extended(release(), 2)], "cannot follow"),

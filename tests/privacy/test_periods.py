@@ -99,7 +99,7 @@ def test_unit_and_periods_go_together(url):
         with pytest.raises(ConfigError, match="calendar periods"):
             books.ledger.set_budget(books.population, 2, 1e-10, **wrong)
         assert kinds(books) == ["register"]
-    with pytest.raises(ConfigError, match="thresholding steps have no price per client and period"):
+    with pytest.raises(ConfigError, match="thresholding steps have no privacy cost per client and period"):
         with_periods(url, delta_extra=1e-11)
     other = open_books(url)
     assert "periods" not in other.ledger.balance(other.population).to_json()
@@ -132,7 +132,7 @@ def test_no_run_reads_more_periods_than_the_window_holds(periods):
 
 def test_a_threshold_has_no_price(periods):
     with pytest.raises(
-        PrivacyError, match="'sums-2' .* is a thresholding step, which has no price per client and month"
+        PrivacyError, match="'sums-2' .* is a thresholding step, which has no privacy cost per client and month"
     ):
         reserve(periods, (1, 1), of=1, plan=[release(1), release(2, delta=1e-20)])
     assert kinds(periods)[-1] == "cohorts"
@@ -180,25 +180,25 @@ def test_the_statement_says_the_promise_and_the_bounds_of_a_life(periods):
     lost = rounded_up(exact_sum([release(1, 30.0).rho] + [release(1, 20.0).rho] * 9))
     text = statement.text()
     for words in (
-        "-differential privacy per client and month (nobody said why",
+        "-differential privacy per client and month (no reason was declared why",
         "Hidden: the presence or absence of one client's data of one calendar period (add_or_remove_one).",
-        "Price of this run to a client for its data of one month: mu = 0.05 of Gaussian",
-        "Each month of a client is promised for itself, however long its data are kept: at most mu = ",
+        "Privacy cost of this run to a client for its data of one month: mu = 0.05 of Gaussian",
+        "The guarantee holds for each month of a client separately, however long its data are kept: at most mu = ",
         "which implies epsilon = 2, delta = 1e-10 over all runs.",
         "This run used months 1-3; others were not used, and it costs them nothing.",
         "The month that has spent most: 1, mu = ",
         f"A client active for 12 months: at most epsilon = {first.epsilon:.4g}; active for 24 months: at most ",
         f"epsilon = {second.epsilon:.4g}, at delta = 1e-10 (window 3).",
         f"A client with data in every month has lost at most epsilon = {so_far(budget, lost).epsilon:.4g} at delta",
-        "a run that read k months cost it k^2 times its price",
-        "several periods tell together",
+        "a run that read k months cost it k^2 times the run's privacy cost",
+        "several periods reveal together",
         "under several ids",
     ):
         assert words in text, words
     assert "When a client joined" not in text
     dated = private_statement(periods.ledger, periods.population, run, first_period="2025-11")
     for words in (
-        "Each month of the population's calendar has an account of its own.",
+        "Each month of the population's calendar has a separate account.",
         "This run used months 2025-11 to 2026-01; others were not used, and it costs them nothing.",
         "The month that has spent most: 2025-11, mu = ",
     ):

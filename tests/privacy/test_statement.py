@@ -55,7 +55,7 @@ def test_the_text_names_everything(books):
         assert words in text, words
     books.ledger.finish(lease, "abandoned")
     ended = private_statement(books.ledger, books.population, run).text()
-    assert "run so far: mu" in text and "run so far" not in ended and "Price of this run:" in ended
+    assert "run so far: mu" in text and "run so far" not in ended and "Privacy cost of this run:" in ended
 
 
 def test_the_mu_that_is_shown_is_never_too_small(books):
@@ -76,13 +76,16 @@ def test_the_headline_says_on_whose_word_the_schema_is_public(url):
     statement = private_statement(books.ledger, books.population, run, vouched=["'start.npz' is public (made up)"])
     headline, *rest = statement.text().splitlines()
     assert headline.endswith(
-        "if somebody's word is true, which nobody checked: columns, bounds, vocabulary and thresholds are public "
-        "(words of a public dictionary); and 'start.npz' is public (made up)"
+        ", assuming that columns, bounds, vocabulary and thresholds are public (declared by the budget owner, not "
+        "verified: \"words of a public dictionary\"); and that 'start.npz' is public (made up) (declared, not verified)"
     )
-    assert "Public: columns, bounds, vocabulary and thresholds are taken as public on the word of" in "\n".join(rest)
+    assert (
+        "Public: columns, bounds, vocabulary and thresholds are taken as public. The budget owner declared"
+        in "\n".join(rest)
+    )
     nobody = open_books(url)
     text = private_statement(nobody.ledger, nobody.population, nobody.reserve([FIRST])).text()
-    assert "nobody said why columns, bounds, vocabulary and thresholds are public" in text.splitlines()[0]
+    assert "no reason was declared why columns, bounds, vocabulary and thresholds are public" in text.splitlines()[0]
     assert "If they were made from the data of these people" in text
 
 

@@ -173,7 +173,7 @@ def headline(done: Done, epsilon: str, delta: str, whom: str, schema: str) -> bo
 
 
 def price(done: Done, whom: str, cost: str, rho: str, epsilon: str, delta: str) -> bool:
-    of = {"client": "", "cohort": " to a client who took part", "record": ""}
+    of = {"client": "", "cohort": " to a client that took part", "record": ""}
     expected = of.get(done.unit, " to a client for its data of one month")
     mine = done.mine()
     return (
@@ -219,8 +219,8 @@ N = f"({NUMBER})"
 GAUSSIAN = f"mu = {N}, which implies epsilon = {N}, delta = {N} over all runs"
 SENTENCES = [  # (expression, units whose statements must have it, checker of what it states)
     (
-        rf"privacy: \({N}, {N}\)-differential privacy per (.+), if somebody's word is true, which nobody checked: "
-        r"columns, bounds, vocabulary and thresholds are public \((.+)\)",
+        rf"privacy: \({N}, {N}\)-differential privacy per (.+), assuming that columns, bounds, "
+        r"vocabulary and thresholds are public \(declared by the budget owner, not verified: \"(.+)\"\)",
         ALWAYS,
         headline,
     ),
@@ -230,37 +230,42 @@ SENTENCES = [  # (expression, units whose statements must have it, checker of wh
         lambda done, what: what == HIDDEN[done.unit] and done.reserved["relation"] == "add_or_remove_one",
     ),
     (
-        rf"Price of this run(.*): mu = {N} of Gaussian differential privacy \(rho = mu\^2 / 2 = {N}\), which implies "
-        rf"\({N}, {N}\)-differential privacy\. Releases that were charged and lost are included\.",
+        rf"Privacy cost of this run(.*): mu = {N} of Gaussian differential privacy \(rho = mu\^2 / 2 = {N}\), which "
+        rf"implies \({N}, {N}\)-differential privacy\. Releases that were charged and lost are included\.",
         ALWAYS,
         price,
     ),
     (
-        rf"Whoever sees what several runs published needs the total of the population: at most {GAUSSIAN}; spent so "
+        rf"A recipient of what several runs published needs the total of the population: at most {GAUSSIAN}; spent so "
         rf"far: mu = {N} \(epsilon = {N}\)\.",
         ("client", "record"),
         over_all_runs,
     ),
     (
         rf"Spent before: the budget owner declared that rho = {N} was spent on these people before this account began "
-        r"\((.+)\)\. The account began with this charge, and nobody checked it\.",
+        r"\((.+)\)\. The account began with this charge, which is not verified\.",
         ("client", "cohort", "record"),
         spent_before,
     ),
-    (rf"Each client's promise holds for its whole time in the population: at most {GAUSSIAN}\.", ("cohort",), promised),
     (
-        rf"Each month of a client is promised for itself, however long its data are kept: at most {GAUSSIAN}\.",
+        rf"Each client's guarantee holds for its whole time in the population: at most {GAUSSIAN}\.",
+        ("cohort",),
+        promised,
+    ),
+    (
+        r"The guarantee holds for each month of a client separately, however long its data are kept: at most "
+        rf"{GAUSSIAN}\.",
         ("client_period",),
         promised,
     ),
     (
-        r"Clients are accounted by cohorts, the version that they joined with\. This run used cohorts? (.+); others "
-        r"were not used, and it costs them nothing\.",
+        r"Clients are accounted by cohort: the version of the population that they joined with\. This run used "
+        r"cohorts? (.+); others were not used, and it costs them nothing\.",
         ("cohort",),
         lambda done, called: numbers(called) == used(done),
     ),
     (
-        r"Each month of the population's calendar has an account of its own\. This run used months? (.+); others were "
+        r"Each month of the population's calendar has a separate account\. This run used months? (.+); others were "
         r"not used, and it costs them nothing\.",
         ("client_period",),
         lambda done, called: months(called) == used(done),
@@ -277,14 +282,14 @@ SENTENCES = [  # (expression, units whose statements must have it, checker of wh
     ),
     (
         rf"A client active for (\d+) months: at most epsilon = {N}; active for (\d+) months: at most epsilon = {N}, at "
-        rf"delta = {N} \(window (\d+)\)\. So much it can lose over its whole life, whatever is run; no smaller promise "
-        r"is made for that\.",
+        rf"delta = {N} \(window (\d+)\)\. It can lose this much over its whole life, whatever is run; no smaller "
+        r"guarantee is given for that\.",
         ("client_period",),
         lifetime,
     ),
     (
         rf"A client with data in every month has lost at most epsilon = {N} at delta = {N} by all runs so far; a run "
-        r"that read k months cost it k\^2 times its price\.",
+        r"that read k months cost it k\^2 times the run's privacy cost\.",
         ("client_period",),
         lost_so_far,
     ),
@@ -294,8 +299,8 @@ SENTENCES = [  # (expression, units whose statements must have it, checker of wh
         lambda done: done.reserved["noise"].startswith("rounded gaussian"),
     ),
     (
-        r"Public: columns, bounds, vocabulary and thresholds are taken as public on the word of the budget's owner: "
-        r"(.+)\.",
+        r"Public: columns, bounds, vocabulary and thresholds are taken as public\. The budget owner declared why, and "
+        r"this is not verified: (.+)\.",
         ALWAYS,
         lambda done, reason: (
             reason == SCHEMA and any(reason == content.get("public_schema") for *_, content, _ in done.rows)
@@ -303,13 +308,13 @@ SENTENCES = [  # (expression, units whose statements must have it, checker of wh
     ),
     (
         r"Shared ids: the budget owner declares of ids that are also in other populations: (.+)\. A person in several "
-        r"populations loses the sum of what is spent on each; this promise covers one of them\.",
+        r"populations loses the sum of what is spent on each; this guarantee covers one of them\.",
         (),
         lambda done, reason: reason == SHARED and any(reason == c.get("reason") for *_, c, _ in done.rows),
     ),
     (
         r"Trust: Central curator: raw sums exist in the memory of the workers and of the flow process, and on the wire "
-        r"between them; noise is added there, and only noised values are stored or shown\.",
+        r"between them; noise is added there, and only noisy values are stored or shown\.",
         ALWAYS,  # tests/audit/test_nothing_raw.py searches every place for raw sums
         lambda done: True,
     ),
@@ -338,13 +343,13 @@ NOT_COVERED = {
     "Personalised outputs: they contain the client's own data, are for that client only, and are not differentially "
     "private.": ALWAYS,
     "Side channels: how long a run takes, and what an observer of the machines can measure.": ALWAYS,
-    "The same people ingested again under another population id: each population has a budget of its own.": ALWAYS,
+    "The same people ingested again under another population id: each population has a separate budget.": ALWAYS,
     "Several records or clients that belong to one person, beyond the unit named above.": ALWAYS,
-    "Whoever can read the memory of the workers or the data themselves.": ALWAYS,
-    "When a client joined: which cohort a client lies in may show.": ("cohort",),
+    "An attacker who can read the memory of the workers or the data themselves.": ALWAYS,
+    "When a client joined: the cohort of a client may show.": ("cohort",),
     "A person who was entered again under another id, with another budget.": ("cohort",),
-    "Clients who were forgotten without trace and enter again: their budget begins anew.": ("cohort",),
-    "What the data of one client in several periods tell together, beyond the bounds above, which grow with them.": (
+    "Clients that were forgotten without trace and enter again: their budget starts again in full.": ("cohort",),
+    "What the data of one client in several periods reveal together, beyond the bounds above, which grow with them.": (
         "client_period",
     ),
     "A person who is there under several ids.": ("client_period",),

@@ -115,7 +115,9 @@ def test_thresholds_are_refused_before_anything_is_reserved(tmp_path, monkeypatc
         return [type(first)(**{**{n: getattr(first, n) for n in first.__slots__}, "delta": 1e-9}), *rest]
 
     monkeypatch.setattr(type(method), "plan", with_threshold)
-    with pytest.raises(PrivacyError, match="'toy' with these settings thresholds .*'mean-1'.* no price per client and"):
+    with pytest.raises(
+        PrivacyError, match="'toy' with these settings thresholds .*'mean-1'.* no privacy cost per client and"
+    ):
         plan_within_budget(method, calendar.population, calendar.ledger.balance(calendar.population.id), 0)
 
 

@@ -407,7 +407,7 @@ def interrupted_draw(tmp_path, monkeypatch, **settings):
 
 def test_a_lost_draw_that_nothing_can_pay_ends_the_run_as_exhausted(tmp_path, monkeypatch):
     population, ledger, path = interrupted_draw(tmp_path, monkeypatch, clusters=2, rounds=1)
-    with pytest.raises(BudgetExceeded, match="nothing is left to pay that"):
+    with pytest.raises(BudgetExceeded, match="no unreserved budget"):
         to_end(resume(path, InProcessBackend()))
     run = Run.open(path)
     assert run.status == "budget exhausted" and run.round == 1 and load_run(run.path).state["phase"] == "whitened"

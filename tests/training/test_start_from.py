@@ -213,8 +213,8 @@ def test_a_run_that_is_not_private_needs_a_reason(private, tmp_path):
     assert BECAUSE in statement(run)["text"] and run.info["start"]["public_because"] == BECAUSE
     assert run.info["start"]["private"] is False
     headline = statement(run)["text"].splitlines()[0]
-    assert headline.startswith("privacy: (") and "somebody's word" in headline and BECAUSE in headline
-    assert statement(run)["vouched"] == [headline.split("nobody checked: ")[1]]
+    assert headline.startswith("privacy: (") and "assuming that" in headline and BECAUSE in headline
+    assert statement(run)["vouched"] == [headline.split("assuming that ")[1].removesuffix(" (declared, not verified)")]
 
 
 def test_no_reason_makes_exact_values_of_a_population_public_to_itself(private, tmp_path):
@@ -326,7 +326,7 @@ def test_a_damaged_statement_is_told(private, tmp_path):
 @pytest.mark.slow
 def test_a_file_needs_a_reason(private, tmp_path, file, centres):
     population, _, _ = private
-    with pytest.raises(PrivacyError, match="nothing says that it is public"):
+    with pytest.raises(PrivacyError, match="which is not declared public"):
         spec_of(request_for(population, tmp_path, start_from=str(file)))
     run = train(population, tmp_path, run_id="second", start_from=str(file), public_start_because=BECAUSE)
     said = statement(run)

@@ -133,7 +133,7 @@ def test_a_statement_names_the_release_of_its_vocabulary_and_adds_both_up(world,
     headline, *rest = statement.text().splitlines()
     assert f"({both.epsilon:.4g}, {both.delta:.3g}) together with the release of its vocabulary" in headline
     assert "vocabulary and thresholds are public" not in statement.text()
-    assert "bounds and thresholds are public (made up)" in headline
+    assert 'bounds and thresholds are public (declared by the budget owner, not verified: "made up")' in headline
     (line,) = (line for line in rest if line.startswith("Vocabulary:"))
     assert made.run_id in line and f"rho = {found.rho:.6g}" in line and f"rho = {both.rho:.6g}" in line
     assert statement.to_json()["vocabulary"]["together"]["rho"] == both.rho
@@ -161,7 +161,7 @@ def test_a_vocabulary_that_somebody_chose_rests_on_the_word_of_its_owner(world, 
         encoded = encode(population, tmp_path / str(number), chosen)
         assert vocabulary.runs_behind(encoded, ledger) == ()
     statement = charged(encoded, ledger)
-    assert not statement.vocabulary and "vocabulary and thresholds are public (made up)" in statement.text()
+    assert not statement.vocabulary and "vocabulary and thresholds are public (declared" in statement.text()
 
 
 @pytest.mark.slow
@@ -234,7 +234,7 @@ def test_a_draw_that_was_lost_is_not_drawn_again_if_nothing_pays_for_it(world, m
         dies(patch, "publish")
         with pytest.raises(KeyboardInterrupt):
             release_vocabulary(population, ledger)
-    with pytest.raises(BudgetExceeded, match="nothing is left to pay"):
+    with pytest.raises(BudgetExceeded, match="no unreserved budget"):
         release_vocabulary(population, ledger)
     assert not len(released_words(ledger, population.id))
     ledger.raise_budget(population.id, 16.0, 2e-6)

@@ -174,8 +174,8 @@ class Accounts:
             )
         if periods is not None and delta_extra:
             raise ConfigError(
-                "thresholding steps have no price per client and period: a client has data in several, and what a "
-                "threshold hides of one it does not hide of several at once.",
+                "thresholding steps have no privacy cost per client and period: a client has data in several periods, "
+                "and what a threshold hides of one it does not hide of several at once.",
                 "Leave delta_extra out.",
             )
         budget = make_budget(epsilon, delta, delta_extra if periods is None else 0.0)
@@ -403,5 +403,5 @@ def checked_reason(reason: str) -> str:
     """The reason without space around it. Raises ConfigError if it is empty or long."""
     said = " ".join(reason.split())
     if not 0 < len(said) <= LONGEST_REASON:
-        raise ConfigError(f"a reason has 1 to {LONGEST_REASON} characters.", "Say it in a sentence or two.")
+        raise ConfigError(f"a reason has 1 to {LONGEST_REASON} characters.", "Write one or two sentences.")
     return said

@@ -170,7 +170,7 @@ class Balance:
             raise BudgetExceeded(
                 f"all of the budget of population {self.population_id!r} is divided into shares, and the run names "
                 "none. Nothing was released.",
-                f"Name the share that pays, with --share: {', '.join(names)}.",
+                f"Name the share to charge, with --share: {', '.join(names)}.",
             )
         budget = replace(self.required_budget(), rho_max=found.rho_max, delta_extra=found.delta_max)
         numbers = {key: getattr(found, key) for key in NUMBERS}

@@ -52,8 +52,8 @@ class CohortAccounts(Accounts):
                 )
             if account.unit != "client":
                 raise PrivacyError(
-                    f"population {population_id!r} promises privacy for one {account.unit}: which cohort it lies in "
-                    "depends on other records of the same client, so that its budget cannot be kept by cohort.",
+                    f"population {population_id!r} protects one {account.unit}: its cohort depends on other records "
+                    "of the same client, so its budget cannot be kept by cohort.",
                     "It stays one account.",
                 )
             reserved = read_chain(writer.connection, population_id, tables.records.c.kind == "reserve")
@@ -118,10 +118,10 @@ def _check_made_on(account: Account, reserved: Iterable[Record], chain: Mapping[
         bound: dict[str, Any] = decoded_object(record.payload, f"record {record.seq}").get("bound") or {}
         if bound.get("manifest") is None:
             raise PrivacyError(
-                f"run {record.run_id!r} does not say by a checksum which version it was made on. It may have been made "
-                "on a copy, and have spent the budget of people who come here later; then they cannot begin with a "
-                "whole one.",
-                "The budget of this population stays one account for everybody.",
+                f"run {record.run_id!r} states no checksum of the version that it was made on. It may have been made "
+                "on a copy and have spent the budget of clients that are added here later. They could then not start "
+                "with a full budget.",
+                "The budget of this population stays one account for all clients.",
             )
         if chain.get(bound.get("version", 0)) != bound["manifest"]:
             raise PopulationBranched(

@@ -77,7 +77,7 @@ def connect(url: URL, *, create: bool) -> Engine:
         _make_file(path)
     elif not path.is_file():
         raise LedgerMissing(
-            f"there is no ledger at {str(path)!r}.", "Restore it from a backup, or say where it is with FEDCORE_LEDGER."
+            f"there is no ledger at {str(path)!r}.", "Restore it from a backup, or set FEDCORE_LEDGER to its place."
         )
     address = f"{path.as_uri()}?mode=rw"  # never makes a file
 
@@ -176,7 +176,7 @@ REASONS = (  # what the database says (lower case) -> what happened, what to do
         "unable to open database",
         LedgerMissing,
         "cannot be opened: it is missing, or its folder may not be written",
-        "Restore it from a backup, or say where it is with FEDCORE_LEDGER.",
+        "Restore it from a backup, or set FEDCORE_LEDGER to its place.",
     ),
     ("does not exist", LedgerMissing, "does not exist", "Check the address in FEDCORE_LEDGER."),
     ("no such table", LedgerMissing, "holds no ledger", "Check the address in FEDCORE_LEDGER."),

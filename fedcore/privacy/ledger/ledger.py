@@ -120,7 +120,7 @@ def open_ledger(url: str, expected_id: str | None = None, *, clock: Callable[[],
     if expected_id is not None and row.id != expected_id:
         raise LedgerMissing(
             f"{where!r} is ledger {row.id}, and ledger {expected_id} is needed.",
-            "Restore the right one, or say where it is with FEDCORE_LEDGER.",
+            "Restore the right one, or set FEDCORE_LEDGER to its place.",
         )
     return Ledger(engine, where, row.id, row.test, clock)
 
@@ -146,7 +146,7 @@ class Ledger(Reservations):
                 if holder.alive(expired=self.clock() > (run.expires or 0.0)):
                     raise RunBusy(
                         f"process {holder.pid} on {holder.host.split()[0]} is working on run {run_id!r}.",
-                        "Wait for it, or stop it; take the run over only if it hangs.",
+                        "Wait for it, or stop it; take the run over only if it is stalled.",
                     )
             token = run.token + 1
             writer.set_run(run_id, token=token, holder=canonical(plain(this_process())), expires=self.clock() + ttl)
@@ -261,10 +261,9 @@ class Ledger(Reservations):
         way = redraw(self._recent(writer.connection, now), run_id, round, name)
         if way is None:
             raise BudgetExceeded(
-                f"run {run_id!r} was interrupted while release {name!r} was drawn, which costs rho = {last.rho:.4g} a "
-                "second time, and nothing is left to pay that: no spare release, no part of the budget that "
-                "no run has reserved, no later round that could be left out.",
-                "Its last published state is usable. Start a new run for more.",
+                f"run {run_id!r} was interrupted during release {name!r}. Repeating the release costs another rho = "
+                f"{last.rho:.4g}, but there is no spare release, no unreserved budget and no round to skip.",
+                "The last published state is usable. Start a new run to continue.",
             )
         if last.state == CHARGED:
             writer.forfeit(run_id, round, name, last.attempt)

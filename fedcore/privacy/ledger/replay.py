@@ -222,7 +222,7 @@ def _charge(account: Account, run_id: str, payload: JsonObject) -> None:
         raise ValueError("a charge to a closed run")
     planned = run.attempts[payload["round"], payload["name"], 0]
     if (payload["rho"], payload["delta"]) != (planned.rho, planned.delta):
-        raise ValueError("another price than planned")
+        raise ValueError("another cost than planned")
     if run.given_up is not None and payload["round"] >= run.given_up:
         raise ValueError("a charge in a round that was given up")
     if _known("noise", payload, run.noise, LAWS) != run.noise or payload.get("noise_share") != run.noise_share(key):
@@ -252,7 +252,7 @@ def _extend(account: Account, run_id: str, payload: JsonObject) -> None:
     if run.status != OPEN or run.spares_left or key in run.attempts or before.state != FORFEITED:
         raise ValueError("an extension without need")
     if (payload["rho"], payload["delta"]) != (planned.rho, planned.delta):
-        raise ValueError("another price than planned")
+        raise ValueError("another cost than planned")
     run.attempts[key] = Attempt(RESERVED, planned.rho, planned.delta)
 
 
@@ -296,7 +296,7 @@ def _budget(currency: Any, value: dict[str, float]) -> Budget:
 
 def _price(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        raise ValueError("a price that is no number from 0")
+        raise ValueError("a cost that is no number from 0")
     return value
 
 

@@ -130,7 +130,7 @@ class Reservations(SketchAccounts):
         if type(spares) is not int or spares < 0:
             raise ConfigError(f"the number of spare releases is a whole number from 0, not {spares!r}.")
         if not all(0 <= planned.delta < 1 and math.isfinite(planned.rho) for planned in plan):
-            raise ConfigError(f"a price in the plan of run {run_id!r} is infinite, or a delta is not between 0 and 1.")
+            raise ConfigError(f"a cost in the plan of run {run_id!r} is infinite, or a delta is not between 0 and 1.")
         check_shares(plan)
         for planned in plan:
             self._check_noise(run_id, planned)
@@ -147,7 +147,7 @@ class Reservations(SketchAccounts):
         if Fraction(planned.sensitivity) ** 2 > 2 * Fraction(scale) ** 2 * Fraction(planned.rho):
             raise ConfigError(
                 f"release {planned.name!r} of run {run_id!r}: noise of scale {scale!r} for the sensitivity "
-                f"{planned.sensitivity} costs more than rho = {planned.rho!r}, its price."
+                f"{planned.sensitivity} costs more than rho = {planned.rho!r}, its planned cost."
             )
 
     def _check_unit_and_relation(self, account: Account, run_id: str, unit: str, relation: str) -> None:
@@ -155,7 +155,7 @@ class Reservations(SketchAccounts):
             raise PrivacyError(
                 f"population {account.population_id!r} promises privacy for one {account.unit} under "
                 f"{account.relation}; run {run_id!r} is made for one {unit} under {relation}.",
-                "A price in one is no price in the other; plan it in the population's.",
+                "Costs for one do not hold for the other. Plan the run for those of the population.",
             )
 
     def _check_cohorts(self, account: Account, run_id: str, cohorts: Participants | None) -> None:
@@ -171,7 +171,7 @@ class Reservations(SketchAccounts):
             )
         if account.founders is None:
             raise PrivacyError(
-                f"run {run_id!r} is for cohorts {cohorts}, and the ledger keeps one account for everybody in "
+                f"run {run_id!r} is for cohorts {cohorts}, and the ledger keeps one account for all clients of "
                 f"population {account.population_id!r}: it is an older copy, or another ledger.",
                 "Restore the newest copy.",
             )
@@ -244,7 +244,7 @@ def _check_periods(account: Account, run_id: str, plan: Sequence[PlannedRelease]
         )
     if named := next((planned.name for planned in plan if planned.delta), None):
         raise PrivacyError(
-            f"release {named!r} of run {run_id!r} is a thresholding step, which has no price per client and "
+            f"release {named!r} of run {run_id!r} is a thresholding step, which has no privacy cost per client and "
             f"{terms.unit}: what it hides of one entry it does not hide of several at once. Nothing was released.",
             "Choose settings, or a method, without thresholds.",
         )

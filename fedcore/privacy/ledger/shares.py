@@ -33,7 +33,7 @@ def read_shares(said: Iterable[str]) -> dict[str, Fraction]:
         if value is None or name.strip() in found:
             raise ConfigError(
                 f"the share {text!r} is no name with a part of the budget, or there twice.",
-                "Write each as NAME=PART, e.g. team-a=.5 or team-a=1/3; 0 takes a share away.",
+                "Write each as NAME=PART, e.g. team-a=0.5 or team-a=1/3; 0 takes a share away.",
             )
         found[name.strip()] = value
     return found

@@ -884,7 +884,7 @@ statement: the run alone is said to be both
 + _together(account, [run_id])
 @ tests/privacy/test_spent_before.py::test_a_statement_quotes_it_and_is_checked
 spent before: the statement does not quote it
-- *([spent_before_in_words(self.spent_before.rho, self.spent_before.reason)] if self.spent_before else []),
+- *self._spent_before(),
 @ tests/privacy/test_statement_check.py::test_a_run_and_the_one_that_it_started_from_add_up
 statement: a run and its start cost what the run costs alone
 - _together(account, [started_from, run_id])
@@ -1160,7 +1160,7 @@ replay: an extension where nothing was lost
 + :
 replay: an extension at another price
 -     if (payload["rho"], payload["delta"]) != (planned.rho, planned.delta):
--         raise ValueError("another price than planned")
+-         raise ValueError("another cost than planned")
 -     run.attempts[key]
 +     run.attempts[key]
 replay: a run that has ended gives up
@@ -1171,9 +1171,9 @@ replay: given up twice
 replay: what the run needs is given up
 - if planned["round"] >= first and not planned.get("optional"):
 + if False:
-chain: another price than planned
+chain: another cost than planned
 -     if (payload["rho"], payload["delta"]) != (planned.rho, planned.delta):
--         raise ValueError("another price than planned")
+-         raise ValueError("another cost than planned")
 -     if run.given_up
 +     if run.given_up
 chain: a lowered budget
@@ -1508,6 +1508,10 @@ first page: numbers rounded to nearest
 first page: thresholding steps of the run are left out
 - Fraction(delta) - Fraction(conv)
 + Fraction(0) * Fraction(conv)
+= fedcore/operations/verify_statement.py
+@ tests/privacy/test_statement_versions.py::test_a_statement_without_a_version_agrees_with_itself_and_its_ledger
+statement: the sentences of today are expected of every stored one
+- .in_version(said.text_version)
 = fedcore/privacy/statement_check.py
 @ tests/privacy/test_statement_check.py::test_every_change_of_a_number_is_a_contradiction
 verified statement: epsilon is believed
