@@ -65,7 +65,7 @@ def _resumed() -> str:
     return f"resume-{_last(flow_run.parameters['run'])}-{stamp()}"
 
 
-def _tag(method: str, population: str, private: bool) -> None:
+def tag(method: str, population: str, private: bool) -> None:
     """Add tags to this flow run, however it was started: lists in the UI are filtered by them."""
     with get_client(sync_client=True) as client:
         mine = client.read_flow_run(flow_run.id)
@@ -113,7 +113,7 @@ def training_flow(method: str) -> Flow:
             with using(population, "reads"):
                 return make_run(request, compute, sessions, monitoring.metrics_file)
 
-        return _run_and_show(work, method, population, runs, monitoring)
+        return run_and_show(work, method, population, runs, monitoring)
 
     train_method.__annotations__["config"] = settings  # Prefect makes the form of it
     train_method.__name__ = train_method.__qualname__ = f"train_{method}"
@@ -149,7 +149,7 @@ def make_run(request: TrainRequest, compute: Compute, sessions: list[Session], m
     `fedcore.operations.metrics`
     """
     made = make_method(request.method, request.settings)
-    _tag(request.method, request.population, made.private and request.test_noise is None)
+    tag(request.method, request.population, made.private and request.test_noise is None)
     store = Population.open(request.population, version=request.version)
     conclusion = _check_series(request, made, store)
     with backend_for(store, compute.workers, compute.dask, made.private) as backend:
@@ -169,7 +169,7 @@ def go_on(
     run's.
     """
     info = _open_to_resume(run).info
-    _tag(info["method"], population or info["population"]["path"], info["private"] and info["test_noise"] is None)
+    tag(info["method"], population or info["population"]["path"], info["private"] and info["test_noise"] is None)
     store = Population.open(population or info["population"]["path"], version=info["population"]["version"])
     with backend_for(store, compute.workers, compute.dask, info["private"]) as backend:
         sessions.append(
@@ -196,7 +196,7 @@ def resume_run(run: str, compute: Compute = Compute(), take_over: bool = False, 
         return opened  # the state that says why not
     info = opened.info
     place = population or info["population"]["path"]
-    return _run_and_show(
+    return run_and_show(
         lambda sessions: go_on(run, compute, sessions, take_over, population),
         info["method"],
         place,
@@ -283,7 +283,7 @@ def in_a_line(session: Session) -> str:
 # --- around the rounds ----------------------------------------------------------------------------------------------
 
 
-def _run_and_show(
+def run_and_show(
     work: Callable[[list[Session]], str],
     method: str,
     population: str,

@@ -7,14 +7,15 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from fedcore.cli.help_text import Commands
-from fedcore.cli.options import Dask, Json, Ledger, Runs, Settings, Workers, open_population, stamp, use_ledger
-from fedcore.cli.terminal import parse_seconds, read_settings, say, table, warn
+from fedcore.cli.options import Dask, Json, Ledger, Local, Runs, Settings, Workers, open_population, stamp, use_ledger
+from fedcore.cli.terminal import importing, parse_seconds, read_settings, say, table, warn
 from fedcore.cli.training import in_process
 from fedcore.errors import ConfigError, FedcoreError, StudyError
 from fedcore.storage import files
@@ -22,7 +23,9 @@ from fedcore.storage.files import shortened
 
 if TYPE_CHECKING:
     from fedcore.rounds.engine import Backend
-    from fedcore.sites.joining import Agreement
+    from fedcore.sites.identity import Identity
+    from fedcore.sites.joining import Agreement, Joined
+    from fedcore.sites.serve import Turn
     from fedcore.sites.study import StudySite
     from fedcore.training.publishing import Publishing
     from fedcore.training.request import TrainRequest
@@ -74,30 +77,33 @@ def site_serve(
     ] = False,
     workers: Workers = None,
     dask: Dask = None,
+    local: Local = False,
     identity: IdentityFolder = None,
     ledger: Ledger = None,
     as_json: Json = False,
 ) -> None:
-    """Start and continue the runs of all studies that this site has joined. A process that was killed is followed by
+    """Start and continue the runs of all studies that this site has joined: as flow runs of Prefect with Dask workers
+    by default, in this process with --local. A process that was killed is followed by
     the next one: nothing is lost, and nothing is charged twice without a record of it.
     """
     from fedcore.sites.identity import Identity, site_folder
     from fedcore.sites.joining import joined_studies
-    from fedcore.sites.serve import take_turn
+    from fedcore.sites.serve import IDLE
 
     use_ledger(ledger)
-    own, making, shown = Identity.load(identity), _Making(workers, dask, as_json), set()
+    own, shown = Identity.load(identity), set()
+    turn_of = _turns_here(own, workers, dask, as_json) if local else _turns_as_flows(own, identity, workers, dask)
     while True:
         turns, failed = [], []
         for joined in joined_studies(identity):
             try:
-                turn = take_turn(joined, own, making, waits=LONG if once else SHORT, once=once, now=_now)
+                turn = turn_of(joined, once)
             except FedcoreError as error:
                 failed.append(error)
                 warn(f"study {joined.name}: {error}")
                 continue
             turns.append(asdict(turn))
-            if not as_json and turn not in shown and turn.state != "not due":
+            if not as_json and turn not in shown and turn.state != IDLE:
                 print(f"study {turn.study}, run {turn.run}: {turn.state} {turn.words}".rstrip(), flush=True)
             shown.add(turn)
         if not turns and not failed:
@@ -113,6 +119,31 @@ def site_serve(
 
 def _now() -> datetime:
     return datetime.now(UTC)
+
+
+def _turns_here(own: Identity, workers: int | None, dask: str | None, quiet: bool) -> Callable[[Joined, bool], Turn]:
+    """Turns in this process."""
+    from fedcore.sites.serve import take_turn
+
+    making = _Making(workers, dask, quiet)
+    return lambda joined, once: take_turn(joined, own, making, waits=LONG if once else SHORT, once=once, now=_now)
+
+
+def _turns_as_flows(
+    own: Identity, identity: str | None, workers: int | None, dask: str | None
+) -> Callable[[Joined, bool], Turn]:
+    """Turns as flow runs; there is none while a study has nothing to start or continue."""
+    from fedcore.sites.serve import Turn, idle_turn
+
+    def turn_of(joined: Joined, once: bool) -> Turn:
+        if (idle := idle_turn(joined, own, once=once, now=_now)) is not None:
+            return idle
+        with importing():
+            flows = import_module("fedcore.flows.sites")
+        compute = flows.Compute(workers=workers, dask=dask)
+        return Turn(**flows.site_run(study=joined.name, identity=identity, once=once, waits=LONG, compute=compute))
+
+    return turn_of
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ from fedcore.training.session import ENDED
 from fedcore.training.spec import RunSpec
 
 FINISHED: Final = "finished"
+ENDED_FOR_ALL: Final = "ended"
+IDLE: Final = "not due"
 STAMP: Final = "%Y%m%dT%H%M%S"  # how run.json states when a run was started
 
 
@@ -57,16 +59,12 @@ def take_turn(
     waits: seconds that this process waits for other sites in a round. once: whether a run without an interval is due.
     Raises what `start_run`, `resume`, the engine and the mailbox raise; after all of that, the next turn continues.
     """
+    if (idle := idle_turn(joined, identity, once=once, now=now)) is not None:
+        return idle
     turns = _Turns(joined, identity, waits)
-    number = turns.newest()
-    last = None if number == 0 else Run.open(turns.path(number))
+    number, last = turns.last()
     if last is None or last.status in ENDED:
-        if not _is_due(joined, last, once, now()):
-            return Turn(joined.name, number, "not due")
-        if last is not None and (missing := turns.unfinished(number, last, now())):
-            return Turn(joined.name, number, "waits", f"for the end of this run at {', '.join(missing)}")
-        number = turns.next_number(number)
-        last = None
+        number, last = turns.next_number(number), None
     try:
         if last is None:
             making.begin(*turns.request(number))
@@ -75,8 +73,22 @@ def take_turn(
     except PatienceOver as error:
         return Turn(joined.name, number, "waits", f"for {', '.join(error.missing)}")
     except RunLeft as error:
-        return Turn(joined.name, number, "ended", error.message)
+        return Turn(joined.name, number, ENDED_FOR_ALL, error.message)
     return Turn(joined.name, number, FINISHED)
+
+
+def idle_turn(joined: Joined, identity: Identity, *, once: bool, now: Callable[[], datetime]) -> Turn | None:
+    """The turn of a site that has no run to start or to continue now; None if there is one. Raises what the mailbox
+    raises."""
+    turns = _Turns(joined, identity, 0.0)
+    number, last = turns.last()
+    if last is not None and last.status not in ENDED:
+        return None
+    if not _is_due(joined, last, once, now()):
+        return Turn(joined.name, number, IDLE)
+    if last is not None and (missing := turns.unfinished(number, last, now())):
+        return Turn(joined.name, number, "waits", f"for the end of this run at {', '.join(missing)}")
+    return None
 
 
 def _is_due(joined: Joined, last: Run | None, once: bool, now: datetime) -> bool:
@@ -114,6 +126,11 @@ class _Turns:
             if name.startswith(prefix) and number.isascii() and number.isdigit() and len(number) < 10:
                 found = max(found, int(number))
         return found
+
+    def last(self) -> tuple[int, Run | None]:
+        """(number, run) of the newest run at this site; (0, None) before the first one."""
+        number = self.newest()
+        return number, None if number == 0 else Run.open(self.path(number))
 
     def next_number(self, number: int) -> int:
         """The run after this one that no other site has ended yet."""

@@ -282,7 +282,7 @@ def test_the_command_serves_what_was_joined(tmp_path, monkeypatch):
         for name in NAMES:
             if name in done:
                 continue
-            found = works("site", "serve", "--once", "--identity", sites.site(name), "--json").json["turns"]
+            found = works("site", "serve", "--once", "--local", "--identity", sites.site(name), "--json").json["turns"]
             done |= {name} if found[0]["state"] == "finished" else set()
         if len(done) == 3:
             break
@@ -295,5 +295,5 @@ def test_the_command_serves_what_was_joined(tmp_path, monkeypatch):
 
 def test_a_site_that_has_joined_nothing_is_told_how(tmp_path):
     sites = World.make(tmp_path)
-    refused = fedcore("site", "serve", "--once", "--identity", tmp_path / "identities" / A)
+    refused = fedcore("site", "serve", "--once", "--local", "--identity", tmp_path / "identities" / A)
     assert refused.code == 2 and "has joined no study" in refused.err and sites.names == [*NAMES]
