@@ -33,6 +33,7 @@ from fedcore.privacy.mechanisms import TestNoise, simulated_gaussian
 from fedcore.privacy.plan import PlannedRelease
 from fedcore.randomness import stream
 from fedcore.rounds.method import PublicFacts
+from fedcore.rounds.statistics import values
 
 DELTA = 1e-6
 EPSILONS, CLIENTS = (1.0, 4.0, 15.0), (2_000, 10_000, 100_000)
@@ -136,7 +137,7 @@ def components(task: Task, rows: Rows, clients: int, epsilon: float, seed: int, 
     rho, generator = make_budget(epsilon, DELTA).rho_max, stream(seed, f"dictionary-private/{clients}|{epsilon}")
 
     def released(message: ScaleMessage | MomentsMessage, share: float) -> np.ndarray:
-        total = client_update(message, block)[message.release].total * (clients // len(rows.training))
+        total = values(client_update(message, block))[message.release] * (clients // len(rows.training))
         scale = GRID_NORM / math.sqrt(2 * share * rho)
         return simulated_gaussian(generator, total, scale if noisy else 0.0)
 

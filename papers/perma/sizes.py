@@ -31,7 +31,8 @@ def film(seed: int) -> Rows:
     """Patches of the film of a tree, less their middle grey; a client is three frames."""
     with np.load(needed_data("video_tree", "tree.npz"), allow_pickle=False) as stored:
         frames = stored["frames"].mean(axis=-1) / 255
-    side, found, draw = generated.SIDE, ([], []), stream(seed, "dictionary-sizes/film")
+    side, draw = generated.SIDE, stream(seed, "dictionary-sizes/film")
+    found: Rows = ([], [])
     view = np.lib.stride_tricks.sliding_window_view(frames, (side, side), axis=(1, 2))
     for first in range(0, len(view) - 2, 3):
         for part, count in zip(found, (400, 200), strict=True):
