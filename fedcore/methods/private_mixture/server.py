@@ -83,7 +83,10 @@ def init(config: PrivateMixtureConfig, public: PublicFacts) -> PrivateMixtureSta
     d, q, none = design.d, design.q, np.zeros(0)
     same = whitening.identity(d)
     sizes = sizes_of(config.categories)
-    of_answers: dict[str, Any] = {"probabilities": np.zeros((0, sum(sizes))), "answers_known": np.zeros((0, len(sizes)))}
+    of_answers: dict[str, Any] = {
+        "probabilities": np.zeros((0, sum(sizes))),
+        "answers_known": np.zeros((0, len(sizes))),
+    }
     state = (MixedState if sizes else PrivateMixtureState)(
         round=0,
         done=False,
