@@ -156,6 +156,9 @@ FLOWS: dict[str, Audited] = {
         (Declared("*", r'"seconds": [\d.e-]+|"(began|ended)": "[-\dTZ:]+"', TIMES),),
     ),
     **{f"pipeline-{kind}": Audited(because="is called by the flow of its pipeline alone") for kind in STEPS},
+    "site-run": Audited(
+        because="makes runs as training flows do; `tests/sites/test_serve.py` compares what sites post of neighbours"
+    ),
     "reproduce": Audited(because="simulates its clients or reads public benchmarks; nothing in it is private"),
 }
 

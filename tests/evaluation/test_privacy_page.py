@@ -136,7 +136,7 @@ def test_nobody_said_why_the_schema_is_public(tmp_path):
 
 def test_a_lost_ledger_is_told(tmp_path):
     loss = {"at": 1.7e9, "reason": "the disk died", "seq": 4, "seen": []}
-    assert "on 2023-11-14 its owner went on (the disk died)" in text(tmp_path, of(losses=(loss,)))
+    assert "on 2023-11-14 its owner continued (the disk died)" in text(tmp_path, of(losses=(loss,)))
 
 
 def test_a_run_over_several_sites_states_who_may_collude(tmp_path):

@@ -85,8 +85,8 @@ def test_they_need_a_budget_and_a_budget_for_clients(url):
         (on(3), PopulationBranched, "version 3 of another copy"),  # after the founders' version
         ({**on(1), "version": 9}, PopulationBranched, "version 9"),
         ({**on(1), "version": 2}, PopulationBranched, "version 2"),
-        (None, PrivacyError, "does not say by a checksum"),
-        ({**on(1), "manifest": None}, PrivacyError, "does not say by a checksum"),
+        (None, PrivacyError, "states no checksum"),
+        ({**on(1), "manifest": None}, PrivacyError, "states no checksum"),
     ],
 )
 def test_a_run_of_another_copy_stops_them(books, bound, error, words):

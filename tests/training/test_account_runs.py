@@ -174,7 +174,7 @@ def test_late_rows_of_those_who_do_not_take_part_are_not_read(tmp_path, asked, k
 
 # --- who takes part ---------------------------------------------------------------------------------------------------
 
-POOR = "population 'p' the cohorts 5 cannot pay"
+POOR = "population 'p' the cohorts 5 have too little budget left"
 WINDOWS = {
     # What is asked of one run after another on five numbers; who takes part, or how it is refused. A run without a
     # horizon takes all that those who take part have left.

@@ -12,7 +12,7 @@ from fedcore.errors import ConfigError, PrivacyError, RunError, Waiting
 from fedcore.operations.population_page import population_page
 from fedcore.population.erasing import forget
 from fedcore.rounds.engine import InProcessBackend, Training
-from fedcore.training import session as sessions
+from fedcore.training import publishing
 from fedcore.training.budget import begin_cohorts
 from fedcore.training.session import resume, start_run
 from tests.audit.neighbours import Replay
@@ -55,7 +55,7 @@ def test_participants_plans_and_messages_follow_from_public_things(tmp_path, mon
     """In the worlds with a client and without it everything is the same that is not a sum with noise: here, while the
     same values are published in both."""
     noise, told = Replay({}), {}
-    monkeypatch.setattr(sessions, "noise_of", lambda _: noise)
+    monkeypatch.setattr(publishing, "noise_of", lambda _: noise)
 
     def world(name: str, there: bool) -> list:
         seen, mapped = [], Training._map

@@ -16,7 +16,7 @@ from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.mechanisms import TestNoise
 from fedcore.runs.store import load_run
-from fedcore.training import session as sessions
+from fedcore.training import publishing
 from fedcore.training.budget import begin_cohorts
 from tests.growing import NOISE, Growing
 from tests.population.contents import write_csv
@@ -47,7 +47,7 @@ class Recorded(TestNoise):
 @contextmanager
 def noise_of(monkeypatch, recorded: Recorded) -> Iterator[None]:
     with monkeypatch.context() as patch:
-        patch.setattr(sessions, "noise_of", lambda _: recorded)
+        patch.setattr(publishing, "noise_of", lambda _: recorded)
         yield
 
 

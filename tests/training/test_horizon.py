@@ -221,7 +221,7 @@ def test_sizes_that_nobody_declared():
         paper.plan(horizon=3, at_least=50)
     _, public, _ = paper.plan(horizon=3, nominal_clients=77)
     assert public.nominal_clients == 77
-    with pytest.raises(ConfigError, match="cohorts 2 have none.*with every append"):
+    with pytest.raises(ConfigError, match="cohorts 2 have none.*at every append"):
         paper.plan(horizon=3)
 
 
