@@ -100,6 +100,7 @@ class Sites:
         return sum(Fraction(one.rho) for one in charged_plan(study.plan(number)[0], study.terms, study.nominal_clients))
 
 
+@pytest.mark.slow
 def test_runs_follow_each_other_and_start_from_the_last_one(tmp_path):
     sites = Sites(tmp_path)
     turns = [sites.turn(name) for name in NAMES]
@@ -126,6 +127,7 @@ def test_the_next_run_waits_until_all_have_ended_the_last_one(tmp_path):
     assert sites.turn(first).run == 2
 
 
+@pytest.mark.slow
 def test_a_run_starts_when_it_is_due(tmp_path):
     sites = Sites(tmp_path, every=3600.0)
     sites.until_finished(once=False)
@@ -136,6 +138,7 @@ def test_a_run_starts_when_it_is_due(tmp_path):
     assert {turn.run for turn in sites.until_finished(once=False).values()} == {2}
 
 
+@pytest.mark.slow
 def test_without_an_interval_a_loop_starts_nothing_and_continues_what_was_begun(tmp_path):
     sites = Sites(tmp_path)
     assert sites.turn(A, once=False).state == "not due" and not sites.path(A, 1).exists()
@@ -145,6 +148,7 @@ def test_without_an_interval_a_loop_starts_nothing_and_continues_what_was_begun(
     assert {sites.turn(name, once=False).state for name in NAMES} == {"not due"}
 
 
+@pytest.mark.slow
 def test_a_site_that_is_away_ends_the_run_for_all_and_joins_the_next_one(tmp_path, monkeypatch):
     sites = Sites(tmp_path, patience=100.0)
     assert [sites.turn(name).state for name in (A, B)] == ["waits", "waits"]
@@ -188,6 +192,7 @@ def posted_by(folder, monkeypatch, people) -> dict[str, bytes]:
     return found
 
 
+@pytest.mark.slow
 def test_files_of_neighbours_differ_in_nothing_but_masked_vectors(tmp_path, monkeypatch):
     """One client has other counts: names, lengths and the contents of all other files are the same."""
     one = world.people(3)
@@ -273,6 +278,7 @@ def test_a_site_that_is_killed_anywhere_goes_on(tmp_path):
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_serves_what_was_joined(tmp_path, monkeypatch):
     sites = Sites(tmp_path)
     monkeypatch.setattr("fedcore.cli.sites.LONG", 0.0)
