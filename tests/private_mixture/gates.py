@@ -14,6 +14,7 @@
     hard         density on tables with many zeros, or with a few rows far out
     gaps         density where numbers are missing, filled and with their rows left out
     profiled     density of runs that start from a profile, beside runs alone
+    sites        density of a run of several sites, beside one place and noise of each site alone
     small        groups found where 2 to 5 % of the rows are far from the others
     errors       how often intervals by standard errors hold
     time         CPU seconds of a run with 60,000 rows of 10 columns
@@ -39,14 +40,14 @@ from fedcore.methods.private_mixture.scores import normal_of
 from tests.private_mixture import apart, from_profile, hard, missing
 from tests.private_mixture.coverage import coverages
 from tests.private_mixture.mixed import mixed
-from tests.private_mixture.worlds import adjusted_rand, block_of, facts, mixture, records, run
+from tests.private_mixture.worlds import DELTA, adjusted_rand, block_of, facts, mixture, mu_max, records, run
 
 CELLS = ((2, 2), (5, 3), (10, 5), (20, 3), (20, 10), (50, 5))
 MIXED = ((5, 3, 2, (4, 6)), (10, 5, 2, (3, 3, 8)), (2, 4, 1, (5, 5, 5, 5)), (5, 4, 3, (20,)))
 SEPARATIONS = (1, 2, 3, 4, 8)
 HELD_OUT = 4000
 TABLES = (
-    "mixtures false clients t3 series worth units mixed steps sets apart hard gaps profiled small errors time"
+    "mixtures false clients t3 series worth units mixed steps sets apart hard gaps profiled sites small errors time"
 ).split()
 
 
@@ -319,6 +320,24 @@ def data_set(name: str, seeds: range, epsilons: list[float]) -> None:
         )
 
 
+def of_sites(seeds: range, epsilon: float, n: int) -> None:
+    """A study plans its total with rho (m - t) / m, t = 1. Where each of m sites adds all of the noise, the variance of
+    the total is m times as large, which is that of a run with rho / m."""
+    generator, rho = np.random.default_rng(7), mu_max(epsilon, DELTA) ** 2 / 2
+    truth = mixture(10, 5, 4, generator)
+    x, test = truth.sample(n, generator)[0], truth.sample(HELD_OUT, generator)[0]
+    best = float(np.logaddexp.reduce(truth.log_joint(test), axis=1).mean())
+
+    def shown(part: float) -> str:
+        runs = [run(records(x), PrivateMixtureConfig(components=5), seed=seed, rho=part * rho) for seed in seeds]
+        behind = [best - float(method.model(state).log_likelihood(test).mean()) for method, state in runs]
+        return f"{np.median(behind):.2f} ({min(behind):.2f} to {max(behind):.2f})"
+
+    print(f"sites | nats above the truth, epsilon {epsilon:g}, {n} rows: one place {shown(1)} | study | each alone")
+    for m in (2, 3, 10, 50):
+        print(f"{m} | {shown((m - 1) / m)} | {shown(1 / m)}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("table", choices=[*TABLES, *SETS])
@@ -360,6 +379,9 @@ def main() -> None:
         hard.tables(seeds, asked.epsilon)
     elif asked.table == "gaps":
         missing.table(seeds, asked.epsilon, asked.families, missing.RATES)
+    elif asked.table == "sites":
+        for epsilon in asked.epsilon:
+            of_sites(seeds, epsilon, asked.rows)
     elif asked.table == "profiled":
         from_profile.table(seeds, asked.epsilon, asked.families)
     elif asked.table == "small":
