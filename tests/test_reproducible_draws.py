@@ -14,6 +14,7 @@ ROOT = TESTS.parent
 # Of the files that draw without a seed: why.
 WITHOUT_A_SEED = {
     "audit/attack.py": "attacks the noise that protects people; the error probability is in audit/bounds.py",
+    "audit/test_sites.py": "attacks the noise that protects people; the error probability is in audit/bounds.py",
     "audit/test_vocabulary.py": "attacks the noise that protects people; the error probability is in audit/bounds.py",
     "audit/world.py": "names of copies of files",
     "conformance/broken.py": "a method that breaks the law: the checks must notice that it draws without a seed",
@@ -21,6 +22,7 @@ WITHOUT_A_SEED = {
     "privacy/conftest.py": "names of populations and runs",
     "privacy/test_mechanisms.py": "law and independence of the secure noise; each check fails by chance once in 10^7",
     "privacy/test_noise_law.py": "hands over the secure noise to a publisher that must refuse before it draws",
+    "privacy/test_noise_shares.py": "law of the sum of secure shares; each check fails by chance once in 10^7",
     "privacy/test_rounded_gaussian.py": "law of the secure noise; each check fails by chance once in 10^6",
     "docs/test_showcase.py": "names of flow runs",
 }
