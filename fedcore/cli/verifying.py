@@ -44,7 +44,7 @@ def verify(
 
 def verify_statement(
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="A run's statement.json or report.html, or a copy of one; or a URL.")
+        str, typer.Argument(metavar="RUN|FILE", help="A run, its statement.json or report.html, or a copy; or a URL.")
     ],
     run: Annotated[
         str | None, typer.Option("--run", metavar="RUN", help="Its run, if the file is not in the run's folder.")

@@ -74,14 +74,16 @@ class _At:
 def verify_statement(
     file: str | Place, run: str | Place | None = None, ledger_url: str | None = None
 ) -> StatementReport:
-    """Compare a statement (a run's statement.json, or the one in its report.html) with itself, with the ledger and with
-    the run.
+    """Compare a statement (a run, its statement.json, or the one in its report.html) with itself, with the ledger and
+    with the run.
 
     run: its folder; by default the one that the file lies in, if that is a run's. ledger_url: where the ledger is; by
     default where the population says, else FEDCORE_LEDGER or the user's own. Raises ConfigError for a file that is no
     statement, Unreachable; what does not agree is reported.
     """
     path = files.place(file)
+    if files.is_file(path / "run.json"):
+        path = path / "statement.json"
     content, page = _content(path), None
     if content.lstrip()[:1] == b"<":
         page = content.decode(errors="replace")

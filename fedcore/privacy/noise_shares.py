@@ -49,21 +49,13 @@ def second_mu(rho: float, terms: Terms) -> float:
     return mu_of(rounded_up(Fraction(rho) * terms.honest))
 
 
-def share_scale(planned: PlannedRelease, terms: Terms) -> float:
-    """The scale s_i of one site's share, in grid units: the smallest float for which all of these hold exactly.
-
-    m s_i**2 >= s**2 for the scale s of the total; (m - t) s_i**2 >= the square of the charged scale. Raises ConfigError
-    below SMALLEST_SCALE.
-    """
-    _, scale = _multiplier_and_scale(planned, terms)
-    return scale
-
-
 def charged(planned: PlannedRelease, terms: Terms) -> PlannedRelease:
     """What the ledger of each site reserves and charges for a release of the total.
 
     planned: as the method plans it. Its noise multiplier becomes sigma sqrt((m - t) / m), rounded down, and it gets its
     `noise_share`. Raises ConfigError for a thresholding step, and for a share whose scale is below SMALLEST_SCALE.
+    The scale s_i of the share is the smallest float for which these hold exactly: m s_i**2 >= s**2 for the scale s of
+    the total, and (m - t) s_i**2 >= the square of the charged scale.
     """
     multiplier, scale = _multiplier_and_scale(planned, terms)
     share = NoiseShare(terms.sites, terms.collusion, terms.study, scale, planned.scale)

@@ -82,6 +82,12 @@ def test_a_true_statement_is_right_also_when_more_has_happened_since(place, file
     assert said.startswith("The statement is right") and "Checked:" in said and "Wrong" not in said
 
 
+def test_a_run_stands_for_its_statement(place):
+    told = works("verify-statement", "runs/one", "--json").json
+    assert told["verdict"] == "right" and told["run"] == "one" and len(told["checked"]) == 6
+    assert "cannot read" in fedcore("verify-statement", "runs").err
+
+
 def test_a_copy_is_compared_with_the_ledger_and_with_the_run_that_is_named(place):
     shutil.copy("runs/one/statement.json", "copy.json")
     found = verify_statement("copy.json")
