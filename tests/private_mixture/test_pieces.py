@@ -60,6 +60,35 @@ def test_false_cells_far_out_do_not_move_a_quantile():
     assert nothing.sum() == 1
 
 
+def test_what_may_be_noise_counts_in_the_largest_cell():
+    counts = np.zeros((1, 61))
+    counts[0, [27, 30, 31, 33, 50]] = [250.0, 1000.0, 600.0, 150.0, 500.0]
+    near = noised_cells.about(counts)
+    sure = noised_cells.certain(counts, 100.0, near)
+    # 200 are taken from each cell near the largest, 450 from the one far out; 150 do not stand out at all
+    assert sure[0, [27, 30, 31, 33, 50]].tolist() == [50.0, 1000.0 + 850.0, 400.0, 0.0, 50.0]
+    assert sure.sum() == noised_cells.kept(counts, 100.0, near).sum()
+    assert np.array_equal(noised_cells.certain(counts, 0.0, near), counts)
+
+
+@given(st.integers(35, 60), st.floats(4.5, 5.5))
+def test_one_false_cell_far_out_leaves_the_reach_of_a_column(cell, strength):
+    counts = np.zeros((1, 61))
+    counts[0, 28:32] = [300, 600, 1200, 900]
+    without, _ = columns.reach_of(counts * ONE, 105.0 * ONE)
+    counts[0, cell] = strength * 105.0  # more than 5 % of all: it moved the quantile into that cell
+    found, told = columns.reach_of(counts * ONE, 105.0 * ONE)
+    assert told.all()
+    assert 0.9 <= found[0] / without[0] <= 2
+
+
+def test_a_tail_that_is_certain_is_within_reach():
+    counts = np.zeros((1, 61))
+    counts[0, [29, 30, 31, 45]] = [500, 900, 700, 900]  # 30 % are far out
+    found, _ = columns.reach_of(counts * ONE, 60.0 * ONE)
+    assert found[0] >= 2.0**15
+
+
 def test_the_oracle_is_nearer_than_the_noised_matrix_and_than_shrinking_to_the_mean():
     generator = np.random.default_rng(3)
     d, sd = 60, 0.25

@@ -46,6 +46,16 @@ def kept(counts: np.ndarray, sd: float, near: np.ndarray | None = None) -> np.nd
     return np.where(np.arange(counts.shape[-1]) == top, np.maximum(counts, 1.0), found)
 
 
+def certain(counts: np.ndarray, sd: float, near: np.ndarray) -> np.ndarray:
+    """(..., cells) as `kept`, but what a cell may owe to noise counts in the largest of the cells that are `near`: LIKELY
+    deviations there, SURE ones in the others. So one false cell, however far out, hardly moves a quantile."""
+    held = kept(counts, sd, near)
+    sure = np.maximum(held - np.where(near, LIKELY, SURE) * sd, 0.0)
+    top = np.where(near, counts, -np.inf).argmax(axis=-1)[..., None]
+    rest = (held - sure).sum(axis=-1, keepdims=True)
+    return np.where(np.arange(counts.shape[-1]) == top, sure + rest, sure)
+
+
 def quantile(counts: np.ndarray, edges: np.ndarray, share: float) -> np.ndarray:
     """(...,) below which `share` of the counts lie, linear within cells.
 

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedcore.methods.mixture_models.noised_cells import LIKELY, SURE, WINDOW, about, kept, quantile, standing_out
+from fedcore.methods.mixture_models.noised_cells import (
+    LIKELY,
+    SURE,
+    WINDOW,
+    about,
+    certain,
+    kept,
+    quantile,
+    standing_out,
+)
 from fedcore.methods.mixture_models.whole_rows import ONE
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
 from fedcore.methods.private_mixture.plan import EXPONENTS, SPANS, design_of
@@ -141,10 +150,11 @@ def moved(centre: np.ndarray, reach: np.ndarray, sums: np.ndarray, count: np.nda
 
 def reach_of(histogram: np.ndarray, noise: float) -> tuple[np.ndarray, np.ndarray]:
     """(d,) the WITHIN quantile of distances, and whether it stands out of noise, (d,) bool. histogram: (d, SPANS)
-    published, in steps."""
+    published, in steps. Where noise leaves the quantile open, it is the least that the counts allow: a reach that is
+    too small cuts a tail, one that is too large hides the column."""
     counts, sd = histogram / ONE, noise / ONE
     told, near = standing_out(counts, sd)
-    reach = quantile(kept(counts, sd, near), exponent_edges(), WITHIN)
+    reach = quantile(certain(counts, sd, near), exponent_edges(), WITHIN)
     return np.clip(reach, SMALLEST_SCALE, LARGEST_SCALE), told
 
 

@@ -42,7 +42,7 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
 
     name: ClassVar[str] = "private_mixture"
     kinds: ClassVar[tuple[Kind, ...]] = ("rows",)
-    arithmetic_version: ClassVar[str] = "private-mixture-7"
+    arithmetic_version: ClassVar[str] = "private-mixture-8"
     Config = PrivateMixtureConfig
     State: type[PrivateMixtureState] = PrivateMixtureState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS
