@@ -1,14 +1,15 @@
 """Flow runs whose process has died: found by what each of them notes about its process, and marked as Crashed, so that
 the UI does not show them as Running.
 
-A process is dead only if that is certain: it ran on this host, since the host was started, and the process is gone. A
-flow run of another host, or without such a note, is left as it is.
+A process is dead if it ran on this host, since the host was started, and is gone. A flow run of another host is left as
+it is. A process notes itself before it does anything else, so a flow run of ours that is still without a note after
+SILENT seconds was killed while it started.
 """
 
 import logging
 import threading
 import urllib.error
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -16,13 +17,17 @@ from typing import Any
 
 from fedcore.flows.announce import ask
 
+from fedcore.methods.registry import METHODS
 from fedcore.storage.process import Holder, boot_id, this_process
 
 NOTE = "fedcore."  # how the labels begin that a flow run has of its process
 PAGE = 200  # things that a server is asked for at once
 EVERY = 60.0  # seconds
 MISSED = 60.0  # seconds after its time a start that nothing has taken was missed
+SILENT = 60.0  # seconds without a note of its process, after which a flow run was killed while it started
 GOING_ON = ("RUNNING", "CANCELLING")
+FLOWS = ("resume-run", "evaluate", "ingest", "pipeline", "site-run")
+STEPS = ("ingest", "forget", "train", "evaluate", "export", "personalise")
 LEFT_OUT = "Missed: nothing served it at its time."  # of a start that was cancelled for this
 
 
@@ -66,37 +71,62 @@ def listed(address: str, path: str, wanted: Mapping[str, Any], *, most: int | No
             return found
 
 
+def flow_names() -> list[str]:
+    """The flows of fedcore."""
+    return [*(f"train-{name.replace('_', '-')}" for name in METHODS), *FLOWS, *(f"pipeline-{step}" for step in STEPS)]
+
+
 def flow_runs(
     address: str,
     types: tuple[str, ...] = GOING_ON,
     deployments: Mapping[str, Any] | None = None,
     *,
+    flows: Iterable[str] | None = None,
     most: int | None = None,
     **more: Any,
 ) -> list[dict[str, Any]]:
     """The flow runs of a server whose states are of these types, newest first. deployments, more: of Prefect's
-    filters; most: of them, None for all. Raises URLError, OSError, ValueError.
+    filters; flows: names, None for any; most: of them, None for all. Raises URLError, OSError, ValueError.
     """
     wanted = {"flow_runs": {"state": {"type": {"any_": list(types)}}, **more}, "sort": "EXPECTED_START_TIME_DESC"}
     wanted |= {} if deployments is None else {"deployments": deployments}
+    wanted |= {} if flows is None else {"flows": {"name": {"any_": list(flows)}}}
     return listed(address, "/flow_runs/filter", wanted, most=most)
 
 
-def mark_dead(address: str) -> list[str]:
+def silent(address: str, now: datetime) -> list[dict[str, Any]]:
+    """The flow runs of fedcore that have gone on for SILENT seconds and have no note of their process. Raises URLError,
+    OSError, ValueError.
+
+    A start that a schedule has planned is left out while it is Pending: its host may need minutes to make a process.
+    """
+    before = now - timedelta(seconds=SILENT)
+    return [
+        run
+        for run in flow_runs(address, (*GOING_ON, "PENDING"), flows=flow_names())
+        if noted(run) is None
+        and (run["state_type"] != "PENDING" or run["deployment_id"] is None)
+        and datetime.fromisoformat(run["state"]["timestamp"]) < before
+    ]
+
+
+def mark_dead(address: str, now: datetime | None = None) -> list[str]:
     """Set the flow runs whose process is dead to Crashed. Returns their names. Raises URLError, OSError, ValueError.
 
     address: of the server, ends in /api
     """
+    now = datetime.now(UTC) if now is None else now
     marked = []
     dead = {run["id"] for run in flow_runs(address) if process_of(run) == "dead"}
-    if not dead:
-        return []
     # A process sets the last state before it ends: what still goes on when its process was already gone has crashed.
-    for run in flow_runs(address, id={"any_": sorted(dead)}):
+    again = flow_runs(address, id={"any_": sorted(dead)}) if dead else []
+    for run in [*again, *silent(address, now)]:
         holder = noted(run)
-        if holder is None or process_of(run) != "dead":
+        if holder is not None and process_of(run) != "dead":
             continue
-        message = f"Process {holder.pid} on {holder.host.split()[0]} has died. `fedcore resume RUN` continues a run."
+        who = "Its process" if holder is None else f"Process {holder.pid} on {holder.host.split()[0]}"
+        when = " while it started" if holder is None else ""
+        message = f"{who} has died{when}. `fedcore resume RUN` continues a run."
         state = {"type": "CRASHED", "name": "Crashed", "message": message}
         ask(address, f"/flow_runs/{run['id']}/set_state", {"state": state, "force": True})
         marked.append(str(run["name"]))

@@ -9,20 +9,11 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 
 from fedcore.flows.announce import ask
-from fedcore.flows.dead import repeating
-
-from fedcore.methods.registry import METHODS
+from fedcore.flows.dead import flow_names, repeating
 
 EVERY = 3600.0  # seconds
 PAGE = 50  # artifacts, each of which may have a megabyte
-OTHERS = ("resume-run", "evaluate", "pipeline")
-STEPS = ("ingest", "forget", "train", "evaluate", "export", "personalise")
 DAYS = 30.0  # after which those of a server that was started here are removed, unless the file says otherwise
-
-
-def flow_names() -> list[str]:
-    """The flows that make artifacts."""
-    return [*(f"train-{name.replace('_', '-')}" for name in METHODS), *OTHERS, *(f"pipeline-{step}" for step in STEPS)]
 
 
 def old_artifacts(address: str, before: datetime) -> Iterator[str]:

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from fedcore.flows import dead
@@ -57,6 +57,47 @@ def test_a_killed_flow_run_is_crashed_and_a_live_one_is_not(prefect_server):
             process.kill()
     assert first(lambda: dead.mark_dead(address) == ["lives"], 10)
     assert ask(address, "/flow_runs/count", {"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}}) == 0
+
+
+STARTING = """
+import sys, time
+from fedcore.flows import states
+from fedcore.flows.own_server import flow
+
+def wait():
+    print("begun", flush=True)
+    time.sleep(600)
+
+states.note_process = wait
+flow(name=sys.argv[1], flow_run_name=sys.argv[1])(lambda: states.run_to_state(lambda kept: None, lambda kept: ""))()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.prefect
+def test_a_flow_run_that_was_killed_while_it_started_is_crashed_after_a_minute(prefect_server):
+    address = f"{prefect_server}/api"
+    environment = os.environ | {"PREFECT_API_URL": address}
+    for name in ("evaluate", "of somebody else"):
+        made = subprocess.Popen(
+            [sys.executable, "-c", STARTING, name], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert made.stdout.readline() == "begun\n"
+        finally:
+            made.kill()
+            made.wait()
+    flow_id = ask(address, "/flows/", {"name": "pipeline-train"})["id"]
+    pending = {"flow_id": flow_id, "name": "pending", "state": {"type": "PENDING"}}
+    ask(address, "/flow_runs/", pending)
+    assert dead.mark_dead(address) == []  # they may be about to say so
+    later = datetime.now(UTC) + timedelta(seconds=dead.SILENT + 1)
+    assert sorted(dead.mark_dead(address, later)) == ["evaluate", "pending"]
+    (running,) = dead.flow_runs(address)
+    assert running["name"] == "of somebody else" and dead.mark_dead(address, later) == []
+    assert {run["state"]["message"] for run in dead.flow_runs(address, ("CRASHED",), flows=dead.flow_names())} == {
+        "Its process has died while it started. `fedcore resume RUN` continues a run."
+    }
 
 
 def test_a_note_of_an_earlier_attempt_says_nothing():
