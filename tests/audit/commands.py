@@ -427,7 +427,7 @@ COMMANDS: dict[str, Command] = {
 
 
 def rows(table: Mapping[str, Command]) -> list[str]:
-    """The lines of the table of docs/privacy/audits.md: command, calls, what may differ, what to know."""
+    """The lines of the table of docs/notes/privacy-audits.md: command, calls, what may differ, what to know."""
     lines = []
     for name, command in table.items():
         differ = "; ".join(dict.fromkeys(item.because for item in command.may_differ)) or "nothing"

@@ -280,7 +280,7 @@ def declared(name: str) -> tuple[Declared, ...]:
 
 
 def rows() -> list[str]:
-    """The lines of the table of docs/privacy/audits.md; of what may differ that which is not Prefect's own."""
+    """The lines of the table of docs/notes/privacy-audits.md; of what may differ that which is not Prefect's own."""
     lines = []
     for name, flow in FLOWS.items():
         differ = "; ".join(dict.fromkeys(item.because for item in flow.may_differ)) or "nothing"

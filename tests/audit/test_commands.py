@@ -42,7 +42,7 @@ def test_what_is_not_called_says_why():
 
 
 def test_the_documentation_has_the_tables():
-    page = (flows.REPOSITORY / "docs/privacy/audits.md").read_text()
+    page = (flows.REPOSITORY / "docs/notes/privacy-audits.md").read_text()
     assert [row for row in [*rows(COMMANDS), *flows.rows()] if row not in page] == [], "python -m tests.audit.commands"
 
 

@@ -1,6 +1,6 @@
 """Four years of weekly runs, in the simplest model: cells are known, noise is Gaussian, pools and forgetting are real.
 
-python -m tests.histograms.test_in_time      prints the table of docs/privacy/cohorts.md
+python -m tests.histograms.test_in_time      prints the table of docs/notes/privacy-cohorts.md
 """
 
 from __future__ import annotations
