@@ -124,7 +124,7 @@ def _create(file: Path, content: DeploymentFile) -> None:
     from fedcore.operations.deployment_checks import check_ready, that_pass
 
     found, wanted = _problems(file, content), _flat(missing(content, _notes(file)))
-    passing = [] if wanted else that_pass(found)
+    passing = that_pass(found, served_before=not wanted)
     check_ready(file.name, [one for one in found if one not in passing], FIX)
     tell([f"to create: {words}" for words in wanted])
     for where, error in passing:

@@ -66,11 +66,13 @@ def problems(content: DeploymentFile, unmade: Collection[str] = ()) -> list[Prob
     return found
 
 
-def that_pass(found: Sequence[Problem]) -> list[Problem]:
-    """Those that no mistake in the file causes: a budget that is exhausted, a folder or a store that cannot be reached.
-    A file that was served before is served in spite of them; the runs that they concern are refused, and say why.
+def that_pass(found: Sequence[Problem], served_before: bool) -> list[Problem]:
+    """Those that no mistake in the file causes: a budget that is exhausted and, in a file that was served before, a
+    folder or a store that cannot be reached. The file is served in spite of them; the runs that they concern are
+    refused, and say why.
     """
-    return [one for one in found if isinstance(one[1], BudgetExceeded | IngestError | Unreachable)]
+    passing = BudgetExceeded | IngestError | Unreachable if served_before else BudgetExceeded
+    return [one for one in found if isinstance(one[1], passing)]
 
 
 UNCHECKED = "Nothing was registered. Fix them; or give --unchecked, if what they need is only out of reach from here."

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from fedcore.operations.population_page import cell
+from fedcore.operations.population_page import cell, sentences
 
 MOST_CHANGES = 8  # of a deployment
 
@@ -48,8 +48,8 @@ def _states(states: Mapping[str, int]) -> str:
 
 
 def _alerts(alerts: Sequence[Mapping[str, str]], unread: Sequence[str]) -> list[str]:
-    found = [f"- **{cell(one['what'])}** {cell(one['remedy'])}".rstrip() for one in alerts]
-    found += [f"- {cell(words)}" for words in unread]
+    found = [f"- **{cell(one['what'])}** {sentences(one['remedy'])}".rstrip() for one in alerts]
+    found += [f"- {sentences(words)}" for words in unread]
     if not found:
         return ["## Nothing needs attention"]
     return [f"## {len(found)} {'thing needs' if len(found) == 1 else 'things need'} attention", "", *found]

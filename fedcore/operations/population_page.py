@@ -268,4 +268,16 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def cell(value: Any) -> str:
     """Text that markdown and HTML leave as it is."""
     text = "" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value)
-    return re.sub(r"([\\`*_{}\[\]()#!|~$])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
+    return _escaped(" ".join(text.split()))
+
+
+def sentences(text: str) -> str:
+    """The same of sentences in which `commands` stand between backticks: these stay so."""
+    parts = " ".join(text.split()).split("`")
+    if len(parts) % 2 == 0:
+        return _escaped("`".join(parts))
+    return "`".join(part if number % 2 else _escaped(part) for number, part in enumerate(parts))
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\`*_{}\[\]()#!|~$])", r"\\\1", html.escape(text, quote=False))

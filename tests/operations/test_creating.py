@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.errors import BudgetExists, FedcoreError
+from fedcore.errors import BudgetExceeded, BudgetExists, ConfigError, FedcoreError, IngestError
 from fedcore.operations.creating import create, declared_problems, missing
 from fedcore.operations.deployment import read_file
+from fedcore.operations.deployment_checks import that_pass
 from fedcore.operations.up_record import folder_of
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.shares import in_words
@@ -181,3 +182,9 @@ def test_another_budget_than_the_one_that_was_begun_is_refused(tmp_path):
     file.write_text(file.read_text().replace("epsilon = 4.0", "epsilon = 8.0"))
     with pytest.raises(FedcoreError, match="epsilon is 8.0 in the file, and 4.0 is set"):
         made(file)
+
+
+def test_a_new_population_is_made_while_the_budget_of_another_is_exhausted():
+    found = [("a", BudgetExceeded("spent")), ("b", IngestError("out of reach")), ("c", ConfigError("wrong"))]
+    assert [where for where, _ in that_pass(found, served_before=False)] == ["a"]
+    assert [where for where, _ in that_pass(found, served_before=True)] == ["a", "b"]

@@ -137,6 +137,8 @@ def test_a_budget_that_is_low_and_one_that_is_exhausted(shop):
     assert text.startswith("The budget of closed is exhausted") and of(facts, "closed")["runs left"] == 0
     assert "Pipeline nightly, for 2026-01-08T03:00:00Z: train-closed refused. " in text
     assert len(facts["alerts"]) == 2, "the flow run says the same as its step"
+    page = operator_page(facts, "Overview", now=NOW)
+    assert "new cohorts bring their own. `fedcore budget plan` shows what still fits." in page
 
 
 def test_late_missed_and_refused_starts_files_that_were_set_aside_and_a_population_that_is_gone(shop):

@@ -47,8 +47,8 @@ def kept(counts: np.ndarray, sd: float, near: np.ndarray | None = None) -> np.nd
 
 
 def certain(counts: np.ndarray, sd: float, near: np.ndarray) -> np.ndarray:
-    """(..., cells) as `kept`, but what a cell may owe to noise counts in the largest of the cells that are `near`: LIKELY
-    deviations there, SURE ones in the others. So one false cell, however far out, hardly moves a quantile."""
+    """(..., cells) as `kept`, but what a cell may owe to noise counts in the largest of the cells that are `near`:
+    LIKELY deviations there, SURE ones in the others. So one false cell, however far out, hardly moves a quantile."""
     held = kept(counts, sd, near)
     sure = np.maximum(held - np.where(near, LIKELY, SURE) * sd, 0.0)
     top = np.where(near, counts, -np.inf).argmax(axis=-1)[..., None]
