@@ -38,7 +38,7 @@ class FederatedMixture(DensityMixin, ImputingEstimator):
 
     It is the method `federated_em` (Dieuleveut, Fort, Moulines, Robin 2021). With `algorithm="em"` clients send exact
     sums, and the result is that of pooled EM; "fedem" and "vr-fedem" compress what they send. It is not private.
-    Parameters that scikit-learn's GaussianMixture has too mean the same; docs/python.md lists the differences.
+    Parameters that scikit-learn's GaussianMixture has too mean the same; docs/notes/python.md lists the differences.
 
     n_components: number of components G; "auto": 1, 2, 4 ... 64, as long as held-out entries are predicted better, or
         held-out rows fitted better where nothing is missing. The number is chosen on the sample of the first pass; it

@@ -22,7 +22,7 @@ from fedcore.storage import digests
 from fedcore.storage.parsing import parse_json
 from fedcore.storage.ranges import Ranges
 
-SCHEMA_VERSION: Final = 2  # that new versions are written in; docs/formats-2.md
+SCHEMA_VERSION: Final = 2  # that new versions are written in; docs/population-format.md
 COHORTS: Final = "cohorts"
 HOLES: Final = "holes"
 PERIODS: Final = "periods"

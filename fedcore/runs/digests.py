@@ -1,4 +1,4 @@
-"""What binds the files of a run to its head (docs/formats-2.md): their digests, and that of the head itself.
+"""What binds the files of a run to its head (docs/population-format.md): their digests, and that of the head itself.
 
 The head of a run has `files`, the digests of run.json and of all that was committed, and `digest`, its own.
 Where it names a list of files (memories, released values), its digest is that of the pairs of name and digest.

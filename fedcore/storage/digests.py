@@ -1,5 +1,5 @@
 """Digests that bind files to each other: SHA-256 of documents, which any tool can check, and BLAKE3 of data, which
-hashes several times as fast. Both as lower-case hexadecimal digits. They have no key: see docs/formats-2.md.
+hashes several times as fast. Both as lower-case hexadecimal digits. They have no key: see docs/population-format.md.
 """
 
 from __future__ import annotations

@@ -206,7 +206,7 @@ def test_labels_of_a_fit_are_those_that_it_predicts(tmp_path):
 
 
 def test_the_page_lists_all_of_gaussian_mixture():
-    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "notes" / "python.md").read_text()
     table = page.partition("### Compared with GaussianMixture")[2].partition("\n### ")[0]
     listed = {}
     for names, kind in re.findall(r"^\| (`.*?) \| (same|different|absent) \|", table, re.M):

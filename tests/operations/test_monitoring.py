@@ -98,7 +98,7 @@ def test_commands_tell_of_what_they_did(own_server, tmp_path, monkeypatch):
     """
     flow = ask(own_server, "/flows/", {"name": "theirs"})["id"]
     deployment = ask(own_server, "/deployments/", {"name": "theirs", "flow_id": flow})["id"]
-    text = re.search(r"```yaml\n(.*?)```", (HERE / "docs/monitoring.md").read_text(), re.DOTALL)[1]
+    text = re.search(r"```yaml\n(.*?)```", (HERE / "docs/notes/monitoring.md").read_text(), re.DOTALL)[1]
     text = text.replace("00000000-0000-0000-0000-000000000000", deployment).replace("blogs", "p")
     ask(own_server, "/automations/", yaml.safe_load(text))
     (tmp_path / "one.csv").write_text("client,a,b\nu,1,2\nv,1,2\n")
