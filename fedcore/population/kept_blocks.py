@@ -1,16 +1,16 @@
 """Decoded blocks that the runs of one `fedcore serve` share: what one of their processes has decoded and checked, the
 others map into memory.
 
-The process that serves keeps them (`Keeper`), in files without a name: they lie where temporary files do (TMPDIR),
-nobody can open them by a path, and they are gone with the last process that has them, however it ends. Processes of
-its runs ask it through a socket in a folder that only their user can open, a question to a connection, JSON in a line:
+The serving process keeps them (`Keeper`) in unnamed files in the folder for temporary files (TMPDIR). No path opens
+them, and they disappear when the last process that holds them ends, however it ends. Processes of its runs ask for
+blocks through a socket in a folder that only their user can open, one question for each connection, JSON in a line:
 
     {"get": BLOCK}     answered {} with the descriptor of its file, or {"room": bytes that there are for it}
     {"keep": BLOCK}    with the descriptor of a file, which is complete; not answered
 
 BLOCK is [the population's location, slot, digest of the slot, whether the held-out part is with it]; a file holds
-arrays (`fedcore.storage.raw_arrays`). A block goes with its slot, so that who is forgotten is not kept: in a folder
-nobody is given a block of which the slot is gone, and files are looked after every few seconds.
+arrays (`fedcore.storage.raw_arrays`). A block is dropped with its slot, so that data of forgotten clients are not kept.
+In a folder, no process is given a block whose slot is gone, and the slots are checked every few seconds.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ Name = tuple[str, str, str, bool]
 
 
 def shared(population: Population, index: int, heldout: bool, read: Callable[[], ClientBlock]) -> ClientBlock:
-    """Block `index`: the one that is kept; or what `read` returns, which is kept if there is room. Without anybody who
-    serves with kept blocks, `read()`.
+    """Return block `index`: the kept one, or the result of `read`, which is then kept if there is room. If no process
+    serves kept blocks, return `read()`.
 
     Arrays of a kept block are a private mapping of its file, whose pages all processes share until one writes to them.
     """
@@ -237,7 +237,7 @@ class Keeper:
             return free if len(self.held) - len(unused) < self.most else 0
 
     def keep(self, name: Name, file: int) -> None:
-        """Takes the file over, if there is room. Blocks that nobody has asked for in a while make way for it."""
+        """Take the file over, if there is room. Blocks that were not requested for a while make way for it."""
         with self.lock:
             found = os.fstat(file)
             size = found.st_size if stat.S_ISREG(found.st_mode) else 0
@@ -253,8 +253,8 @@ class Keeper:
             self.bytes += size
 
     def drop_gone(self, remote: bool, over: Callable[[], bool] = lambda: False) -> None:
-        """Drops blocks of which the slot is gone, or of which that cannot be told. remote: of populations behind URLs,
-        or of those in folders"""
+        """Drop blocks whose slot is gone, or cannot be checked. remote: True for populations behind URLs, False for
+        those in folders"""
         for name in list(self.held):
             if over():
                 return

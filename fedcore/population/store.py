@@ -125,8 +125,9 @@ class Population:
         return {**dict(self.manifest.removed), **{n: manifests.checksum(one) for n, one in there.items()}}
 
     def participants(self, cohorts: Ranges | None = None) -> Ranges:
-        """Index ranges [first, stop) of the clients in these cohorts, ranges (first, last) of their numbers; None:
-        everybody. Merged and ascending; clients that were forgotten are in none.
+        """Return the index ranges [first, stop) of the clients in these cohorts. The cohorts are given as ranges
+        (first, last) of their numbers; None: all clients. The result is merged and ascending, without forgotten
+        clients.
 
         Raises PopulationError for a cohort that this version does not have.
         """

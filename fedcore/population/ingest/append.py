@@ -1,7 +1,7 @@
 """A new version with more data: known clients keep their place and get their new rows, new clients follow.
 
-Blocks that no new row touches are shared with the version before; the others are written anew to new slots. New clients
-first fill the last block. Everything is sorted twice: by client id, to find out who is known, then by client index.
+Blocks without new rows are shared with the version before; the others are written again, to new slots. New clients
+first fill the last block. Everything is sorted twice: by client id, to find known clients, then by client index.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What was said about calendar periods, checked against each other and against the population that is appended to."""
+"""Declarations of calendar periods, checked against each other and against the population that is appended to."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Dealing the records of a source out by client: in this process, or part by part in several, whose files are then read
-one after the other, in the order of the source.
+"""Sorting the records of a source by client: in this process, or part by part in several, whose files are then read one
+after the other, in the order of the source.
 
-Which process dealt a part, when, and how often makes no difference: what was written for it lies in a folder of its
-own, and the answer names that folder. No record travels between processes, other than through these files.
+It makes no difference which process handled a part, when, and how often. The process writes to a new folder for the
+part, and its answer names that folder. Records travel between processes only through these files.
 """
 
 from __future__ import annotations

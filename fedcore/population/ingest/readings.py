@@ -239,7 +239,7 @@ class Said:
 
     @property
     def read_otherwise(self) -> list[str]:
-        """Those that are no numbers. Raises IngestError if one is said to be two things."""
+        """The columns that are not read as numbers. Raises IngestError if one is declared twice."""
         named = [*(self.dates or ()), *(self.categories or ()), *(self.booleans or ())]
         for name in named:
             if named.count(name) > 1:
@@ -370,5 +370,5 @@ def readings_again(columns: Sequence[ColumnEntry]) -> tuple[Reading, ...]:
 
 
 def missing_texts(na: Sequence[str]) -> frozenset[str]:
-    """What stands for nothing. na: beside the usual ones"""
+    """Return the texts that are read as missing. na: texts in addition to the default ones"""
     return frozenset((*MISSING, *(one.strip() for one in na)))

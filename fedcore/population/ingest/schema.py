@@ -26,7 +26,7 @@ class _Strict(BaseModel):
 
 
 class ColumnSection(_Strict):
-    """What is said of a column."""
+    """The declaration of a column."""
 
     unit: str | None = None
     bounds: list[float | str] | None = Field(default=None, min_length=2, max_length=2)

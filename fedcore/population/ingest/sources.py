@@ -266,7 +266,7 @@ def _arrays(
 
 
 def brings_heldout(source: Source, request: IngestRequest) -> bool:
-    """Whether the source has held-out data of its own."""
+    """Whether the source has separate held-out data."""
     return request.heldout is not None or (isinstance(source, MatrixSource) and source.heldout_prefix is not None)
 
 

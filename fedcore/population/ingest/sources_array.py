@@ -178,7 +178,7 @@ class DenseSource:
 
     @property
     def records(self) -> bool:
-        """Whether every row is a client of its own."""
+        """Whether every row is a separate client."""
         return self.client is None
 
     def ids_of(self, file: Path) -> Path | None:

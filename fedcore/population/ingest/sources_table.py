@@ -40,16 +40,16 @@ SAID = [one.name for one in fields(Said)]  # of a request
 class TableSource:
     """Files with named columns.
 
-    counts: columns client, token and count (None: every row counts one); tokens are looked up in `vocabulary`, or are
-            whole numbers 0 .. features - 1; a vocabulary that ends with `words.OTHER` counts all others there
+    counts: columns client, token and count (None: every row counts as one). Tokens are looked up in `vocabulary`, or
+            are whole numbers 0 .. features - 1. A vocabulary that ends with `words.OTHER` counts all other tokens there
     words:  the same columns; tokens are kept as words
-    rows:   columns client and `wanted_columns` (None: all others), read as `said` says, or as `readings` does; empty or
+    rows:   columns client and `wanted_columns` (None: all others), read as `said` or `readings` declares; empty or
             NaN = missing
-    client: None: every row is a client, called by its file and number (`records`); for rows only
-    columns: those that are read beside the client's; entries: what they become, of rows
-    request.na: texts that stand for nothing, beside the usual ones; a client that is called so is missing
-    request.time, kept.calendar: column of the time stamp, and the periods by which clients are dealt to entries
-    request.documents: column of the document, by which each client's rows are dealt to its halves
+    client: None: every row is a client, whose id is its file and number (`records`); for rows only
+    columns: those that are read in addition to the client's; entries: the columns of rows that they become
+    request.na: additional texts to read as missing; a client with such an id is missing
+    request.time, kept.calendar: column of the time stamp, and the periods by which clients are split into entries
+    request.documents: column of the document, by which each client's rows are split into its halves
     heldout: files of the same form
     """
 
@@ -157,7 +157,7 @@ class TableSource:
 
     @property
     def records(self) -> bool:
-        """Whether every row is a client of its own."""
+        """Whether every row is a separate client."""
         return self.client is None
 
     @staticmethod

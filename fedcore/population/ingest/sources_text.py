@@ -136,7 +136,7 @@ class _Collector:
         self.amounts.append(amount)
 
     def batch(self) -> Batch:
-        """What was collected; starts anew."""
+        """Return the collected entries as a batch, and clear them."""
         ids, codes, amounts = list(self.ids), np.array(self.codes, np.int64), np.array(self.amounts, np.int64)
         if self.words:
             made = Batch(self.heldout, ids, codes, x=records_of(np.array(self.tokens, WORD), amounts))

@@ -71,8 +71,8 @@ def text_type(kind: As) -> bool:
 
 
 def check_columns(file: TableFile, where: object, wanted: Sequence[str], told: bool = True) -> None:
-    """told: whether somebody named them; else they are those of another file. Raises IngestError if the file lacks
-    one."""
+    """Raise IngestError if the file lacks a wanted column. `told`: whether the user named the columns; else they are
+    those of another file."""
     for name in wanted:
         if name not in file.names:
             shown = ", ".join(file.names[:20]) + (", ..." if len(file.names) > 20 else "")
