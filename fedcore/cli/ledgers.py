@@ -1,4 +1,4 @@
-"""`fedcore ledger`: copies of a whole ledger, and what they are worth."""
+"""`fedcore ledger`: copy a whole ledger, and verify copies."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def ledger_backup(
     ledger: Ledger = None,
     as_json: Json = False,
 ) -> None:
-    """Copy the whole ledger as it is at this moment, while runs go on, and verify the copy. Of PostgreSQL all tables
-    are copied as one transaction sees them. An earlier copy in DEST is replaced by a newer one of the same ledger only.
+    """Copy the whole ledger as it is at this moment, and verify the copy. Runs may continue meanwhile. From PostgreSQL,
+    one transaction copies all tables. An earlier copy in DEST is replaced only by a newer one of the same ledger.
     """
     from fedcore.privacy.ledger.copies import backup
     from fedcore.privacy.ledger.ledger import default_ledger_url, open_ledger

@@ -43,9 +43,9 @@ Rows = list[dict[str, str]]
 
 
 def settings_rows(cls: type[AnyMethod]) -> tuple[Rows, Rows]:
-    """The settings of a method, the main ones and all others, a row for each: setting, type, default, range, what.
+    """Return the main settings of a method and all others, a row for each: setting, type, default, range, what.
 
-    Where algorithms have settings of their own, the row of such a setting lists the algorithms.
+    The row of a setting that only some algorithms have lists them.
     """
     from fedcore.rounds.method import settings_by_place
 

@@ -159,14 +159,14 @@ def show(population: Population, as_json: bool) -> None:
 def population_open_cohort(
     population: PopulationArgument,
     nominal_clients: Annotated[
-        int | None, typer.Option(min=1, help="Public size of the population, this cohort's included.")
+        int | None, typer.Option(min=1, help="Declared number of clients in the population, including this cohort.")
     ] = None,
     through: Annotated[
-        str | None, typer.Option(metavar="LABEL", help="Of calendar periods: declare those up to this one.")
+        str | None, typer.Option(metavar="LABEL", help="For calendar periods: declare all periods up to this one.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What an append does to which nobody came: a new version with the same clients and one more cohort."""
+    """Open a cohort without an append: make a new version with the same clients and one more cohort."""
     from fedcore.population.conversion import open_cohort
 
     show(open_cohort(open_population(population), nominal_clients, through), as_json)
@@ -231,11 +231,11 @@ def population_copy(
     dest: Annotated[str, typer.Argument(help="Folder or URL to copy it to.")],
     version: Annotated[int | None, typer.Option(min=1, help="Version to copy; default: the newest.")] = None,
     prune: Annotated[
-        bool, typer.Option("--prune", help="Remove older versions there that the source has no more, with their data.")
+        bool, typer.Option("--prune", help="Remove older versions at DEST that the source lacks, with their data.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Copy a version between folders and object storage; run it again to go on after an interruption."""
+    """Copy a version between folders and object storage. After an interruption, run it again to continue."""
     from dataclasses import asdict
 
     from fedcore.population.copying import copy_population
@@ -249,7 +249,7 @@ def population_copy(
 def population_vocabulary(
     population: PopulationArgument,
     private: Annotated[
-        bool, typer.Option("--private", help="Make a release; without it, print what one would cost and what is there.")
+        bool, typer.Option("--private", help="Make a release; without it, print its cost and the releases so far.")
     ] = False,
     epsilon: Annotated[
         float | None, typer.Option(help="What the release may spend of the budget; default: 0.3 of the rho left.")
@@ -266,8 +266,8 @@ def population_vocabulary(
     ledger: Ledger = None,
     as_json: Json = False,
 ) -> None:
-    """A vocabulary from the clients' own words, released privately once, before any run: those that so many clients
-    use that no single one shows. `fedcore population encode` makes a population of counts with it.
+    """Release a private vocabulary from the clients' own words, once, before any run. Every word in it is used
+    by enough clients to hide each of them. `fedcore population encode` makes a population of counts with it.
     """
     from fedcore.storage.files import write_whole
     from fedcore.training import vocabulary

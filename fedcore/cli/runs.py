@@ -280,8 +280,8 @@ def personalise(
 ) -> None:
     """Write each client's own output: sensitive, for that client only, not differentially private.
 
-    With --set a setting that only matters here is another one than in the run, such as prior_tokens or floor. If it is
-    interrupted or killed, the same command goes on.
+    With --set, override an output setting of the run, such as prior_tokens or floor. After an interruption, run the
+    same command again to continue.
     """
     from fedcore.training.personalise import personalise as write
 
@@ -291,7 +291,7 @@ def personalise(
             given = read_settings(None, settings)
             say(write(run, population, dest, progress, given, backend, at_once, safe_cells=safe_cells), as_json)
     except KeyboardInterrupt:
-        print("interrupted. Go on with the same command: what is done is kept beside the outputs.", file=sys.stderr)
+        print("interrupted. Run the same command again to continue; finished parts are kept.", file=sys.stderr)
         raise
 
 
@@ -321,9 +321,9 @@ def evaluate(
     local: Local = False,
     as_json: Json = False,
 ) -> None:
-    """Score a run on held-out data, with the baselines beside it; kept for its report unless settings are given.
+    """Score a run and the baselines on held-out data. The scores are kept for the report unless settings are given.
 
-    With Prefect where it knows a server, and for populations of more than 8192 clients or 32 MiB; else in this process.
+    Uses Prefect if it has a server, or for populations of more than 8192 clients or 32 MiB; else runs in this process.
     """
     from fedcore.evaluation.evaluate import check_public, evaluate_run, write_not_private
     from fedcore.rounds.scores import differences_in_words

@@ -186,7 +186,7 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Look once; end with 3 if something was found.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Tell the server that PREFECT_API_URL names of starts that were missed and of runs that hang, each once."""
+    """Report missed starts and stalled runs to the Prefect server at PREFECT_API_URL, each once."""
     from fedcore.operations.deployment import read_file
 
     content = read_file(file)

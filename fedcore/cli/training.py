@@ -153,13 +153,15 @@ def resume(
     dask: Dask = None,
     local: Local = False,
     cache: Cache = "512MiB",
-    take_over: Annotated[bool, typer.Option("--take-over", help="Take it from a holder that seems alive.")] = False,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Take the run over from a process that seems alive.")
+    ] = False,
     population: Annotated[str | None, typer.Option(help="Where the population is now, if it was moved.")] = None,
     ledger: Ledger = None,
     metrics_file: Metrics = None,
     as_json: Json = False,
 ) -> None:
-    """Go on with a run after its last committed round, or with what follows its last one."""
+    """Resume a run after its last committed round. If all rounds are done, complete its remaining steps."""
     with importing():
         from fedcore.runs.store import Run
         from fedcore.training.session import check_resumable
@@ -184,7 +186,7 @@ def resumed(
     take_over: bool = False,
     population: str | None = None,
 ) -> Place:
-    """The folder of the run, gone on with to its end, with Prefect or in this process."""
+    """Resume a run to its end, with Prefect or in this process, and return its folder."""
     with importing():
         from fedcore.runs.store import Run
         from fedcore.training.session import resume as reopen
@@ -246,8 +248,8 @@ def _rounds(session, backend, quiet: bool) -> Place:
 
 @contextmanager
 def saying_how_to_go_on(run: Place | None, runs: str | None = None) -> Iterator[None]:
-    """Whoever stops a run by hand is told how to go on with it. runs: where the run is that was begun here, if nobody
-    knows its name yet."""
+    """On a keyboard interrupt, print how to resume the run. runs: folder in which new runs are looked for, if the name
+    of the run is not known yet."""
     before = _names(runs)
     try:
         yield
