@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class BackgroundConfig(BaseModel):
-    """Settings of a camera's background. Ranges stand beside the fields."""
+    """Settings of a camera's background. Each field declares its range."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

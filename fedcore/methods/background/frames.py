@@ -100,7 +100,7 @@ def frames_of(block: RowsBlock, client: int) -> Iterator[tuple[int, np.ndarray]]
 
 
 def sampled_pixels(seed: int, features: int) -> np.ndarray:
-    """Increasing numbers of the pixels that frames are compared by, the same for everybody."""
+    """Increasing numbers of the pixels by which frames are compared, the same for all clients."""
     if features <= SAMPLED:
         return np.arange(features)
     return np.sort(stream(seed, "dictionaries/pixels").choice(features, SAMPLED, replace=False))
@@ -154,7 +154,7 @@ def histogram(values: np.ndarray) -> np.ndarray:
 
 
 def quantile(counts: np.ndarray, share: float) -> float:
-    """The value in the middle of the cell in which the quantile lies, of sums of `histogram`."""
+    """The middle of the cell that contains the quantile. counts: sums of `histogram`."""
     half = len(counts) // 2
     below = np.cumsum(counts)  # the last of which may be less than the sum by rounding
     place = int(np.searchsorted(below, min(share * counts.sum(), below[-1]))) - half

@@ -4,10 +4,10 @@ Shapes as in `fedcore.methods.dictionary_learning.operators`: one atom a row, di
 
 Groups of clients of a leaf whose samples are stacked into one array, and read tile by tile.
 
-Clients of equal rank are sorted by size and put together; shorter ones are padded with samples of zero, which have
-codes of zero and add nothing to any sum. A client that is too large for a stack is a group of its own and is read in
-tiles, from memory or from the store alike: the tiles depend on the sizes only, so the bits do not depend on where the
-rows are.
+Clients of equal rank are sorted by size and put together. Shorter ones are padded with samples of zero, which have
+codes of zero and add nothing to any sum. A client that is too large for a stack is a separate group. It is read in
+tiles, from memory or from the store. The tiles depend on the sizes only, so the bits do not depend on where the rows
+are.
 """
 
 from __future__ import annotations

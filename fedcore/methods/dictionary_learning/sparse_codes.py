@@ -44,8 +44,8 @@ def descend(atoms: np.ndarray, xx: np.ndarray, xy: np.ndarray) -> np.ndarray:
 def without_unused(
     common: np.ndarray, energy: np.ndarray, generator: np.random.Generator, wasted: bool = False
 ) -> tuple[np.ndarray, int]:
-    """(dictionary, number of replaced atoms): an atom that nobody uses becomes a slightly moved copy of the most used
-    one that has not been copied yet; the next codes tell them apart. No sample is needed for that.
+    """(dictionary, number of replaced atoms): an atom that no code uses becomes a slightly moved copy of the most used
+    one that has not been copied yet. The next codes separate the two. This needs no samples.
 
     common: (rg, d); energy: (rg,) sum of squared codes of each atom; wasted: also replace atoms that are hardly
     used, and those that are nearly another one.
@@ -89,7 +89,7 @@ def omp(samples: np.ndarray, atoms: np.ndarray, k: int | np.ndarray) -> np.ndarr
 
     Atoms need not have norm 1: the choice is by the correlation with the atom divided by its norm, and atoms of zero
     are never chosen. Of correlations that are equal to rounding the lowest atom's is the largest. A sample ends before
-    k when what is left of it is orthogonal to all atoms, or the next atom lies in the span of those chosen.
+    k when its residual is orthogonal to all atoms, or the next atom is in the span of those chosen.
     """
     return omp_with_errors(samples, atoms, k)[0]
 

@@ -1,6 +1,6 @@
-"""What clients say who are told apart: compressed differences of their statistics, and the memories that follow them.
+"""Messages of clients that are handled singly: compressed differences of their statistics, and their memories.
 
-Clients are answered some hundred at a time, through all steps, so that what is passed over stays in the cache.
+Some hundred clients at a time go through all steps, so that their data stay in the cache.
 
 Source: Dieuleveut, Fort, Moulines, Robin 2021, Algorithms 1 and 2.
 """

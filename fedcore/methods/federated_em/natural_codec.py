@@ -7,16 +7,16 @@ is, and rounded to whole steps with subtractive dither:
 
 The error is uniform on (-D/2, D/2) whatever z is, of variance D^2 / 12, and independent of that of other clients
 (Schuchman 1964). A part of the statistic (the weights, a component's mean, a component's scatter) whose squared norm is
-at most 1.5 times that of its own error is not sent, and decoded as 0; a bit says so.
+at most 1.5 times that of the error is not sent, and decoded as 0; a bit says so.
 
 An error of one size costs the same likelihood in every component, but of a component of small weight pi_g it may be
-more than there is: relative to its covariance, it grows as 1 / sqrt(pi_g). So its own step is at most a share of
-sqrt(pi_g). `fedcore.methods.federated_em.resolution` has the sizes of both.
+more than there is: relative to its covariance, it grows as 1 / sqrt(pi_g). So the component's step is at most a share
+of sqrt(pi_g). `fedcore.methods.federated_em.resolution` has the sizes of both.
 
-Levels are coded one after the other with adaptive contexts (`fedcore.methods.federated_em.range_coder`): whether a
-level is 0, then by one bit after the other whether its size goes on, which is the code of a geometric tail. Contexts
-are told apart by the kind of the number; a part of at least 30 numbers has its own, for it soon learns how large they
-are in it.
+Levels are coded one after the other with adaptive contexts (`fedcore.methods.federated_em.range_coder`): first
+whether a level is 0, then bit by bit whether its size is larger still, which is the code of a geometric tail. Each kind
+of number has a context. A part of at least 30 numbers has a separate one, since it soon learns how large its numbers
+are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What each client is given: the components of its own rows, or its rows completed, under the shared parameters."""
+"""Per-client outputs: the components of a client's rows, or its completed rows, under the shared parameters."""
 
 from __future__ import annotations
 

@@ -5,13 +5,13 @@
     clusters  k-means from the seeds
     penalties exact EM steps of one initialisation with several penalties, without a share of each client's rows; the
               penalty that suits these rows best is taken
-    trials    exact EM steps of several initialisations, side by side; the best goes on
+    trials    exact EM steps of several initialisations, side by side; the best one continues
     starts    rounds of several initialisations, side by side, in natural units; the best one continues
     memory    V_{0,i} = h_i(S_0), uncompressed
     rounds    Algorithm 1, or 2 with its full passes
     last      the objective at the final parameters
 
-`PHASES` at the end says what each phase asks for and what the server makes of it.
+`PHASES` at the end lists what each phase requests and what the server computes from it.
 
 Source: Dieuleveut, Fort, Moulines, Robin 2021, Algorithms 1 and 2. That steps are cut back is ours.
 """
@@ -354,8 +354,8 @@ def _step(
 
 
 def planned_step(config: FederatedEMConfig, state: FederatedEMState) -> float:
-    """gamma of the coming round, before it is cut back. An automatic step in natural units is at most 1 before anybody
-    was heard."""
+    """gamma of the coming round, before it is cut back. An automatic step in natural units is at most 1 before the
+    first client has answered."""
     if config.natural and not state.heard and config.algorithm.gamma is None:
         return min(1.0, state.gamma)
     return decreased_step(config, state.gamma, state.round)

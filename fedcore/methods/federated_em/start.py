@@ -458,7 +458,7 @@ def enter_rounds(
 ) -> FederatedEMState:
     """S_0 = s, T(S_0), the step and the sizes of batches; next come the first memories, or the first round.
 
-    Raises ConfigError if s lies outside the domain of T.
+    Raises ConfigError if s is outside the domain of T.
     """
     if not config.searches and not model.admissible(
         s

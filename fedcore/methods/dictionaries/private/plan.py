@@ -1,4 +1,4 @@
-"""What a private run releases and what that costs, and what it is likely to be worth: public numbers alone."""
+"""The releases of a private run, their privacy cost and their expected utility, from public numbers only."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def begins_given(public: PublicFacts) -> bool:
 
 
 def nominal(public: PublicFacts) -> int:
-    """The public number of clients who take part. Raises ConfigError if nobody declared one."""
+    """The declared number of clients who take part. Raises ConfigError if none was declared."""
     if public.nominal_clients is None:
         raise ConfigError(
-            "a private dictionary run needs a nominal number of clients, because the exact one is not public.",
-            "Set nominal_clients in the settings, or declare it when the population is made.",
+            "a private dictionary run needs a declared number of clients, because the exact one is not public.",
+            "Pass --set nominal_clients=N, or declare it at ingest (`--nominal-clients N`).",
         )
     return public.nominal_clients
 
@@ -63,8 +63,8 @@ def shape_of(config: DictionariesConfig, public: PublicFacts) -> tuple[int, int]
 
 
 def plan(config: DictionariesConfig, public: PublicFacts) -> list[PlannedRelease]:
-    """Releases whose prices, rounded up, sum to at most public.rho. Raises ConfigError without a budget or a
-    nominal number of clients."""
+    """Releases whose privacy costs, rounded up, sum to at most public.rho. Raises ConfigError without a budget or a
+    declared number of clients."""
     if public.rho is None or not public.rho > 0:
         raise ConfigError("a private dictionary run needs a privacy budget.", "Set a budget for the population.")
     nominal(public)
