@@ -39,8 +39,8 @@ def missing_versions(item: Deployment, wanted: Ranges) -> list[int]:
 
 
 def check_backfill(item: Deployment, versions: Sequence[int]) -> None:
-    """Raises ConfigError if the deployment's runs go on from one another, or pay by cohort, BudgetExceeded if not all
-    of these runs fit into the budget, and what `resolve` raises of the next run.
+    """Raises ConfigError if the deployment's runs start from one another, or are charged by cohort, BudgetExceeded if
+    the budget does not have room for all of these runs, and what `resolve` raises for the next run.
     """
     if item.start_from == PREVIOUS:
         raise ConfigError(
@@ -61,7 +61,7 @@ def check_backfill(item: Deployment, versions: Sequence[int]) -> None:
     fit = 0 if inputs.balance is None else runs_that_fit(spec, inputs.balance)
     if fit < len(versions):
         raise BudgetExceeded(
-            f"{len(versions)} runs of deployment {item.name!r} are to be made up for, and the budget of population "
+            f"{len(versions)} runs of deployment {item.name!r} are missing, and the budget of population "
             f"{spec.population.path.name!r} has room for {fit} of its runs. Nothing was released.",
             "Name fewer versions." if fit else "Budgets do not renew.",
         )

@@ -1,8 +1,8 @@
-"""When a budget ends if runs go on as they do: how many runs of each deployment still fit, until when, and which
+"""When a budget ends if runs continue as before: how many runs of each deployment still fit, until when, and which
 cohorts take part.
 
-Made from the ledger's balance, the plans of the last runs, and when runs began or are scheduled: all of it is public or
-for operators. A deployment's next runs are taken to cost what its last one did. Nothing is reserved.
+Uses the ledger's balance, the plans of the last runs, and when runs began or are scheduled: all of it is public or for
+operators. Assumes that a deployment's next runs cost as much as its last one. Nothing is reserved.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ class Payer:
     """A deployment that draws on the budget.
 
     rho, delta: what a run charges; whole: each takes all that is left; reserved: what must be left when a run begins
-    share: of a divided budget that pays, None: the undivided part, or all; rule: which cohorts it asks
-    starts: that are known, ascending; every: between those that follow, None: there are none; because: how its starts
-    are known
+    share: sub-budget that is charged, None: the undivided part, or all; rule: which cohorts take part
+    starts: known ones, ascending; every: interval of later ones, None: there are none; because: how starts are known
     """
 
     deployment: str
@@ -80,10 +79,10 @@ class Outlook:
 def outlook(
     rho_left: float | Fraction, delta_left: float | Fraction, crumb: float, payers: Sequence[Payer]
 ) -> dict[str, Outlook]:
-    """What becomes of an account if all of them go on to draw on it; by deployment.
+    """Predict an account if all deployments continue to draw on it; by deployment.
 
-    rho_left, delta_left: of the account; crumb: rho of which a run that takes all that is left makes nothing. A payer
-    whose starts are not foreseen draws nothing, and is told how many of its runs would fit alone.
+    rho_left, delta_left: of the account; crumb: rho that is too little for a run that takes all that is left. A
+    deployment without foreseen starts draws nothing; its outlook is how many of its runs would fit alone.
     """
     rho, delta = Fraction(rho_left), Fraction(delta_left)
     found = {
@@ -310,8 +309,8 @@ def _minute(when: datetime | None) -> str | None:
 
 
 def cohort_lines(manifest: Manifest, balance: Balance, payers: Sequence[Payer], name: str) -> list[str]:
-    """Which cohorts each deployment's next run asks and can be paid by, and when the first and the last of them retire,
-    if nobody comes. A line for each deployment. name: of the population
+    """Which cohorts with enough budget each deployment's next run has, and when the first and the last of them are
+    exhausted, if no clients come. A line for each deployment. name: of the population
     """
     if balance.shares:
         return ["The budget is divided into shares: what each cohort has left of each is in the table of shares."]

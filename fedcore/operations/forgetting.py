@@ -67,9 +67,8 @@ def forget(
 ) -> Forgot:
     """`fedcore.population.erasing.forget`, recorded in the ledger.
 
-    runs: folder or URL of runs. Those on this population that are not private lose the memories of their clients, and
-    cannot be resumed any more; that is done also if there is nobody to forget any more. stamp: a time as text, which
-    they show.
+    runs: folder or URL of runs. Runs on this population that are not private lose their client memory, and cannot be
+    resumed any more. This happens also if there is no client left to forget. stamp: a time as text, which they show.
 
     Raises what `erasing.forget` raises: also if a private run is open, or a process is at work on one of `runs`; and
     what the ledger raises.

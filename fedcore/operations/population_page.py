@@ -62,8 +62,8 @@ def population_page(
     """Markdown: deployments, budget with a forecast, trends, latest runs, versions, and the runs of the folder `runs`
     on the population, by deployment.
 
-    starts: that are scheduled, by deployment, as far as somebody knows; now: the present, UTC; figures: whether there
-    are any, as data URIs
+    starts: known scheduled starts, by deployment; now: the present, UTC; figures: whether to include them, as data
+    URIs
     """
     newest, now = Population.open(path), now or datetime.now(UTC)
     mine = [run for run in list_runs(runs) if (run.info.get("population") or {}).get("id") == newest.id]

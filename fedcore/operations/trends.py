@@ -176,7 +176,7 @@ def budget_drawn(balance: Balance, payers: Sequence[Payer], runs: Sequence[Run],
 
 
 def deployment_row(series: SeriesOfRuns) -> dict[str, Any]:
-    """A deployment in one line: its newest run, and how that did beside the one before it."""
+    """A deployment in one line: its newest run, and how it compares with the one before it."""
     newest = series.points[0]
     before = next((one for one in series.points[1:] if one.status == "finished"), None)
     return {

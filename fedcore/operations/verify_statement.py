@@ -77,9 +77,9 @@ def verify_statement(
     """Compare a statement (a run, its statement.json, or the one in its report.html) with itself, with the ledger and
     with the run.
 
-    run: its folder; by default the one that the file lies in, if that is a run's. ledger_url: where the ledger is; by
-    default where the population says, else FEDCORE_LEDGER or the user's own. Raises ConfigError for a file that is no
-    statement, Unreachable; what does not agree is reported.
+    run: its folder; by default the folder of the file, if that is a run's. ledger_url: where the ledger is; by default
+    as the population states, else FEDCORE_LEDGER or the user's ledger. Raises ConfigError for a file that is no
+    statement, Unreachable. Disagreements are reported, not raised.
     """
     path = files.place(file)
     if files.is_file(path / "run.json"):

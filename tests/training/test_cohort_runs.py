@@ -188,6 +188,6 @@ def test_the_page_of_the_population_shows_cohorts(tmp_path):
     growing.append("n3")
     growing.run("without", horizon=4)
     page = population_page(str(growing.path), tmp_path / "runs")
-    assert "The founders (cohort 1) are retired" in page
+    assert "The initial cohort (cohort 1) is exhausted" in page
     row = next(line for line in page.splitlines() if line.startswith("| without"))
     assert row.split("|")[4].strip() == "400" and row.split("|")[5].strip() == "0.25"

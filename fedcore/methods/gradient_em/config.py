@@ -106,7 +106,7 @@ Known = float | tuple[float, ...] | tuple[tuple[float, ...], ...]
 
 
 class GradientEMConfig(BaseModel):
-    """Settings of federated gradient EM with estimated shrinkage. Ranges stand beside the fields."""
+    """Settings of federated gradient EM with estimated shrinkage. Each field declares its range."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -119,8 +119,8 @@ class GradientEMConfig(BaseModel):
     covariance: Literal["auto", "identity", "shared", "components"] | Known = Field(
         "auto",
         description="of the rows within a component, or noise variance of a regression; shared: one for "
-        "all clients, estimated; components: one for each component of Gaussians, likewise, from the best of several "
-        "mixtures of all rows; identity: variance 1; a variance, the variances of the columns or a matrix: what is "
+        "all clients, estimated; components: one for each component of Gaussians, also estimated, from the best of "
+        "several mixtures of all rows; identity: variance 1; a variance, the variances of the columns or a matrix: what is "
         "known of it; auto: shared for Gaussians, identity for regressions",
     )
     standardise: Literal["none", "columns", "clients"] = Field(

@@ -75,7 +75,7 @@ def own_moments(block: RowsBlock) -> tuple[np.ndarray, np.ndarray]:
 
 
 def whitening(coordinates: Coordinates) -> np.ndarray:
-    """(R, d, d) of `Rows`, of components with covariances of their own."""
+    """(R, d, d) of `Rows`, for components with separate covariances."""
     return np.linalg.inv(np.linalg.cholesky(coordinates.covariance)).transpose(0, 2, 1)
 
 

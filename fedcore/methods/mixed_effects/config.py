@@ -12,7 +12,7 @@ MOVED = dict.fromkeys(
 
 
 class MixedEffectsConfig(BaseModel):
-    """Settings of mixed-effects regressions. Ranges stand beside the fields."""
+    """Settings of mixed-effects regressions. Each field declares its range."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

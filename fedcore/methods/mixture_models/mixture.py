@@ -194,7 +194,7 @@ class Mixture(ABC):
         self, theta: Theta, y: Rows, ptr: np.ndarray, weights: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """`e_mean`, and the rows (C,) float64 of every client that are in it, by their weights: all, but those that `y`
-        leaves out. For dense rows every client's part is a function of its own rows, to the last bit
+        leaves out. For dense rows every client's part depends only on the client's rows, to the last bit
         (`fedcore.methods.mixture_models.client_sums`).
 
         Raises TypeError for rows with weights of which some are left out.

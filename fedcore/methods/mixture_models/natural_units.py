@@ -59,8 +59,8 @@ from fedcore.methods.mixture_models.regression import RegressionMixture
 
 
 class Units(Protocol):
-    """A linear map between differences of a mixture's statistics and natural units at theta, exactly invertible; a
-    client's numbers are a function of its own row. order: how arrays of theirs lie in memory."""
+    """A linear map between differences of a mixture's statistics and natural units at theta, exactly invertible. A
+    client's numbers depend only on the client's row. order: layout of their arrays in memory."""
 
     @property
     def model(self) -> Mixture: ...

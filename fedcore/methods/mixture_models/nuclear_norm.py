@@ -81,8 +81,8 @@ def minimise(
     """The minimiser (J, L). start: a first guess, or None. lam > 0 unless Gaussian.
 
     Stops when the gradient mapping (theta - prox(theta)) / step is `tolerance` times the norm of (s, Psi'(theta)), or
-    after so many cycles. With `rank` smaller than the rank of the minimiser the problem is no longer convex, and the
-    result may depend on `start`.
+    after this number of cycles. With `rank` smaller than the rank of the minimiser the problem is no longer convex, and
+    the result may depend on `start`.
     """
     if family == "gaussian":
         return soft_threshold(s, lam, rank)

@@ -22,7 +22,7 @@ PROFILES: dict[str, dict[str, Any]] = {
 
 
 class PermaConfig(BaseModel):
-    """Settings of PerMA. Ranges stand beside the fields. Defaults are those of the profile "recommended"; the sizes are
+    """Settings of PerMA. Each field declares its range. Defaults are those of the profile "recommended"; the sizes are
     those of the paper's synthetic task."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -68,9 +68,9 @@ class PermaConfig(BaseModel):
         0,
         ge=0,
         le=100,
-        description="half way through the rounds every client learns its local atoms anew, from so many starts, on "
-        "its samples' parts orthogonal to the global atoms, and keeps the best if that lowers its objective; not with "
-        "learner robust",
+        description="number of starts from which every client learns its local atoms again, half way through the "
+        "rounds, on its samples' parts orthogonal to the global atoms; it keeps the best if that lowers its objective; "
+        "not with learner robust",
     )
 
     # start
@@ -103,7 +103,7 @@ class PermaConfig(BaseModel):
         gt=0,
         le=2,
         description="a client whose mean matched distance stays above this for three rounds is left out, unless a "
-        "quarter of the clients is that far; None: nobody is left out",
+        "quarter of the clients is that far; None: all clients stay",
     )
 
     # end
@@ -143,5 +143,5 @@ class PermaConfig(BaseModel):
 
     @property
     def restart_round(self) -> int | None:
-        """The round in which local atoms are learnt anew; None: none."""
+        """The round in which local atoms are learnt again; None: none."""
         return (self.rounds + 1) // 2 if self.restarts else None

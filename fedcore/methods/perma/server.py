@@ -110,7 +110,7 @@ def _matching_threshold(state: PermaState) -> float:
 
 
 def server_update(config: PermaConfig, state: PermaState, result: Mapping[str, Any]) -> tuple[PermaState, RoundInfo]:
-    """Raises PopulationError if nobody has samples, RunError if the global dictionary is not finite."""
+    """Raises PopulationError if no client has samples, RunError if the global dictionary is not finite."""
     return _after_start(config, state, result) if state.phase == "start" else _after_round(config, state, result)
 
 

@@ -42,7 +42,7 @@ class Forecast:
     epsilon_factor: float
 
     def in_words(self, unit: str) -> str:
-        """What would be enough for components that lie apart, to two digits. unit: "record" or "client"."""
+        """Describe what would be enough for separated components, to two digits. unit: "record" or "client"."""
         if not self.units:
             return "going by its noise, the budget was enough for components that lie apart"
         units = float(f"{self.units:.2g}")
@@ -53,7 +53,7 @@ class Forecast:
 
 
 def forecast(config: PrivateGMMConfig, state: PrivateGMMState) -> Forecast:
-    """For a run that has failed: the t that its noise asks for, beside the t that its own noised count gave."""
+    """For a failed run: the t that its noise requires, relative to the t that its noisy count gave."""
     needed = max(needs_of(config, state.features, state.relation, state.noise).values())
     factor = needed / max(state.needed, 1e-9)
     return Forecast(2 * needed / config.w_min, factor) if factor > 1 else Forecast(0.0, 0.0)
@@ -78,8 +78,8 @@ def needs_of(config: PrivateGMMConfig, features: int, relation: str, noise: np.n
 
 
 def worth(config: PrivateGMMConfig, public: PublicFacts) -> Worth | None:
-    """None if nobody declared a size. A budget for records is told of as if every client held one: more are better.
-    Raises ConfigError for what `fedcore.methods.private_gmm.plan.plan` refuses."""
+    """None if no size was declared. A budget for records is described as if every client held one record; with more,
+    the result is better. Raises ConfigError for what `fedcore.methods.private_gmm.plan.plan` refuses."""
     if public.nominal_clients is None:
         return None
     releases = plan(config, public)

@@ -1,10 +1,10 @@
-"""Whether neighbouring cells of the partition are groups of their own: counts of rows along the line between their
-means must have a valley.
+"""Whether neighbouring cells of the partition are separate groups: counts of rows along the line between their means
+must have a density dip.
 
-A terrific ball is empty around, as far as noise and the search's directions show. That does not tell a group from a
-piece of one: of a ring, a line, or a heavy tail. So nothing is called found before every edge of a spanning tree of the
-cells has a valley that the best fit with one peak does not explain. Everything here is a function of published values
-and public streams.
+The surroundings of a terrific ball are empty, as far as noise and the search's directions show. That does not
+distinguish a group from a piece of one: of a ring, a line, or a heavy tail. So components are reported only if every
+edge of a spanning tree of the cells has a dip that the best fit with one peak does not explain. Everything here is a
+function of published values and public streams.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ BESIDE = 2.0  # in squared distances: how much further apart a pair may be than 
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """Edges that were tested. mass: (e,) units that were counted; depth: (e,) valley / lower peak; p: (e,)."""
+    """Edges that were tested. mass: (e,) units that were counted; depth: (e,) dip / lower peak; p: (e,)."""
 
     mass: np.ndarray
     depth: np.ndarray
     p: np.ndarray
 
     def parted(self) -> np.ndarray:
-        """(e,) bool: whether there is a valley."""
+        """(e,) bool: whether there is a density dip."""
         found: np.ndarray = (self.p <= ALPHA / max(len(self.p), 1)) & (self.depth <= DEPTH)
         return found
 
 
 def pairs_of(means: np.ndarray, reach: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """(m - 1, 2) int64: a spanning tree of cells by distances beside their reaches. means: (m, d); reach: (m,)."""
+    """(m - 1, 2) int64: a spanning tree of cells by distances relative to their reaches. means: (m, d); reach: (m,)."""
     squares = ((means[:, None] - means[None]) ** 2).sum(axis=2) / (reach[:, None] ** 2 + reach[None] ** 2)
     return np.array(spanning_tree(squares, -squares, weights, 0.0, BESIDE), np.int64).reshape(-1, 2)
 

@@ -22,10 +22,10 @@ class PrivateMixtureConfig(PrivateRunSettings):
 
     components: int = Field(8, ge=1, le=32, description="components of the mixture, at most")
     alpha: float = Field(
-        0.01, gt=0, lt=0.5, description="chance of claiming separate groups where there is one with a single peak"
+        0.01, gt=0, lt=0.5, description="false-positive rate: chance of separate groups where there is only one peak"
     )
     depth: float = Field(
-        0.6, gt=0, lt=1, description="a valley parts groups if it is at most this share of the lower peak beside it"
+        0.6, gt=0, lt=1, description="a density dip separates groups if it is at most this fraction of the lower peak"
     )
     rounds: int = Field(5, ge=1, le=20, description="rounds of EM")
     categories: Categories | None = Field(
@@ -41,5 +41,5 @@ class PrivateMixtureConfig(PrivateRunSettings):
 
     # the budget
     nominal_records: int | None = Field(
-        None, ge=1, description="public number of records, if the budget is for records; None: as many as clients"
+        None, ge=1, description="declared number of records, if the budget is for records; None: as many as clients"
     )

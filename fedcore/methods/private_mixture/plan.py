@@ -1,22 +1,22 @@
 """The rounds of a run and what they release, known from config and public facts alone.
 
-    count             number of units; per column a histogram of sign, exponent and gaps        a range of each column
+    count             number of units; per column a histogram of sign, exponent, missing        a range of each column
     centres, spans    three times: sums about a centre, then exponents of distances from it     centre and scale
     norms, moments    twice: norms of rows, then count, sum and products of rows cut to one     whitening
     norms, cells      norms in q leading directions, then four rounds of Lloyd                  starts
     norms             of rows from their nearest start                                          scale of the components
     components        `rounds` rounds of EM                                                     the mixture
     guard             its gain over one normal distribution                                     one, or a mixture
-    valleys           for each edge between neighbouring components a histogram of places       groups
+    `valleys`         for each edge between neighbouring components a histogram of places       groups
 
-Where there are categories, rounds of EM release answers by component and value besides.
+    If there are categories, rounds of EM also release answers by component and value.
 
-A run that starts from a profile knows centres and scales, and leaves out `centres` and `spans`.
+    A run that starts from a profile knows centres and scales, and leaves out `centres` and `spans`.
 
-A run that goes on with a series has the last three kinds alone, with the whole budget; whether it does is in its start,
-which is public.
+    A run that continues a series has the last three kinds only, with the whole budget. Its start, which is public,
+    shows whether it does.
 
-The background has sums of its own in rounds of EM, the last of each release but `em_pooled`, which leaves it out.
+    The background has separate sums in rounds of EM, the last of each release but `em_pooled`, which leaves it out.
 
 Shapes are planned at their largest: K components, MOST_CELLS cells, K - 1 edges. Shares are of mu^2, that is of rho.
 """
@@ -96,7 +96,7 @@ class Phase:
 @dataclass(frozen=True, slots=True)
 class Design:
     """A run as it is planned. d: columns of numbers; k: components; q: leading directions; n: declared number of units;
-    mu: of the whole run; own: whether each component's own matrix is released; warm: whether the run goes on with a
+    mu: of the whole run; own: whether each component's own matrix is released; warm: whether the run continues a
     series; profiled: whether it starts from a profile."""
 
     d: int
@@ -250,7 +250,7 @@ def em_shares(rounds: int) -> list[float]:
 
 
 def units_of(config: PrivateMixtureConfig, public: PublicFacts) -> int:
-    """The declared number of units. Raises ConfigError if nobody declared one."""
+    """The declared number of units. Raises ConfigError if none was declared."""
     if public.unit == "record" and config.nominal_records is not None:
         return config.nominal_records
     if public.nominal_clients is None:
@@ -276,8 +276,8 @@ def planned_design(config: PrivateMixtureConfig, public: PublicFacts) -> Design:
 
 
 def plan(config: PrivateMixtureConfig, public: PublicFacts) -> list[PlannedRelease]:
-    """All releases, with prices that, rounded up, sum to at most public.rho. Raises what `planned_design` raises, and
-    ConfigError for a budget so small that noise would be wider than LARGEST_NOISE."""
+    """All releases, with privacy costs that, rounded up, sum to at most public.rho. Raises what `planned_design`
+    raises, and ConfigError for a budget so small that noise would be wider than LARGEST_NOISE."""
     design = planned_design(config, public)
     assert public.rho is not None
     total = math.fsum(item.share for phase in design.phases for item in phase.releases)

@@ -147,8 +147,9 @@ def result_of(config: PrivateMixtureConfig, state: PrivateMixtureState, features
     """Segments, weights, groups, means, standard deviations and correlations of the components, the largest first, the
     tested edges, and the share of rows left out; empty before the run has finished.
 
-    Component 0 is row 0 of the state's arrays, and label 0 of the clients' outputs; groups likewise. Shares, means and
-    standard deviations have standard errors where `errors_of` gives some; the first table states why others have none.
+    Component 0 is row 0 of the state's arrays, and label 0 of the clients' outputs; the same holds for groups. Shares,
+    means and standard deviations have standard errors where `errors_of` gives some; the first table states why others
+    have none.
     """
     if not state.done:
         return Result()

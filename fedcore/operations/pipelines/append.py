@@ -283,7 +283,7 @@ def _opening(step: Ingest, population: Population, at: datetime) -> dict[str, An
 
 
 def aged(population: Population, at: datetime, after_days: int) -> int | None:
-    """The newest cohort that is older than so many days; None if none is, or there are none. The newest always stays.
+    """The newest cohort that is older than `days`; None if there is none. The newest of all always stays.
 
     A cohort is as old as its append, a calendar period as its end.
     """

@@ -55,10 +55,10 @@ class Hands(Protocol):
         """A run that was interrupted, to its end."""
 
     def backend(self, population: Population, compute: Compute, private: bool) -> AbstractContextManager[Backend]:
-        """Who answers blocks of a population."""
+        """The backend that maps blocks of a population."""
 
     def sharing(self, workers: int | None) -> Sharing | None:
-        """Who reads a table in parts; None: whoever makes the step, alone."""
+        """Starts processes that read a table in parts; None: only the process that makes the step reads it."""
 
 
 class OwnHands:
@@ -88,8 +88,8 @@ class OwnHands:
 def do_step(ready: Ready, called: str, at: datetime, hands: Hands) -> StepRecord:
     """Make one step of a pipeline's run for this time. Raises the error that ends it; `tried` makes a record of it.
 
-    An error of no name, which data may cause that nobody has thought of, is a RunError: it keeps no other step from
-    being made either. Its text, which may quote values, is told nowhere; where in the code it was raised is logged.
+    An unforeseen error, which unusual data may cause, becomes a RunError, so that other steps are still made. Its text
+    may quote values and is never shown; the log states where in the code it was raised.
     """
     step = ready.pipeline.labelled(called)
     unforeseen = UNFORESEEN if isinstance(step, Train) else (Exception,)
@@ -102,7 +102,7 @@ def do_step(ready: Ready, called: str, at: datetime, hands: Hands) -> StepRecord
         logging.getLogger(__name__).error("step %s: %s\n%s", called, type(error).__name__, where)
         raise RunError(
             f"step {called!r} was ended by an error that has no name in fedcore ({type(error).__name__}).",
-            "The log says where; please report it.",
+            "The log states where; please report it.",
         ) from None
 
 
