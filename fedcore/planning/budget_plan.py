@@ -76,12 +76,12 @@ def equal_runs(
 
 
 def check_not_by_period(population: Population) -> None:
-    """Raises ConfigError where each calendar period has a budget of its own: then there is nothing to share out."""
+    """Raises ConfigError if each calendar period has a separate budget: then there is no budget to divide."""
     if population.manifest.period is not None:
         raise ConfigError(
-            f"each calendar period of population {population.path.name!r} is read by as many runs as its schedule has, "
-            "whoever arrives.",
-            "Set the horizon to that number: runs a period, times the window. `fedcore train` says what a run costs.",
+            f"each calendar period of population {population.path.name!r} is read by as many runs as its schedule has. "
+            "New clients do not change that.",
+            "Set the horizon to that number: runs a period, times the window. `fedcore train` shows the cost of a run.",
         )
 
 

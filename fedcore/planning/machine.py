@@ -168,5 +168,5 @@ def started_process(method: str, private: bool) -> tuple[float, int, int]:
         return float(seconds), int(size), int(flow)
     except ValueError:
         raise ConfigError(
-            f"a fresh Python process cannot import the method {method!r}.", "Mend the installation."
+            f"a fresh Python process cannot import the method {method!r}.", "Fix the installation."
         ) from None

@@ -56,13 +56,13 @@ AT_ONCE = 1.2  # of the longer of two things that two threads do, what both toge
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What the run would have.
+    """Resources of the planned run.
 
-    workers: 0 for this process alone, None for what a run would have by default; prefect: whether a flow has them
-    cluster: whether each has a core and a disk of its own, like this machine's; cache_bytes: of decoded blocks, each
+    workers: 0 for this process alone, None for the default of a run; prefect: whether a flow has them
+    cluster: whether each has a separate core and disk, like this machine's; cache_bytes: of decoded blocks, each
     memory_bytes: that a process may have; deadline: seconds for all rounds; None: not bounded
-    clients: as if the population had so many; rows: as if each had so many (different tokens, of counts); None: as it
-    is, or as is declared, if the run is private
+    clients, rows: plan for this number of clients, and of rows of each (different tokens, of counts); None: those of
+    the population, or the declared ones if the run is private
     """
 
     workers: int | None = None
@@ -80,7 +80,7 @@ class Load:
     """Sizes of the population as the run sees it.
 
     sizes: decoded bytes of each block's training part; block_clients: of the block that has most; shares_commits:
-    whether cheap rounds do; remote: whether it is behind a URL; beside: `Method.kept_beside`
+    whether cheap rounds do; remote: whether it is behind a URL; `beside`: `Method.kept_beside`
     """
 
     clients: float
@@ -107,11 +107,11 @@ class Load:
 
 
 def load_of(method: AnyMethod, population: Population, clients: int | None, rows: int | None = None) -> Load:
-    """Of the population as it is; or of one with so many clients and rows of each, in blocks as this machine would
-    make.
+    """Load of the population as it is; or of one with this number of clients and of rows of each, in blocks as this
+    machine would make.
 
-    A private method's is always of the latter kind, and of declared sizes (`public_shape`): neither rows nor bytes of
-    the population enter it, nor its blocks.
+    A private method's load is always of the latter kind, with declared sizes (`public_shape`). It does not depend on
+    the population's rows, bytes or blocks.
     """
     leaf = population.clients_per_leaf
     if method.private:

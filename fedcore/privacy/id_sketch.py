@@ -35,7 +35,7 @@ class Sketch:
 
     @classmethod
     def empty(cls, ids: int) -> Sketch:
-        """For about so many ids: half as many cells give the estimate its smallest error."""
+        """An empty sketch for about this number of ids: half as many cells give the estimate its smallest error."""
         m = 2 ** round(math.log2(max(ids / 2, 1)))
         return cls(np.zeros(min(max(m, FEWEST), MOST), np.int64), 0, 0)
 
@@ -49,7 +49,7 @@ class Sketch:
 
     @property
     def outgrown(self) -> bool:
-        """Whether it has so many more ids than cells that a new, larger one estimates much better."""
+        """Whether it has far more ids than cells, so that a new, larger one would estimate much better."""
         return self.ids > 32 * len(self.cells) and len(self.cells) < MOST
 
     def to_bytes(self) -> bytes:
@@ -122,7 +122,7 @@ def keyed_block(fingerprint: str, key: bytes) -> bytes:
 
 
 def key_name(key: bytes) -> str:
-    """By which sketches of different keys are told from each other. It does not give the key away."""
+    """A name that distinguishes sketches of different keys. It does not reveal the key."""
     return blake2b(key=key, digest_size=8, person=OF_KEY).hexdigest()
 
 

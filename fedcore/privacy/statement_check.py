@@ -1,4 +1,4 @@
-"""A privacy statement as somebody holds it: read, computed again from its own numbers, compared with another one."""
+"""A stored privacy statement: read, recomputed from its own numbers, and compared with another one."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_what_was_spent_is_missing(place):
 
 
 def test_what_cannot_be_planned(place, tmp_path):
-    with pytest.raises(ConfigError, match="do not say how many clients come"):
+    with pytest.raises(ConfigError, match="do not show how many clients come"):
         said(place, arrivals=None)
     for arrivals in (0.0, 1.0, -0.1):
         with pytest.raises(ConfigError, match="between 0 and 1"):

@@ -1,6 +1,6 @@
-"""Copies of a whole ledger in one SQLite file: made while runs go on, and put back where no ledger is.
+"""Copies of a whole ledger in one SQLite file. They are made while runs continue, and restored where no ledger is.
 
-A copy is what the ledger was at one moment: SQLite's own backup of a SQLite file, and of a server all tables as one
+A copy is the state of the ledger at one moment: SQLite's backup of a SQLite file, and from a server all tables as one
 transaction sees them. It is a ledger of the same id, with one file, readable by its owner only.
 """
 
