@@ -52,7 +52,8 @@ def listed(block: WordsBlock, known: np.ndarray, chosen: np.ndarray | None = Non
     """(entries of the block that are in their clients' lists, their weights), both (m,) int64.
 
     known: (V,) WORD, sorted, words that were released before, which no client lists again. chosen: (C,) bool, clients
-    who take part; None: all. A list holds the most frequent words; where counts are equal, those whose bytes come first.
+    who take part; None: all. A list holds the most frequent words; where counts are equal, those whose bytes come
+    first.
     """
     of_word = (block.words != NO_WORD) & ~np.isin(block.words, known)
     owner = np.repeat(np.arange(block.clients), np.diff(block.indptr))

@@ -48,10 +48,10 @@ class Source:
     cache_bytes: how much of decoded blocks and memories a process may keep
     stream_above: a block of dense rows that is larger, decoded, is read while it is used, if the method can
     durable: whether the memories of this round are to be flushed to the disk; their names are when they are committed
-    training: names the course of a training in which a process may use what it kept of its own answers
+    training: name of the training in which a process may use what it kept of earlier answers
     memory_digests: {name: digest} of the files in memory_in; None: not known, so not compared
-    ranges: index ranges [first, stop) of the clients who take part, ascending with gaps between them; None: everybody
-    manifest: `Population.checksum` of the version that is read; None: nobody compares
+    ranges: index ranges [first, stop) of the clients who take part, ascending with gaps between them; None: all clients
+    manifest: `Population.checksum` of the version that is read; None: not compared
     """
 
     population: str
@@ -282,7 +282,7 @@ def nobody_takes_part(source: Source, population: Population, index: int) -> boo
 def participants_of(
     method: AnyMethod, source: Source, population: Population, index: int, heldout: bool = False
 ) -> ClientBlock:
-    """The block; or, if nobody in it takes part, one without clients at its place, for which nothing is read."""
+    """The block; or, if no client in it takes part, one without clients at its place, for which nothing is read."""
     if not nobody_takes_part(source, population, index):
         return block_for(method, source, population, index, heldout)
     entry = population.blocks[index]
@@ -295,10 +295,10 @@ def participants_of(
 
 
 def participating(block: ClientBlock, clients_per_leaf: int, ranges: Ranges | None) -> Iterator[ClientBlock]:
-    """The leaves of the block, cut at the ranges of the clients who take part: every part of a leaf keeps its place. A
-    block without clients is one part, so that nobody's answer has its statistics too.
+    """The leaves of the block, cut at the ranges of the clients who take part. Every part of a leaf keeps its place. A
+    block without clients is one part, so that the answer of no client has statistics too.
 
-    Where a leaf would fall into many parts, those who take part are put together instead, which takes a copy: exact
+    If a leaf would fall into many parts, the clients who take part are put together instead, which takes a copy. Exact
     sums are the same.
     """
     if block.clients == 0:
@@ -319,7 +319,7 @@ def participating(block: ClientBlock, clients_per_leaf: int, ranges: Ranges | No
 
 
 def within(ranges: Ranges, first: int, stop: int) -> Ranges:
-    """What of the index ranges [low, high) lies in [first, stop)."""
+    """The parts of the index ranges [low, high) that are in [first, stop)."""
     return tuple((max(low, first), min(high, stop)) for low, high in ranges if low < stop and first < high)
 
 

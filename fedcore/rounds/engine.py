@@ -142,7 +142,7 @@ class Training:
 
     def answer(self) -> bool:
         """Get what the server will see: statistics, or published values if the method is private. False: finished, or
-        the rounds from this one on were given up to pay for values that were lost.
+        the remaining rounds are skipped to make up for lost values.
 
         In a private run nothing raw outlives this call.
         """

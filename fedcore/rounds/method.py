@@ -53,18 +53,18 @@ class PublicFacts:
     """What a method may know before any client has answered.
 
     kind, features, clients_per_leaf: from the manifest; the schema is public
-    nominal_clients: the size that the owner declared; None if nobody declared one
+    nominal_clients: the declared number of clients; None if not declared
     clients:  the exact number of clients; always None for a private run
     rho:      budget of this run without its spares; None for a non-private run
     seed:     names the streams of simulation randomness (never of noise that protects people)
     relation: neighbouring relation of the population's budget: "add_or_remove_one" or "replace_one"
     warm_start: public arrays by name that the run starts from (released earlier, or declared public), or None
-    unit:     what the population's budget protects: "client" or "record"; the latter only for methods that say so in
+    unit:     what the population's budget protects: "client" or "record"; the latter only for methods that list it in
               `units`
-    halves:   how the owner says that clients' data were dealt to the training part and the held-out part: whole
-              documents, or single tokens; None if nobody says. Never found out by looking: whether there is a held-out
-              part can depend on a single client
-    one_whole: whether the held-out part is as good as the training part to this run (`Manifest.one_whole`)
+    halves:   how the owner declares that clients' data were split into the training part and the held-out part: whole
+              documents, or single tokens; None if not declared. Never found by looking at the data: whether there is a
+              held-out part can depend on a single client
+    one_whole: whether this run may use the held-out part like the training part (`Manifest.one_whole`)
     rows:     the exact number of rows; always None for a private run
     image:    (height, width) where the owner declared that a row is a picture; of the schema, like features
     """
@@ -100,11 +100,11 @@ class RoundInfo:
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """What a private run is likely to be worth, by public facts alone.
+    """Expected utility of a private run, from public facts only.
 
-    word:   how good it is; a run whose word is "none" is refused, unless its setting `anyway` is true
-    expect: what to expect of it, in words
-    loss:   in `unit`, about how much is lost to noise; None: nobody knows
+    word:   rating of the run; a run with the rating "none" is refused, unless its setting `anyway` is true
+    expect: what to expect, in words
+    loss:   approximate loss due to noise, in `unit`; None: unknown
     """
 
     word: Literal["none", "weak", "fair", "good"]
@@ -121,8 +121,8 @@ class PrivateSettings(Protocol):
     """The settings that every private method has.
 
     epsilon: what a run may spend, at the delta of the population's budget; None: all that is left
-    spare_releases: reserved for values that are drawn and lost, each at the price of the dearest release
-    nominal_clients: the public size of the population; None: that of the manifest
+    spare_releases: reserve releases for lost values, each at the cost of the most costly release
+    nominal_clients: the declared number of clients; None: that of the manifest
     """
 
     @property
@@ -157,25 +157,25 @@ class Method(ABC, Generic[ConfigT, StateT]):
     streams_rows: whether `client_update` can read the rows of a block part by part, so that a block need not fit in
         memory
     accepts_warm_start: whether a run may start from public arrays (`PublicFacts.warm_start`)
-    warm_starts_for: names of other methods whose runs may start from what a run of this one ends with
-    series_arrays: names of arrays of a warm start that tell what runs of this method on this very population have
-        released so far; runs on another one start without them, and so do runs of another method that does not name
+    warm_starts_for: names of other methods whose runs may start from the result of a run of this one
+    series_arrays: names of arrays of a warm start that hold what runs of this method on this population have released
+        so far; runs on another population start without them, and so do runs of another method that does not list
         them too
     scores_use_memories: whether `score_block` wants what the clients of the run remember
     outputs_use_memories: whether `personalise` does; where it does not, it is given None
-    serves_newcomers: whether `personalise`, given None, makes for clients that took no part what they would remember
-    free_settings: names of settings of `personalise`, `score_block`, `score_table` and `headline`, which neither the
-        clients' answers nor the server's moves depend on, but through what they are asked: what they do is a function
-        of what a run has ended with, so that they may be given anew to a run that was made
+    serves_newcomers: whether `personalise`, given None, computes the memory of clients that took no part
+    free_settings: names of settings of `personalise`, `score_block`, `score_table` and `headline` on which neither the
+        clients' answers nor the server's moves depend, except through the messages. Their effect is a function of the
+        final state of a run, so an existing run may get new values of them
     main_settings: the settings that `--help`, forms and the method's page show first, in this order; all others are
         under "Advanced". At most `MOST_MAIN`; a method with no more settings in all may leave it empty
-    personalises_all_documents: whether a client's outputs are made of both halves of its documents, where these were
-        dealt to halves and are not public for evaluation (`joined`); for methods of counts
-    algorithm: what runs are said to train, of a method without a setting of this name; empty: nothing is said
-    moved_settings: settings that the method had and has no more, "name" or "name=value", with what to read of them in
-        the error that refuses one: "is the method mixed_effects now"
-    fixed_settings: settings that the method had and that are constants now, with their values. Runs and files that have
-        this value are as they were; another value is refused
+    personalises_all_documents: whether a client's outputs use both halves of its documents, if these were split into
+        halves and are not public for evaluation (`joined`); for methods of counts
+    algorithm: name of the algorithm of runs, for a method without a setting of this name; empty: none is shown
+    moved_settings: settings that the method had and has no more, "name" or "name=value", with the text of the error
+        that refuses one: "is the method mixed_effects now"
+    fixed_settings: settings that the method had and that are constants now, with their values. Runs and files with
+        this value stay valid; another value is refused
     feature_outputs: names of outputs of `personalise` whose last axis are the features of the population
     usual_share: fraction of the whole budget that a private run takes if its settings give no epsilon; None: all that
         is left
@@ -229,7 +229,7 @@ class Method(ABC, Generic[ConfigT, StateT]):
     @property
     @abstractmethod
     def private(self) -> bool:
-        """Whether these settings release only noised values."""
+        """Whether these settings release only noisy values."""
 
     @property
     @abstractmethod
@@ -238,14 +238,15 @@ class Method(ABC, Generic[ConfigT, StateT]):
 
     @abstractmethod
     def plan(self, public: PublicFacts) -> Sequence[PlannedRelease]:
-        """Every noised release of the run and its price, from settings and public facts alone; empty if not private.
+        """Every noisy release of the run and its privacy cost, from settings and public facts only; empty if not
+        private.
 
         Raises ConfigError if there can be no such run.
         """
 
     @abstractmethod
     def release_values(self, message: Message, statistics: Statistics) -> dict[str, np.ndarray]:
-        """The int64 grid values to be noised in this round, by planned name; the engine does the rest."""
+        """The int64 grid values that get noise in this round, by planned name; the engine does the rest."""
 
     @property
     def private_settings(self) -> PrivateSettings:
@@ -259,13 +260,13 @@ class Method(ABC, Generic[ConfigT, StateT]):
 
     def settings_of_bounds(self, bounds: Bounds) -> Mapping[str, Any]:
         """Settings that follow from the public bounds of the population's columns, where these settings leave them
-        open. A run records them as if somebody had chosen them.
+        open. A run records them as if they had been set.
         """
         return {}
 
     def settings_of_columns(self, columns: Sequence[ColumnEntry]) -> Mapping[str, Any]:
-        """Settings that follow from how the population's columns were declared, likewise; none may be named. Raises
-        ConfigError for a setting that names a column which there is not.
+        """Settings that follow from the declarations of the population's columns, in the same way; columns may have no
+        names. Raises ConfigError for a setting with a column that does not exist.
         """
         return {}
 
@@ -313,7 +314,7 @@ class Method(ABC, Generic[ConfigT, StateT]):
 
     @abstractmethod
     def server_update(self, state: StateT, result: Mapping[str, Any]) -> tuple[StateT, RoundInfo]:
-        """result: published noised values by planned name if private, else the finished statistics by name."""
+        """result: published noisy values by planned name if private, else the finished statistics by name."""
 
     def phase(self, state: StateT, message: Message) -> str:
         """What kind of round this is; rounds of one phase cost about the same, and a plan counts them together."""
@@ -321,7 +322,7 @@ class Method(ABC, Generic[ConfigT, StateT]):
 
     @property
     def kept_beside(self) -> float:
-        """Bytes that may be kept beside a cached block (`CountsBlock.aside`) for each of its decoded ones."""
+        """Bytes that may be kept with a cached block (`CountsBlock.aside`) for each of its decoded ones."""
         return 0.0
 
     def clients_kept_apart(self, clients: int) -> int:
@@ -331,7 +332,7 @@ class Method(ABC, Generic[ConfigT, StateT]):
     # --- what a run shows -------------------------------------------------------------------------------------------
 
     def outcome(self, state: StateT) -> str:
-        """What a finished run has found, or why nothing, in one line; empty if there is nothing to tell."""
+        """What a finished run has found, or why it found nothing, in one line; empty if there is nothing to report."""
         return ""
 
     def rows_used(self, state: StateT) -> tuple[float, float] | None:
@@ -362,7 +363,8 @@ class Method(ABC, Generic[ConfigT, StateT]):
         raise ConfigError(f"is one of method {self.name!r}, which leaves nothing to start from.")
 
     def checked_warm_start(self, arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
-        """The arrays as float64. Raises ConfigError, naming `what`, unless a run over so many features can use them."""
+        """The arrays as float64. Raises ConfigError, naming `what`, unless a run over `features` features can use
+        them."""
         raise ConfigError(f"method {self.name!r} does not start from given values, such as {what}.", "Leave it out.")
 
     # --- after training ---------------------------------------------------------------------------------------------
@@ -405,12 +407,12 @@ class Method(ABC, Generic[ConfigT, StateT]):
     # --- budgets over several runs ----------------------------------------------------------------------------------
 
     def budget_sketch(self, public: PublicFacts, plan: Sequence[PlannedRelease]) -> dict[str, Any]:
-        """What a run with this plan buys, as JSON; made from public facts, no data are opened."""
+        """Expected utility of a run with this plan, as JSON; made from public facts, no data are opened."""
         return {"rounds": max((planned.round for planned in plan), default=0), "releases": len(plan)}
 
     def worth(self, public: PublicFacts) -> Worth | None:
-        """What a run with these facts is likely to be worth, for a person who may ask for it or not; made from public
-        facts, no data are opened. None if the method cannot say.
+        """Expected utility of a run with these facts, for a person who decides about it; made from public facts, no
+        data are opened. None if the method cannot predict it.
         """
         return None
 
@@ -426,13 +428,13 @@ class Method(ABC, Generic[ConfigT, StateT]):
         return None
 
     def tries(self) -> Mapping[str, Sequence[Any]]:
-        """Values of settings that are worth comparing on held-out rows when nobody says which; empty if none are known.
+        """Default values of settings to compare on held-out rows; empty if none are known.
         For methods with a setting `validation`."""
         return {}
 
     @property
     def held_back_share(self) -> float:
-        """The share that is held back when settings are compared and nobody says how much."""
+        """The default fraction of rows that is held out when settings are compared."""
         return 0.2
 
     # --- plans of runs ----------------------------------------------------------------------------------------------
@@ -468,7 +470,7 @@ class NonPrivateMethod(Method[ConfigT, StateT]):
 
 
 class PrivateMethod(Method[ConfigT, StateT]):
-    """A method that releases noised values, in all or in some of its settings. Its settings are `PrivateSettings`.
+    """A method that releases noisy values, in all or in some of its settings. Its settings are `PrivateSettings`.
 
     Settings in which it is not private override `private` and `not_private_because`.
     """

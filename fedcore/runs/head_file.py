@@ -1,7 +1,7 @@
 """The head of a run (`fedcore.runs.store`): the small file whose rename, or put, commits a round.
 
-Who writes it has looked whether it is still the one that this process read or wrote last. Where locks do not reach, on
-another host, somebody may have gone on with the run: then nothing is written over.
+Before writing, a process checks that it is still the head that this process read or wrote last. A process on another
+host, where locks do not reach, may have continued the run. Then nothing is overwritten.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class HeadFile:
         self.stored = stored
 
     def check(self, lock: Lock | None) -> None:
-        """Raises LeaseLost if another process has gone on with the run. lock: that this process holds."""
+        """Raises LeaseLost if another process has continued the run. lock: that this process holds."""
         fetched = None
         if isinstance(lock, RemoteLock) and is_remote(self.folder):
             fetched = object_storage.read_many(self.folder, (HOLDER, NAME))

@@ -1,4 +1,4 @@
-"""Who works in the folder of a run (`fedcore.runs.store`): its lock, and folders in which nobody came to make a run.
+"""The lock on the folder of a run (`fedcore.runs.store`), and removal of folders in which no run was completed.
 
 In a folder the system locks the file `lock`, which a process gives back when it dies. Behind a URL, where no such lock
 reaches, the object `holder.json` stands for it (`fedcore.storage.remote_lock`).
@@ -48,8 +48,8 @@ def take(path: Place, take_over: bool = False) -> tuple[Lock, bool]:
 
 
 def is_held(path: Place) -> bool:
-    """Whether some process works in the folder of this run, as far as can be told at once: behind a URL a holder on
-    another host counts as alive until somebody who wants the run has watched it.
+    """Whether some process works in the folder of this run, by one look. Behind a URL, a holder on another host counts
+    as alive until a process that wants the run has watched it.
     """
     if is_remote(path):
         return holder_may_live(path / HOLDER)
@@ -78,8 +78,8 @@ def _before_birth(name: str) -> bool:
 
 
 def sweep_unborn(wanted: Path) -> None:
-    """Remove, as far as possible, folders of runs whose process died before it had written run.json: those that hold
-    nothing but a lock that nobody has and what they were to start from, and that nobody has touched for a while.
+    """Remove, as far as possible, folders of runs whose process died before it had written run.json. These hold only a
+    free lock and the start of the run, and were not changed for a while.
 
     wanted: the folder of a new run, which may also be there and be empty
     """

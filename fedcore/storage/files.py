@@ -119,7 +119,7 @@ def check_regular(file: Path) -> None:
 
 
 def not_regular(path: Path) -> str:
-    """What else there is at the path: reading it may wait, or go on, without end. Empty for a regular file, a folder,
+    """Kind of a special file at the path, which may block or be read without end. Empty for a regular file, a folder,
     and where there is nothing.
     """
     try:
@@ -201,8 +201,8 @@ def flush_written(file: IO[bytes], path: Path) -> None:
 
 
 def is_private(folder: Path) -> bool:
-    """Whether nobody but its owner may look into the folder. What is made below such a folder is private as well,
-    whatever the umask: what moves out of it stays so.
+    """Whether only its owner may look into the folder. Files below such a folder are private as well, with any umask,
+    and stay so when they are moved out.
     """
     return not stat.S_IMODE(os.stat(folder).st_mode) & OTHERS
 

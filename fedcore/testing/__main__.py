@@ -1,6 +1,7 @@
-"""`python -m fedcore.testing PACKAGE:Class [--set KEY=VALUE ...]`: looks at all laws of methods, one line for each.
+"""`python -m fedcore.testing PACKAGE:Class [--set KEY=VALUE ...]`: runs all conformance tests of methods, a line for
+each.
 
-Exit code 0: all hold; 1: one is broken; 2: there is no such method, or the settings suit no small population.
+Exit code 0: all pass; 1: one fails; 2: there is no such method, or the settings suit no small population.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ WORKERS = (1, 2, 4)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m fedcore.testing", description="Looks at all laws of methods.")
+    parser = argparse.ArgumentParser(prog="python -m fedcore.testing", description="Run all conformance tests.")
     parser.add_argument("method", metavar="PACKAGE:Class", help="where the method's class is; or its registered name")
     parser.add_argument(
         "--set",

@@ -1,4 +1,4 @@
-"""The laws of private methods: what is released, by how much one person can change it, and how it is noised.
+"""Conformance tests of private methods: what is released, by how much one client can change it, and its noise.
 
 Differences are computed in Python's integers, which neither round nor wrap.
 """
@@ -319,8 +319,8 @@ def squared_distance(one: np.ndarray, other: np.ndarray) -> int:
 
 @law("participants")
 def participants(case: Case) -> None:
-    """The exact sums of a private round are those of whoever takes part, wherever leaves are cut where others do not:
-    of two groups they add up to those of everybody, and those of nobody are zero.
+    """The exact sums of a private round are those of the clients who take part, wherever other clients cut leaves: the
+    sums of two groups add up to those of all clients, and those of no clients are zero.
     """
     if not case.method.private:
         return
@@ -359,7 +359,7 @@ def noise(case: Case) -> None:
 
 
 def noise_from(case: Case, source: NoiseSource) -> None:
-    """The law of the noise for another source than the one that protects people."""
+    """The test of the noise for another source than the one that protects people."""
     for made in case.history.rounds:
         for planned in made.planned:
             exact = made.exact[planned.name]

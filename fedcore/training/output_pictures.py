@@ -107,7 +107,7 @@ class _Pictures(OutputFiles):
 
 
 class ArrayFile(_Pictures):
-    """Arrays grow in files of their own, one after the other in the archive at the end."""
+    """Each array grows in a separate file; at the end they are put into the archive one after the other."""
 
     def __init__(self, path: Path, population: Population, features: Sequence[str]):
         super().__init__(path, population, features)

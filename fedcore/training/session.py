@@ -8,7 +8,7 @@ matters for people's privacy: the plan is made from settings and manifest, the b
 data opened.
 
 A run ends in two steps as well. It is "trained" when all rounds are made, the account is settled and the statement is
-written. It is "finished" when what a series decides about it is done too; until then `resume` goes on with that.
+written. It is "finished" when the decisions of its series are done too; until then `resume` continues with them.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Session:
         return Run(self.run.path, self.run.info, {**self.run.head, "status": status})
 
     def close(self) -> None:
-        """Let other processes have the run. Nothing happens if somebody else has it already."""
+        """Release the run for other processes. Nothing happens if another process has it already."""
         if self.account is not None:
             self.account.release()
         self.run.unlock()
@@ -148,7 +148,7 @@ def start_run(
 
     stamp: a time as text, for the run's name. spec: of this request, resolved a moment ago; None: it is resolved here.
     publisher: what a private run reserves and who publishes; of the same study as the spec. Raises what `open_inputs`,
-    `resolve` and `check_run` raise, NotWorthIt for a run that nobody would want, and RunError for a name that is taken
+    `resolve` and `check_run` raise, NotWorthIt for a run without useful results, and RunError for a name that is taken
     or another study. If it raises, nothing stays reserved and no run is left behind, unless the ledger failed after it
     had reserved: then the run can be resumed or abandoned.
     """
@@ -179,7 +179,7 @@ def resume(
     population: str | None = None,
     publisher: Publishing = ONE_PLACE,
 ) -> Session:
-    """Go on with a run after its last committed round; with one that is trained, what is left is to conclude it.
+    """Resume a run after its last committed round. A trained run is only concluded.
 
     population: where the population is now, if it was moved. publisher: as in `start_run`. Raises RunError if the run
     has ended or is of another study, RunBusy, and what `recorded_spec` raises.
@@ -274,7 +274,7 @@ def _reserve(spec: RunSpec, ledger: Ledger, run: Run, publishing: Publishing) ->
 
 
 def bound_of(population: Population, run: Run) -> dict[str, Any]:
-    """Digests of what the run reads and of what was asked of it, by which the ledger can tell later what it was."""
+    """Digests of the run's inputs and request, by which the ledger can identify it later."""
     return {"manifest": population.checksum, "version": population.version, "run": run.record_digest}
 
 

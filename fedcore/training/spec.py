@@ -3,7 +3,7 @@
     open_inputs(request)     -> Inputs     population, ledger and start, opened and verified once
     resolve(request, inputs) -> RunSpec    pure
 
-`recorded_spec` makes the same of a run that is gone on with. The second step, `fedcore.training.session`, opens the
+`recorded_spec` makes the same for a run that is resumed. The second step, `fedcore.training.session`, opens the
 run. No data are open here, and nothing is reserved.
 """
 
@@ -50,11 +50,11 @@ class RunSpec:
 
     public:     what the method may know: relation, unit, rho and warm start included
     releases:   planned, in order; none if the method is not private
-    ledger:     that pays for them; None if the method is not private
-    participants: cohorts that take part and pay; None: everybody, as one account
+    ledger:     that is charged for them; None if the method is not private
+    participants: cohorts that take part and are charged; None: all clients, as one account
     warm_start: arrays and what run.json says of them; None if the run starts from nothing
     test_noise: key of pseudo-random noise; None: the noise protects people
-    share: of the population's budget that pays, by name; None: what is undivided
+    share: sub-budget that is charged, by name; None: the undivided part
     study: {"digest", "run", "site"} of a run that several sites make together; None: of one place
     """
 
@@ -77,7 +77,7 @@ class RunSpec:
 
     @property
     def worth(self) -> Worth | None:
-        """What the run is likely to be worth, as far as its method can say."""
+        """Expected utility of the run; None if its method cannot predict it."""
         return self.method.worth(self.public) if self.method.private else None
 
     @property
@@ -87,13 +87,13 @@ class RunSpec:
 
     @property
     def is_refused(self) -> bool:
-        """Whether a person has to ask for a run of so little worth, and has not."""
+        """Whether the expected utility is too low to run without the override `anyway`, and it is not set."""
         worth = self.worth
         return worth is not None and worth.word == "none" and not getattr(self.method.config, "anyway", False)
 
     def check_worth(self) -> None:
-        """Raises NotWorthIt if a person has to ask for a run of so little worth, and has not. With test noise anything
-        goes: nothing is promised to anybody, and nothing spent.
+        """Raises NotWorthIt if the expected utility is too low and the override `anyway` is not set. With test noise
+        every run is allowed: it has no privacy guarantee and spends nothing.
         """
         worth = self.worth
         if worth is None or not self.is_refused or self.test_noise is not None:
