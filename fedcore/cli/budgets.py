@@ -59,7 +59,7 @@ def budget_set(
         typer.Option(
             metavar="REASON",
             help="Why the columns or vocabulary, bounds and thresholds that runs use are public, e.g. 'words of a "
-            "public dictionary'. Asked for if it is not given. Statements repeat it.",
+            "public dictionary'. If it is missing, you are asked for it. Statements repeat it.",
         ),
     ] = None,
     shared_ids: Annotated[
@@ -273,7 +273,7 @@ def budget_show(
     as_json: Json = False,
     whole: Annotated[bool, typer.Option("--all", help="Every record of the history, and every digit.")] = False,
 ) -> None:
-    """What is spent, reserved and left, with the history; verifies the chain first."""
+    """Show what is spent, reserved and left, with the history; verifies the chain first."""
     from fedcore.privacy.statement import loss_in_words
     from fedcore.training.budget import ledger_of
     from fedcore.training.witness import missing_witness
@@ -361,7 +361,7 @@ def budget_plan(
     if balance.budget is not None:
         balance = balance.of_share(share)
     if (runs is None) == (horizon is None):
-        raise ConfigError("a budget is planned for --runs, or for a --horizon.", "Name one of the two.")
+        raise ConfigError("a plan of a budget needs --runs or --horizon.", "Name one of the two.")
     if runs is not None:
         if arrivals is not None or beside is not None:
             raise ConfigError("`--arrivals` and `--beside` need `--horizon`.")
@@ -370,7 +370,7 @@ def budget_plan(
         shown = {name: value for name, value in planned.items() if name not in sketches}
     else:
         if epsilon is not None:
-            raise ConfigError("a run's share is its horizon or its epsilon, not both.")
+            raise ConfigError("--horizon and --epsilon exclude each other: each sets the budget of a run.")
         planned = horizon_plan(
             planner, store, balance, _runs_of(horizon), arrivals, _others(beside, store, balance, share)
         )

@@ -58,10 +58,10 @@ def prepare(folder: Path, say: Callable[[str], None]) -> tuple[Population, Popul
     words = write_words(folder / "words", clients, ledger=ledger, nominal_clients=NOMINAL_CLIENTS)
     account = ledger_of(words, ledger_url)
     set_budget(words, account, EPSILON, DELTA, delta_extra=DELTA_EXTRA, public_schema=WHY_VOCABULARY)
-    say(f"Budget: epsilon = {EPSILON:g} at delta = {DELTA:g}, for each file, for ever.")
+    say(f"Budget: epsilon = {EPSILON:g} at delta = {DELTA:g}, for each file, permanently.")
     released = release_vocabulary(words, account)
     say(
-        f"Vocabulary: {len(released.words)} words that so many files use that no single one shows, released for 0.3 of "
+        f"Vocabulary: {len(released.words)} words, each used by enough files to hide every one, released for 0.3 of "
         "the budget."
     )
     private = encode(words, folder / "population", released.words)

@@ -55,11 +55,11 @@ def ledger_restore(
     ledger: Ledger = None,
     as_json: Json = False,
 ) -> None:
-    """Verify a copy, say what was recorded since, and put it where no ledger is: at --ledger, FEDCORE_LEDGER, or the
-    user's own place. A ledger that is there is never overwritten: budgets cannot be reset.
+    """Verify a copy, report later records, and restore it where no ledger is: at --ledger, FEDCORE_LEDGER, or the
+    user's default place. An existing ledger is never overwritten, because budgets cannot be reset.
 
-    Ends with 0 if nothing is lost, 2 if the copy is damaged, 3 if it is older than what the ledger, runs or populations
-    saw.
+    Exits with 0 if nothing is lost, 2 if the copy is damaged, 3 if it is older than what the ledger, runs or
+    populations saw.
     """
     from fedcore.operations.ledger_drill import DAMAGED, drill
     from fedcore.privacy.ledger.copies import open_copy, restore

@@ -83,7 +83,7 @@ def _setting(name: str, item: dict) -> dict[str, str]:
 
 
 def _row(name: str) -> dict[str, str]:
-    """A line of the list. A method of another package that cannot be run says why, and keeps nobody from the others."""
+    """A line of the list. A method of another package that cannot be run shows why, and does not affect the others."""
     from fedcore.errors import MethodError
     from fedcore.methods.registry import method_class, summary
 

@@ -34,7 +34,7 @@ def population_ingest(
     ledger: Ledger = None,
     as_json: Json = False,
 ) -> None:
-    """Turn files into a population: whole clients in blocks, whatever the order and size of the input."""
+    """Make a population from files. Clients are stored whole, for any order and size of the input."""
     from fedcore.operations import events
     from fedcore.population.ingest.ingest import ingest
     from fedcore.training.budget import ledger_name
@@ -61,8 +61,8 @@ def population_ingest(
     if not as_json and made.manifest.nominal_clients is None and not made.manifest.public_for_evaluation:
         unit = "record" if made.manifest.records else "client"
         print(
-            f"\nPrivate runs need a public number of {unit}s, and none is declared: say --nominal-clients N when you "
-            f"ingest or append, or give a run the setting nominal_{unit}s."
+            f"\nPrivate runs need a declared number of {unit}s, and there is none. Pass --nominal-clients N when you "
+            f"ingest or append, or set nominal_{unit}s for a run."
         )
 
 
@@ -134,7 +134,7 @@ def population_generate(
 
 @population_app.command("describe")
 def population_describe(population: PopulationArgument, version: int | None = None, as_json: Json = False) -> None:
-    """What a population holds, from its manifest."""
+    """Show what a population holds, from its manifest."""
     show(open_population(population, version), as_json)
 
 
@@ -201,7 +201,7 @@ def population_verify(
     from fedcore.operations.events import block_damaged
 
     if option and not against:
-        raise ConfigError("--option is about how a source is read.", "Name the source: --against SOURCE.")
+        raise ConfigError("--option needs a source to read.", "Name the source: --against SOURCE.")
     opened, said = open_population(population, version), read_settings(None, option)
     if against:
         from fedcore.population.ingest.against import checked, compare
@@ -366,18 +366,18 @@ def last_cohort(clients: Path | None, cohorts: str | None) -> int | None:
     from fedcore.errors import ConfigError
 
     if (clients is None) == (cohorts is None):
-        raise ConfigError("either clients or cohorts are forgotten.", "Give --clients FILE or --cohorts ..N.")
+        raise ConfigError("pass either clients or cohorts to forget.", "Give --clients FILE or --cohorts ..N.")
     if cohorts is None:
         return None
     number = cohorts.removeprefix("..")
     if not cohorts.startswith("..") or not number.isdecimal():
-        raise ConfigError(f"cohorts are forgotten from the first to one, as ..12, not {cohorts!r}.")
+        raise ConfigError(f"--cohorts must be ..N for the cohorts 1 to N, such as ..12, not {cohorts!r}.")
     return int(number)
 
 
 def erased(done: Erased) -> dict:
     made = done.population
-    pays = f"{done.holes:.0%} of the clients are holes: `fedcore population compact` pays."
+    pays = f"{done.holes:.0%} of the clients are holes: `fedcore population compact` removes them."
     return {
         "population": str(made.path),
         "version": made.version,
@@ -391,8 +391,8 @@ def erased(done: Erased) -> dict:
 
 @population_app.command("compact")
 def population_compact(population: PopulationArgument, ledger: Ledger = None, as_json: Json = False) -> None:
-    """Write the clients that are left to new blocks, without the holes of those who were forgotten, and remove the
-    versions before. Clients change their places.
+    """Write the remaining clients to new blocks, without the holes of forgotten ones, and remove earlier versions.
+    Clients get new indices.
     """
     from fedcore.operations.forgetting import compact
 

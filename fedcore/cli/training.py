@@ -256,7 +256,7 @@ def saying_how_to_go_on(run: Place | None, runs: str | None = None) -> Iterator[
     except KeyboardInterrupt:
         begun = [place(str(runs)) / name for name in sorted(_names(runs) - before)]
         for path in [run] if run is not None else begun:
-            print(f"interrupted. Go on with: fedcore resume {path}", file=sys.stderr)
+            print(f"interrupted. Continue with: fedcore resume {path}", file=sys.stderr)
         raise
 
 

@@ -219,7 +219,7 @@ def _promise(run: Run) -> dict[str, Any]:
         return {}
     if not privacy["private"]:
         return {"privacy": "none"}
-    promised = {"privacy": "differential", "on somebody's word": bool(privacy.get("vouched"))}
+    promised = {"privacy": "differential", "declared, not verified": bool(privacy.get("vouched"))}
     named = ("unit", "relation", "epsilon", "delta", "rho")
     return promised | {name: privacy[name] for name in named if privacy.get(name) is not None}
 

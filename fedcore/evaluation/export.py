@@ -53,8 +53,8 @@ from fedcore.training.personalise import trained
 from fedcore.training.spec import vocabulary_of
 
 PICKLED = (
-    "Whoever loads this file runs the code that is in it: load it only if you know who made it, and with the version "
-    "of scikit-learn that made it. The other forms hold numbers only."
+    "Loading this file runs the code in it. Load it only if you know who made it, and with the version of "
+    "scikit-learn that made it. The other forms contain numbers only."
 )
 OF_ERRORS = " (standard error)"  # behind the name of a column
 OF_MODEL = "model_"  # before the names of arrays in the units of the data

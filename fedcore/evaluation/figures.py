@@ -380,7 +380,7 @@ def _rounds_axis(axes, x: np.ndarray, pad: float = 0.0) -> None:
 
 
 def _label_ends(axes, ends: Sequence[tuple[float, str]], colour: str | None = None) -> None:
-    """Write each line's label beside its last value, pushed apart where they would overlap."""
+    """Write each line's label next to its last value, moved apart where labels would overlap."""
     left = axes.get_xlim()[0]
     heights = axes.transAxes.inverted().transform(axes.transData.transform([(left, y) for y, _ in ends]))[:, 1]
     last = -math.inf

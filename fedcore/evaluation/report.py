@@ -201,7 +201,7 @@ def _captions(run: Run, result: Result) -> dict[str, str]:
 
 
 def _promise(summary: Mapping) -> dict:
-    """What was planned beside what was measured, in the units of their names; ratio: promised / measured."""
+    """Planned and measured values, in the units of their names; ratio: planned / measured."""
     rows = [
         {**row, **{side: show_bytes(row[side]) for side in ("promised", "measured") if "bytes" in row["what"]}}
         for row in summary.get("promise", ())
@@ -239,7 +239,7 @@ def _table(rows: Sequence[Mapping], first: Sequence[str] = (), last: Sequence[st
 
 
 def _releases(run: Run) -> list[dict]:
-    """The planned releases, with the price that was charged, "state" in words and "paid"; [] if nothing is claimed."""
+    """The planned releases, with the cost that was charged, "state" in words and `paid`; [] if nothing is claimed."""
     privacy = privacy_of(run)
     if not (privacy["private"] or privacy.get("pending")):
         return []

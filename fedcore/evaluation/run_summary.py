@@ -253,7 +253,7 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def _withholds(run: Run) -> bool:
-    """Whether raw statistics must not be shown; so also when nobody said."""
+    """Whether raw statistics must not be shown; also true if the run does not state it."""
     return run.info.get("private") is not False
 
 

@@ -46,7 +46,7 @@ def check_backfill(item: Deployment, versions: Sequence[int]) -> None:
         raise ConfigError(
             f"the runs of deployment {item.name!r} start from one another, and a run on an older version would "
             "become the start of the next run.",
-            "Leave it: the newest version has what came meanwhile, and its next run reads that.",
+            "Do not train on it: the newest version contains the later data, and its next run reads them.",
         )
     if not versions or not make_method(item.method, item.config).private:
         return
@@ -54,7 +54,7 @@ def check_backfill(item: Deployment, versions: Sequence[int]) -> None:
         raise ConfigError(
             f"the budget of population {item.population!r} is kept by cohort: on an older version other clients would "
             "be charged than the schedule has planned for.",
-            "Leave it: clients who could not take part then have the more left for later runs.",
+            "Do not train on it: clients who could not take part keep more budget for later runs.",
         )
     inputs = open_inputs(item.request)
     spec = resolve(item.request, inputs)
@@ -63,7 +63,7 @@ def check_backfill(item: Deployment, versions: Sequence[int]) -> None:
         raise BudgetExceeded(
             f"{len(versions)} runs of deployment {item.name!r} are missing, and the budget of population "
             f"{spec.population.path.name!r} has room for {fit} of its runs. Nothing was released.",
-            "Name fewer versions." if fit else "Budgets do not renew.",
+            "Pass fewer versions." if fit else "Budgets do not renew.",
         )
 
 

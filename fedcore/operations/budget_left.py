@@ -107,7 +107,7 @@ def budget_left(session: Session) -> BudgetLeft | None:
 
 
 def _as_seen(balance: Balance, share: str | None) -> Balance:
-    """As a run sees it that this share pays for; the account itself where there is, or was, no such share."""
+    """The balance for a run that is charged to this sub-budget; the account itself if there is, or was, no such one."""
     found = next((one for one in balance.shares if one.name == share), None)
     if found is None:
         return balance
@@ -176,7 +176,7 @@ def _price(spec: RunSpec, budget: Budget) -> Price:
 
 
 def _fitting(balance: Balance, population: Population, price: Price, extra: Fraction = Fraction(0)) -> int:
-    """Runs at this price that fit one after the other into what is left, and into `extra` rho beside it."""
+    """Runs of this cost that fit one after the other into what is left, and into `extra` rho in addition."""
     if balance.budget is None:
         return 0
     rho, delta = _left(balance, population)
@@ -193,7 +193,7 @@ def _runs(left: Fraction, needed: Fraction, used: Fraction) -> int:
 
 
 def _beside(run: Run) -> list[Run]:
-    """The other runs of its deployment on its population that lie beside it."""
+    """The other runs of its deployment on its population in the same folder."""
     name, where = run.info.get("deployment"), (run.info.get("population") or {}).get("id")
     if name is None:
         return []

@@ -27,8 +27,8 @@ MOST_RUNS = 30  # of which the share that could pay is shown
 LIFETIME = "A client with data in several periods loses at most"
 UNDIVIDED = "(undivided)"
 OF_SHARES = (
-    "Divided into shares by its operator; each run is paid by the share that it names. People are promised what the "
-    "whole budget says, whoever spends it."
+    "The operator has divided the budget into shares; each run is charged to the share that it names. The privacy "
+    "guarantee is that of the whole budget."
 )
 
 
@@ -129,7 +129,7 @@ def able_rows(population: Population, runs: Sequence[Run]) -> list[dict[str, Any
                 "run": run.id,
                 "started": iso_date(run.info.get("started")),
                 **who(manifest, ranges),
-                "nominal clients": took,
+                "declared clients": took,
                 "share that took part": None if took is None or not all_of_them else took / all_of_them,
             }
         )

@@ -214,8 +214,8 @@ def _to_set(population: Population, declared: DeclaredBudget, notes: Path) -> bo
         listed = "; ".join(f"{name} is {ours} in the file, and {theirs} is set" for name, ours, theirs in other)
         raise BudgetExists(
             f"the budget of population {population.path.name!r} is set, and the file declares another one: {listed}.",
-            "A file never changes a budget. Write what is set; or raise, divide or begin cohorts by hand, for which "
-            "fedcore budget has commands.",
+            "A file never changes a budget. Write the values that are set, or use the commands of `fedcore budget` to "
+            "raise, divide or begin cohorts.",
         )
     return False
 

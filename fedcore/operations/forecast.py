@@ -237,7 +237,7 @@ def charges_ahead(balance: Balance, payers: Sequence[Payer]) -> list[tuple[datet
 
 
 def _by_share(balance: Balance, payers: Sequence[Payer]) -> list[tuple[tuple[float, float], list[Payer]]]:
-    """((rho, delta) that are left, who draws on them), for each share that somebody names."""
+    """((rho, delta) that are left, which deployments draw on them), for each sub-budget that one names."""
     parts = {part.name: (max(0.0, part.rho_left), max(0.0, part.delta_left)) for part in balance.shares}
     unnamed = (0.0, 0.0) if parts else (balance.rho_left, balance.delta_left)  # a share that there is not pays nothing
     shares = sorted({payer.share for payer in payers}, key=str)
@@ -340,7 +340,7 @@ def cohort_outlooks(
 
 
 def _able(payer: Payer, accounts: Sequence[CohortAccount], name: str, window: int | None) -> list[CohortAccount]:
-    """Of the cohorts that it asks, those that can pay for a run like its last one."""
+    """Of its cohorts, those with enough budget for a run like its last one."""
     try:
         can = able(in_question(payer.rule, accounts, name), _cost(payer))
     except ConfigError:  # cohorts that there are not any more
@@ -358,12 +358,13 @@ def _line(
     mine = [account for account, _ in found]
     if not mine:
         return (
-            f"{payer.deployment}: no cohort can pay for a run like its last one. It waits for newcomers, or is refused."
+            f"{payer.deployment}: no cohort has enough budget for a run like its last one. It waits for new clients, "
+            "or is refused."
         )
     active = ranges_of(account.number for account in mine)
     others = ranges_of({account.number for account in accounts} - {account.number for account in mine})
-    said = f"{payer.deployment}: its next run is paid for by cohorts {in_words(active)}{_share(mine, accounts)}"
-    said += f"; not by {in_words(others)}." if others else ", which are all."
+    said = f"{payer.deployment}: its next run is charged to cohorts {in_words(active)}{_share(mine, accounts)}"
+    said += f"; not to {in_words(others)}." if others else ", which are all."
     if not payer.starts or balance.periods is not None:
         return said
     retires = {one.number: ahead.last for one, ahead in found if ahead.last is not None and ahead.refused is not None}
@@ -372,8 +373,8 @@ def _line(
     first, last = min(retires.values()), max(retires.values())
     going = ranges_of(number for number, when in retires.items() if when == first)
     return (
-        f"{said} {_how([payer])} cohort {in_words(going)} can pay for the last time on {_date(first)}, and without "
-        f"newcomers the last run is that of {_date(last)}."
+        f"{said} {_how([payer])} cohort {in_words(going)} takes part for the last time on {_date(first)}, and "
+        f"without new clients the last run is that of {_date(last)}."
     )
 
 

@@ -176,7 +176,7 @@ def budget_rows(balance: Balance, manifest: Manifest) -> list[dict[str, Any]]:
 def _forecast(
     population: Population, runs: Sequence[Run], starts: Mapping[str, Sequence[datetime]], now: datetime, figures: bool
 ) -> list[str]:
-    """When the budget ends as runs go on now; nothing where there is no budget that runs draw on."""
+    """When the budget ends if runs continue as now; nothing if no budget is charged."""
     if population.manifest.ledger is None:
         return []
     try:
@@ -239,7 +239,7 @@ def _latest(runs: str | Place, mine: set[str]) -> list[str]:
 
 
 def _runs(series: Sequence[SeriesOfRuns], runs: str | Place) -> list[str]:
-    """The newest runs of each series, under a heading of its own."""
+    """The newest runs of each series, under separate headings."""
     if not series:
         return ["None."]
     lines = [cell(f"Of each run {absolute(place(runs))}/RUN/report.html is the report."), ""]

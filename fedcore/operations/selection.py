@@ -61,7 +61,7 @@ def combinations(tries: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """Every combination, the first settings varying slowest. Raises ConfigError for none, for too many, or for a value
     that is there twice."""
     if not tries:
-        raise ConfigError("nothing is tried.", "Name settings and values: --try components=2,3,5")
+        raise ConfigError("no settings to compare.", "Pass settings and values: --try components=2,3,5")
     for name, values in tries.items():
         if not values or len({repr(value) for value in values}) < len(values):
             raise ConfigError(f"{name} needs values that differ, at least one.")
@@ -80,7 +80,7 @@ def requests(
     of rows among them, and a name that runs cannot have.
     """
     if VALIDATION not in known_settings(method_class(request.method).Config):
-        raise ConfigError(f"{request.method} holds no rows back, so its settings cannot be compared on them.")
+        raise ConfigError(f"{request.method} has no held-out rows, so its settings cannot be compared.")
     if VALIDATION in flat(request.settings) or VALIDATION in tries:
         raise ConfigError(
             f"{VALIDATION} is no setting to compare or to keep: which rows are held back is the same for all, and the "

@@ -117,7 +117,7 @@ def epsilon_of(run: Run) -> str | float:
     value = statement.get("epsilon") if isinstance(statement, dict) and statement.get("private") is True else None
     if not isinstance(value, (int, float)):
         return "not private"
-    return f"{value:.5g}, on somebody's word" if statement.get("vouched") else value
+    return f"{value:.5g}, assuming declarations" if statement.get("vouched") else value
 
 
 # --- in figures -------------------------------------------------------------------------------------------------------

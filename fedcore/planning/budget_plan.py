@@ -40,8 +40,8 @@ def equal_runs(
     check_not_by_period(population)
     if population.manifest.cohorts:
         raise ConfigError(
-            f"population {population.path.name!r} keeps its budget by cohort, for as many runs as clients arrive for.",
-            "Ask what a horizon buys, with --horizon auto in place of --runs.",
+            f"population {population.path.name!r} has per-cohort budgets: the number of runs depends on new clients.",
+            "Use --horizon auto instead of --runs.",
         )
     if not balance.rho_left > 0:
         raise BudgetExceeded(

@@ -185,7 +185,7 @@ def _measured(
 
 
 def _with_room(block: ClientBlock) -> ClientBlock:
-    """The block as it is in a cache with room beside it."""
+    """The block as it is in a cache with additional room."""
     return replace(block, aside=Aside(lambda size: True)) if isinstance(block, CountsBlock) else block
 
 

@@ -139,7 +139,7 @@ def horizon_plan(
 
 
 def _arrivals(population: Population, given: float | None) -> Arrivals:
-    """Raises ConfigError if nobody says how many come."""
+    """Raises ConfigError if the number of new clients is unknown."""
     if given is not None:
         if not 0 < given < 1:
             raise ConfigError(f"arrivals must be a fraction of the population between 0 and 1, not {given:g}.")
@@ -154,6 +154,6 @@ def _arrivals(population: Population, given: float | None) -> Arrivals:
 
 
 def _runs_left(population: Population, balance: Balance, budget: Budget, price: Fraction) -> int:
-    """How many runs those can still pay for who were there first."""
+    """How many more runs the budget of the initial cohort allows."""
     accounts = cohort_accounts(population.manifest, balance)
     return max(0, math.floor(Fraction(accounts[0].rho if accounts else balance.rho_left) / price))

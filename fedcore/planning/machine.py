@@ -107,7 +107,7 @@ def written(runs: Place, each: float, state: Any, clients: int) -> Disk:
 
 
 def _file_seconds(path: Place, numbers: int) -> tuple[float, float, float]:
-    """Of writing so many zeros, of flushing them, of reading them: medians."""
+    """Median seconds of writing `numbers` zeros, of flushing and of reading them."""
     zeros, found = {"zeros": np.zeros(numbers)}, []
     for _ in range(FILES):
         found.append(

@@ -386,7 +386,7 @@ def _workers_for(
     if seconds(high) > deadline:
         raise ConfigError(
             f"no number of workers up to {most} ends in {deadline:.0f} s: {high} need {seconds(high):.0f} s.",
-            "Allow more time, ask for fewer rounds, or make smaller blocks.",
+            "Allow more time, set fewer rounds, or make smaller blocks.",
         )
     while low < high:
         middle = (low + high) // 2
@@ -432,7 +432,7 @@ def _answering_bytes(kinds: Sequence[tuple[Timed, int]], load: Load, measured: C
 
 
 def _leaf_bytes(kind: Timed, clients: float) -> float:
-    """Of answering a leaf of so many clients: linear in them, from a piece and its half."""
+    """Of answering a leaf with this number of clients: linear in them, from a piece and its half."""
     each = max(0.0, kind.leaf_bytes - kind.half_bytes) / max(1, kind.clients - kind.clients // 2)
     return kind.leaf_bytes + each * max(0.0, clients - kind.clients)
 

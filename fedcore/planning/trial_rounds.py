@@ -257,8 +257,8 @@ def of_stand_ins(
 
 
 def _as_of_all(grid: np.ndarray, times: int) -> np.ndarray:
-    """Sums as if every client stood for so many: the server knows the noise of the plan, which is meant for the whole
-    population, and beside it those of a few clients would be nothing."""
+    """Sums as if every client represented `times` clients: the server knows the noise of the plan, which is meant for
+    the whole population, and relative to it the sums of a few clients would vanish."""
     largest = int(np.abs(grid).max(initial=0))
     return grid * min(times, max(1, 2**61 // max(largest, 1)))
 

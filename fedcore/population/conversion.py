@@ -68,7 +68,7 @@ def open_cohort(
         request = IngestRequest.of({"through": through, "nominal_clients": nominal_clients})
         dealt = calendars.declared(population, request)
         if not dealt.labels:
-            raise PopulationError("No period was named that is not declared.", "Say up to which: --through LABEL.")
+            raise PopulationError("There is no new period to declare.", "Pass the last new one: --through LABEL.")
         fields = versions.declaring(old.cohorts, dealt.labels, nominal_clients, old.order, day)
     else:
         fields = versions.opening(old, nominal_clients, day=day)

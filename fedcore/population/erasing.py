@@ -185,7 +185,7 @@ def _check_cohorts(population: Population, cohorts_to: int) -> None:
         raise PopulationError(f"The population {population.path} has no cohorts.", "Name the clients instead.")
     if not FOUNDERS <= cohorts_to < known:
         raise PopulationError(
-            f"{population.path} has the cohorts 1-{known}; ..{cohorts_to} is no part of them that leaves the newest.",
+            f"{population.path} has the cohorts 1-{known}; ..{cohorts_to} does not leave the newest one.",
             "Name a smaller number; to remove all clients, delete the folder.",
         )
 
@@ -202,7 +202,7 @@ def _wanted(clients: Collection[str], rule: Rule) -> tuple[set[str], int]:
 
 
 def _chosen(population: Population, wanted: set[str], cohorts_to: int | None) -> tuple[dict[int, np.ndarray], int]:
-    """({block: (C,) bool, who of its clients is to be forgotten}, number of wanted ids that nobody has)."""
+    """({block: (C,) bool, which of its clients are forgotten}, number of wanted ids that no client has)."""
     aged = () if cohorts_to is None else population.participants(((FOUNDERS, cohorts_to),))
     chosen: dict[int, np.ndarray] = {}
     found: set[str] = set()
@@ -261,8 +261,8 @@ def _declared_without(manifest: Manifest, cohorts_to: int | None) -> dict[str, A
 
 
 def _still_declared(population: Population, cohorts_to: int | None) -> bool:
-    """Whether cohorts that are to go have a declared size yet. It goes whether anybody was in them or not: private runs
-    are planned by declared sizes, which must not tell whether a cohort's only client was there.
+    """Whether cohorts that are forgotten still have a declared size. It is removed even if they have no clients:
+    private runs are planned by declared sizes, which must not reveal whether a cohort's only client was there.
     """
     return cohorts_to is not None and any(one.nominal != 0 for one in population.manifest.cohorts[:cohorts_to])
 

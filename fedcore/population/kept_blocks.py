@@ -316,7 +316,7 @@ def keeping(limit: int) -> Iterator[Keeper]:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
         raise ConfigError(
-            f"Blocks cannot be kept: {error.strerror or error}.", "Name another, short place: TMPDIR=FOLDER."
+            f"Blocks cannot be kept: {error.strerror or error}.", "Set another folder with a short path: TMPDIR=FOLDER."
         ) from error
     keeper, over = Keeper(limit, _most_descriptors()), threading.Event()
     woken, wake = socket.socketpair()
@@ -341,7 +341,7 @@ def keeping(limit: int) -> Iterator[Keeper]:
 
 
 def _remove_dead() -> None:
-    """Folders of sockets at which nobody listens any more, which processes have left that were killed."""
+    """Remove folders of sockets at which no process listens any more, left by killed processes."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):
             found = folder.lstat()

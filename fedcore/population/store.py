@@ -181,7 +181,7 @@ class Population:
             )
         if self.kind == "words":
             raise WrongKind(
-                f"The population {self.path} holds words that are in no list.",
+                f"The population {self.path} holds words without a vocabulary.",
                 "Release a vocabulary with `fedcore population vocabulary`, then `fedcore population encode`.",
             )
         read: Callable[..., ClientBlock] = self._counts if self.kind == "counts" else self._rows
@@ -436,7 +436,7 @@ class Population:
         )
 
     def _versions(self) -> list[int]:
-        """Those that are there; none if that cannot be told now."""
+        """Existing versions; none if this is unknown now."""
         try:
             return self.versions()
         except (PopulationError, OSError):

@@ -97,8 +97,8 @@ def intended(path: Place) -> int | None:
         return int(parse_json(content)["keeps"])
     except (ValueError, TypeError, KeyError) as error:
         raise PopulationError(
-            f"{path / layout.FORGET} is damaged; it says which versions are to go.",
-            'Write {"keeps": N} into it, N the newest version that has forgotten whom it should.',
+            f"{path / layout.FORGET} is damaged; it states which versions must be deleted.",
+            'Write {"keeps": N} into it; N is the newest version without the forgotten clients.',
         ) from error
 
 

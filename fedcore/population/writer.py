@@ -304,7 +304,7 @@ class PopulationWriter:
             self._open = None
 
     def _await_closed(self, blocks: int = 0, size: int = 0) -> None:
-        """Until so many are being closed, with so many bytes."""
+        """Wait until at most `blocks` blocks with at most `size` bytes are being closed."""
         while self._closing and (len(self._closing) > blocks or sum(held for held, _ in self._closing) > size):
             with self._writing():
                 self._blocks.append(self._closing[0][1].result())
@@ -383,7 +383,7 @@ class PopulationWriter:
             raise PopulationError("An earlier write of this writer failed half-way.", "Start again with a new writer.")
 
     def _holes(self, clients: int) -> np.ndarray | None:
-        """(clients,) bool: which of the next clients the parent has forgotten; None: it has forgotten nobody."""
+        """(clients,) bool: which of the next clients the parent has forgotten; None: none of them."""
         if self.parent is None or not self.parent.holes:
             return None
         return self.parent.are_holes(self.clients, clients)
@@ -488,7 +488,7 @@ class PopulationWriter:
         return Vocabulary(sha256=sha256, size=len(self.tokens))
 
     def _membership(self, newcomers: Order | None) -> dict[str, Any]:
-        """Public fields and those about cohorts, of which a version opens the next one, whether anybody came or not."""
+        """Public fields and those about cohorts. A version opens the next cohort, also without new clients."""
         if self.public["period"] is not None:
             return {**self.public, **self._calendar()}
         if self.parent is None:
@@ -503,7 +503,7 @@ class PopulationWriter:
         return {**self.public, **fields}
 
     def _calendar(self) -> dict[str, Any]:
-        """Fields about cohorts where each is a calendar period: those declared, whoever has data in them."""
+        """Fields about cohorts where each is a calendar period: the declared ones, with or without data."""
         old = None if self.parent is None else self.parent.manifest
         known, before = ((), ()) if old is None else (old.cohorts, old.order)
         fields = versions.declaring(known, self.labels, self.declared, (*before, *self._dealt), self.day)

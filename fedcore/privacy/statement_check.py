@@ -91,11 +91,11 @@ def _numbers(statement: PrivacyStatement) -> Iterator[str]:
             return
         cost = entry.attempts * Fraction(planned.rho)
         if entry.rho != rounded_up(cost):
-            yield _says(f"The price of release {planned.name!r}", entry.rho, rounded_up(cost), "by its noise")
+            yield _says(f"The cost of release {planned.name!r}", entry.rho, rounded_up(cost), "by its noise")
         spent, deltas = spent + cost, deltas + entry.attempts * Fraction(planned.delta)
     rho, delta = rounded_up(spent), rounded_up(deltas)
     if statement.rho != rho:
-        yield _says("rho", statement.rho, rho, "by the prices of its releases")
+        yield _says("rho", statement.rho, rho, "by the costs of its releases")
     if statement.delta != delta:
         yield _says("delta", statement.delta, delta, "by its budget and its thresholding steps")
     if statement.epsilon != (epsilon := budget.epsilon_of(rho)):
@@ -135,7 +135,7 @@ def _budget(statement: PrivacyStatement, budget: SpentOfBudget, rho: float) -> I
     if not least <= budget.rho_spent <= budget.rho_max:
         what = "this run and of what was spent before" if before else "this run"
         yield (
-            f"All runs together have spent rho = {budget.rho_spent:.6g}, which does not lie between that of "
+            f"All runs together have spent rho = {budget.rho_spent:.6g}, which is not between that of "
             f"{what}, {least:.6g}, and the budget's, {budget.rho_max:.6g}."
         )
     if budget.epsilon_spent != (spent := budget.epsilon_of(budget.rho_spent)):

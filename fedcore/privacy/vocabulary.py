@@ -131,11 +131,11 @@ def strength(nominal_clients: int, rho: float) -> float:
 def in_words(nominal_clients: int | None, rho: float) -> str:
     """Describe the expected utility of a private list."""
     if nominal_clients is None:
-        return f"unknown without a declared size: a private list pays from n sqrt(2 rho) of about {STRONG:g} on"
+        return f"unknown without a declared size: a private list is useful for n sqrt(2 rho) above about {STRONG:g}"
     found = f"n sqrt(2 rho) = {strength(nominal_clients, rho):.4g}"
     if strength(nominal_clients, rho) > STRONG:
-        return f"good: {found}, and a private list pays from about {STRONG:g} on"
-    return f"weak: {found}; a private list pays from about {STRONG:g} on, below it bring a public list"
+        return f"good: {found}, and a private list is useful above about {STRONG:g}"
+    return f"weak: {found}; a private list is useful above about {STRONG:g}. Below it, use a public list"
 
 
 def planned_releases(

@@ -80,7 +80,7 @@ _populations: dict[tuple[str, int, str | None], Population] = {}
 
 
 def _population(source: Source) -> Population:
-    """Raises PopulationError if another version of this number lies there than the training reads."""
+    """Raises PopulationError if the stored version of this number is not the one that the training reads."""
     key = (source.population, source.version, source.manifest)
     if key not in _populations:
         population = Population.open(source.population, version=source.version)
@@ -246,7 +246,7 @@ def answer_block(method: AnyMethod, source: Source, message: Message, index: int
 
 class _Remembered:
     """The memories of a block's clients, put together leaf by leaf while each is in the cache, in the order that a file
-    gives them back in: other orders have other last bits in products. wanted: whether anybody will ask for them."""
+    gives them back in: other orders have other last bits in products. wanted: whether they will be needed."""
 
     def __init__(self, block: int, clients: int, wanted: bool) -> None:
         self.block, self.clients, self.wanted = block, clients, wanted

@@ -15,7 +15,7 @@ LONGEST = 10_000  # runs of a horizon
 
 def _without_epsilon(value: int | None, info: ValidationInfo) -> int | None:
     if value is not None and info.data.get("epsilon") is not None:
-        raise ValueError("a run's share of the budget is its horizon or its epsilon, not both")
+        raise ValueError("horizon and epsilon exclude each other: each sets the run's budget")
     return value
 
 
@@ -25,7 +25,7 @@ def _named_cohorts(value: str) -> str:
     except ValueError:
         named = False
     if not named:
-        raise ValueError(f'cohorts are "{ABLE}", or numbers from 1 such as 1-27 or 1-27,30')
+        raise ValueError(f'cohorts must be "{ABLE}", or numbers from 1 such as 1-27 or 1-27,30')
     return value
 
 

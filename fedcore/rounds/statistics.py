@@ -106,7 +106,7 @@ class FloatSum:
 
 
 def _not_finite_is_no_news() -> np.errstate:
-    """Who uses a sum sees that it is not finite; a warning would say so of clients to whoever sees a worker's log."""
+    """A user of a sum sees that it is not finite. A warning would reveal this about clients in a worker's log."""
     return np.errstate(over="ignore", invalid="ignore")
 
 

@@ -54,7 +54,7 @@ class HeadFile:
         self.stored = json.loads(json.dumps(head))
 
     def _put(self, path: UPath, head: dict[str, Any], lock: Lock | None) -> None:
-        """Replace the head that this process knows and no other, where the store can tell."""
+        """Replace only the head that this process knows, if the store can check that."""
         content = json_bytes(head)
         try:
             version = None if self.stored is None else object_storage.version(path)
@@ -69,7 +69,7 @@ class HeadFile:
 
     def _lost(self) -> LeaseLost:
         return LeaseLost(
-            f"another process has gone on with run {self.run_id!r}.", "This process stops; the other one goes on."
+            f"another process has continued run {self.run_id!r}.", "This process stops; the other one continues."
         )
 
 

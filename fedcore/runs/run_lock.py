@@ -73,7 +73,7 @@ def is_unborn(path: Path) -> bool:
 
 
 def _before_birth(name: str) -> bool:
-    """Whether the file lies in the folder before run.json does."""
+    """Whether the file is in the folder before run.json is."""
     return name in (LOCK, START_FILE) or files.PARTIAL.fullmatch(name) is not None
 
 

@@ -146,8 +146,8 @@ class Run:
         return run
 
     def _create_objects(self, path: UPath, exists: RunError, start: Mapping[str, np.ndarray] | None) -> None:
-        """A place is free if nothing is below it, but what a run that was never made was to start from, and nobody
-        holds it; then run.json is created if it is not there.
+        """A place is free if there is nothing below it except the start of a run that was never made, and no process
+        holds it. Then run.json is created if it is not there.
         """
         if files.listing(path).keys() - {HOLDER, START_FILE}:
             raise exists
@@ -260,7 +260,7 @@ class Run:
         return taken
 
     def _sweep(self) -> None:
-        """Remove what writers that died left half-written, as far as possible: it is in nobody's way."""
+        """Remove half-written files of dead writers, as far as possible; they do no harm."""
         if is_remote(self.path):  # metrics of writers who lost the run
             with suppress(FedcoreError):
                 for name in files.listing(self.path):
@@ -374,9 +374,9 @@ class Run:
             self._releases.check(self.round, self._named("releases"))
 
     def _prune(self, kept: set[int]) -> None:
-        """Drop states and memories of rounds before the last of `kept`, but those. What is later may be that of another
-        process, which has gone on with the run. A folder that a worker of a dead process still writes to stays until
-        the next time: nobody reads it.
+        """Drop states and memories of rounds before the last of `kept`, but those. Later ones may be those of another
+        process, which has continued the run. A folder that a worker of a dead process still writes to stays until the
+        next time: no process reads it.
         """
         with writing("state and memory"):
             for old in [*numbered(self.path / "state"), *numbered(self.path / "memory")]:

@@ -99,7 +99,7 @@ class RemoteLock:
         silent = time.monotonic() - self.renewed
         why = f" It could not renew its lock for {silent:.0f} s." if silent > SECONDS else ""
         raise LeaseLost(
-            f"another process has gone on with {self.what}.", f"This process stops; the other one goes on.{why}"
+            f"another process has continued {self.what}.", f"This process stops; the other one continues.{why}"
         )
 
     def renew(self) -> None:

@@ -72,7 +72,7 @@ def _method(where: str, settings: list[str]) -> Method[Any, Any]:
 
 
 def _looked_at(cases: Sequence[Case]) -> Iterator[tuple[str, str]]:
-    """(law, how it is broken, or "") for each law, those about settings and workers last."""
+    """(name, why it failed, or "") for each test, those of settings and workers last."""
     for name, law in LAWS.items():
         yield name, next(filter(None, (_broken(law, case) for case in cases)), "")
     yield "settings", _broken(each_setting_matters, cases)

@@ -286,7 +286,7 @@ def _possible(case: Case) -> Case:
 
 
 def _budgeted_facts(case: Case) -> tuple[PublicFacts, tuple[PlannedRelease, ...]]:
-    """What the method may know before the run, and the releases that the case's budget pays for.
+    """What the method may know before the run, and the releases that the case's budget allows.
 
     Raises ConfigError for settings with which there is no run.
     """

@@ -333,9 +333,9 @@ def participants(case: Case) -> None:
         everybody, one, other, nobody = (
             _sums(case, made, parts) for parts in (leaves, some, others, [leaves[0].slice(0, 0, leaves[0].leaf)])
         )
-        require(nobody.keys() == everybody.keys(), f"nobody's answer has {sorted(nobody)}, not {sorted(everybody)}.")
+        require(nobody.keys() == everybody.keys(), f"no clients have {sorted(nobody)}, not {sorted(everybody)}.")
         for name, whole in everybody.items():
-            require(not nobody[name].any(), f"{name!r} of nobody is not zero.")
+            require(not nobody[name].any(), f"{name!r} of no clients is not zero.")
             require(one[name].shape == whole.shape, f"{name!r} of some clients has another shape than of all.")
             require((one[name] + other[name] == whole).all(), f"{name!r} depends on how leaves are cut.")
 

@@ -79,7 +79,7 @@ def ledger_unchecked(population: Population, url: str | None = None) -> Ledger:
     named = population.manifest.ledger
     if named is None:
         raise LedgerMissing(
-            f"population {population.path.name!r} names no ledger: it was made without one.",
+            f"population {population.path.name!r} has no ledger: it was made without one.",
             "Ingest it again with a ledger.",
         )
     return _find(named, url)
@@ -352,7 +352,7 @@ def _plan_by_cohort(
     budget: Budget,
     facts: Callable[[float, Participants | None], PublicFacts],
 ) -> tuple[tuple[PlannedRelease, ...], PublicFacts, Participants]:
-    """The same where the budget is kept by cohort: every cohort that takes part can pay the whole price."""
+    """The same for a per-cohort budget: every cohort that takes part has enough budget for the whole plan."""
     settings, manifest = method.private_settings, population.manifest
     rule, accounts = cohort_rule(settings), cohorts.cohort_accounts(manifest, balance)
     runs, share = 1, rho_asked(method, budget)
@@ -418,6 +418,6 @@ def fit_plan(
         prices += [max(prices)] * spares
         rho *= min(share / (before + sum(prices)), 1.0) * (1 - 1e-9)
     raise ConfigError(
-        "the plan of this configuration does not settle within the budget.",
-        "Name rounds and clusters instead of leaving them automatic.",
+        "no plan of this configuration fits into the budget.",
+        "Set rounds and clusters instead of leaving them automatic.",
     )

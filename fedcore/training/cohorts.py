@@ -164,12 +164,12 @@ def _check(
             "Pass `--nominal-clients` at every append; for this run, leave at_least out and set nominal_clients.",
         )
     if not chosen or (nominal is not None and nominal < (rule.at_least or 1)):
-        least = f"{rule.at_least:,} nominal clients" if rule.at_least else "somebody"
-        found = f"{nominal:,} nominal clients" if chosen else "nobody"
+        least = f"cohorts with {rule.at_least:,} declared clients" if rule.at_least else "a cohort"
+        found = f"{nominal:,} declared clients" if chosen else "none"
         raise Waiting(
-            f"a run on {whose}population {name!r} costs each cohort {_in_words(cost)} and waits until {least} can pay: "
-            f"now {found} can. Nothing was charged.",
-            "The next cohort opens with the next append. Budgets are never renewed: without newcomers there is no "
+            f"a run on {whose}population {name!r} costs each cohort {_in_words(cost)} and waits until {least} can "
+            f"be charged: now {found} can. Nothing was charged.",
+            "The next cohort opens with the next append. Budgets are never renewed: without new clients there is no "
             "further run.",
         )
 

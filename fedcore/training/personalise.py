@@ -33,7 +33,7 @@ from fedcore.training.spec import recorded_request
 
 NOTE = (
     "Personalised outputs contain each client's own data. They are not differentially private: give each client "
-    "its own row and nobody else's."
+    "only its own row."
 )
 
 

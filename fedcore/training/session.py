@@ -257,7 +257,7 @@ def _open(
 
 
 def _reserve(spec: RunSpec, ledger: Ledger, run: Run, publishing: Publishing) -> None:
-    """Set the plan's price aside. The same run with the same plan again: nothing is added."""
+    """Reserve the plan's cost. The same run with the same plan again: nothing is added."""
     ledger.reserve(
         spec.population.id,
         run.id,
@@ -342,8 +342,8 @@ def _session(spec: RunSpec, run: Run, account: Account | None, backend: Backend,
 
 
 def _ranges(spec: RunSpec) -> Ranges | None:
-    """Of whom a round asks: of a private run those who take part, without clients that were forgotten; else everybody,
-    so that everyone's memory keeps its place, and one who was forgotten has no rows.
+    """Clients that a round reads: for a private run those who take part, without forgotten clients; else all clients,
+    so that every client's memory keeps its place, and a forgotten client has no rows.
     """
     if spec.participants is not None:
         return spec.population.participants(spec.participants.ranges)
@@ -351,7 +351,7 @@ def _ranges(spec: RunSpec) -> Ranges | None:
 
 
 def _blocks(population: Population, ranges: Ranges | None) -> Sequence[int]:
-    """The blocks in which somebody takes part; if nobody does, one, whose answer is that of nobody."""
+    """The blocks in which a client takes part; if none does, one block, whose answer is that of no clients."""
     if ranges is None:
         return range(len(population.blocks))
     entries = enumerate(population.blocks)
@@ -359,7 +359,8 @@ def _blocks(population: Population, ranges: Ranges | None) -> Sequence[int]:
 
 
 def _restore_releases(spec: RunSpec, run: Run, publisher: Publisher) -> None:
-    """The run's copies of its published values may be lost or changed, or others beside them; the ledger has them."""
+    """Restore the run's copies of its published values from the ledger: they may be lost, changed, or have others among
+    them."""
     try:
         run.check_releases()
     except RunError:

@@ -101,7 +101,7 @@ class RunSpec:
         raise NotWorthIt(
             f"this budget is too small for a run of method {self.method.name!r} on population "
             f"{self.population.path.name!r}: {worth.expect}. Nothing was spent.",
-            "Give the run a larger share of the budget, or ask for it with --anyway (setting anyway = true).",
+            "Give the run more of the budget, or run it with --anyway (setting anyway = true).",
         )
 
     def record(self, request: TrainRequest, run_id: str, stamp: str) -> dict[str, Any]:
@@ -141,8 +141,8 @@ class RunSpec:
         }
 
     def _needing(self, request: TrainRequest) -> dict[str, Any]:
-        """What run.json says that nobody may pass over who goes on with the run: else it would ask everybody, reserve
-        another plan, or its statement would not say on whose word it rests.
+        """Features of run.json that a process must know to resume the run. Otherwise it would read all clients, reserve
+        another plan, or its statement would omit assumptions.
         """
         said: dict[str, Any] = {}
         if self.participants is not None:
@@ -238,7 +238,7 @@ def resolve(request: TrainRequest, inputs: Inputs) -> RunSpec:
 
 
 def _refuse_cohorts_of_others(method: AnyMethod) -> None:
-    """Raises ConfigError if the settings choose who takes part in a run that reads everybody."""
+    """Raises ConfigError if the settings choose cohorts for a run that reads all clients."""
     if not method.private and (asked := cohort_rule(method.config).asked) is not None:
         raise ConfigError(
             f"{asked} is for private runs, whose budget may be kept by cohort; this run of {method.name!r} is not "

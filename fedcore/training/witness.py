@@ -1,8 +1,8 @@
 """Witnesses of the ledger: a ledger that was restored to an older state would lack part of what was spent.
 
 The newest record that was seen is kept with the population (its witness, from the day on which the population was
-made) and in the head of every run. If FEDCORE_ANCHOR names a folder or URL, it is also kept there, where no single
-administrator may write everything. A private run starts only with a ledger that contains what all of them saw. To
+made) and in the head of every run. If FEDCORE_ANCHOR names a folder or URL, it is also kept there, outside of
+what one administrator can write. A private run starts only with a ledger that contains what all of them saw. To
 continue without lost records, an operator must acknowledge the loss once, by a record of the chain that every later
 statement shows: `accept_loss`.
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # a run that is not private needs no database
 WITNESS = layout.WITNESS
 ANCHOR = "FEDCORE_ANCHOR"
 COMMAND = "fedcore budget accept-loss"
-ACCEPT = f"If it cannot be restored, go on with a recorded loss: {COMMAND}"
+ACCEPT = f"If it cannot be restored, acknowledge the loss: {COMMAND}"
 
 
 def check_witnesses(population: Population, ledger: Ledger) -> None:
@@ -56,8 +56,8 @@ def missing_witness(population: Population, ledger: Ledger) -> str:
     if ledger.length(population.id) <= 1 and not _had_one(population):
         return ""
     return (
-        f"{WITNESS} of population {population.path.name!r} is missing, so nobody can tell whether ledger {ledger.id} "
-        "is the newest one or an older copy that has forgotten what was spent."
+        f"{WITNESS} of population {population.path.name!r} is missing, so it is unknown whether ledger {ledger.id} "
+        "is the newest one or an older copy that lacks part of what was spent."
     )
 
 
@@ -165,7 +165,7 @@ def _check(population_id: str, ledger: Ledger, seen: dict[str, ChainHead]) -> No
 
 
 def _not_accepted(population_id: str, ledger: Ledger, heads: Iterable[ChainHead]) -> list[ChainHead]:
-    """The heads that the ledger lacks, and whose loss nobody accepted."""
+    """The heads that the ledger lacks, and whose loss was not acknowledged."""
     lost = list(dict.fromkeys(ledger.lacks(population_id, heads)))
     given_up = ledger.accepted(population_id) if lost and ledger.length(population_id) else set()
     return [head for head in lost if (head.seq, head.hash) not in given_up]

@@ -350,7 +350,7 @@ def test_a_plan_leaves_nothing_and_is_kept_by_the_run(tmp_path, quick):
     assert rows["passes"]["promised"] == rows["passes"]["measured"] == 11
     assert 0.7 < rows["disk_bytes"]["ratio"] < 1.3
     assert rows["seconds"]["measured"] > 0 and rows["bytes_of_flow"]["measured"] > 0
-    assert "Planned beside measured" in (tmp_path / "runs" / "r" / "report.html").read_text()
+    assert "Planned and measured values" in (tmp_path / "runs" / "r" / "report.html").read_text()
     assert works("runs", "show", tmp_path / "runs" / "r", "--json").json["promise"] == held
 
 

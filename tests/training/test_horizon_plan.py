@@ -127,7 +127,7 @@ def test_the_command(place, tmp_path):
     assert list(shared["other_schedules"]) == ["a"] and shared["runs_until_a_cohort_retires"] == 6
     begun = begin_cohorts(population, ledger)
     refused = fedcore("budget", "plan", begun.path, "--runs", 3)
-    assert refused.code == 2 and "with --horizon auto in place of --runs" in refused.err
+    assert refused.code == 2 and "Use --horizon auto instead of --runs" in refused.err
     before = ledger.head(population.id)
     for wrong in (
         (),

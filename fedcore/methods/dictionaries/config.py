@@ -76,7 +76,7 @@ class DictionariesConfig(PrivateRunSettings):
         None,
         ge=1,
         le=100_000,
-        description="how many of them all clients share; None: those of a start, else five sixths of atoms, else "
+        description="number of atoms that all clients share; None: those of a start, else five sixths of atoms, else "
         "found from held-out rows, else 100, at most twice the features",
     )
     sparsity: int | None = Field(
@@ -113,8 +113,8 @@ class DictionariesConfig(PrivateRunSettings):
     # privacy
     private: bool = Field(
         False,
-        description="sums with noise, private for clients: global atoms alone are learnt; unless other numbers are "
-        "given 64, at most twice the features, and codes have at most 10 of them",
+        description="add noise to the sums, so that the run is private for clients. Only global atoms are learnt. "
+        "Defaults are then 64 atoms, at most twice the features, and at most 10 atoms in a code",
     )
 
     @model_validator(mode="after")

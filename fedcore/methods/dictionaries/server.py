@@ -140,7 +140,7 @@ def server_update(
 def _after_first_sums(
     config: DictionariesConfig, state: DictionariesState, result: Mapping[str, Any]
 ) -> tuple[DictionariesState, RoundInfo]:
-    """Raises PopulationError if nobody has samples."""
+    """Raises PopulationError if no client has samples."""
     clients, rows, silent, few = (float(value) for value in result["sizes"])
     all_prints, seen_prints, seen_rows = (float(value) for value in result["prints"])
     if clients == 0:

@@ -273,7 +273,7 @@ class _Samples:
 
 
 class _Paths:
-    """Of held-out samples: squared errors with 0, 1, ... atoms, and how many samples a further atom pays for.
+    """Of held-out samples: squared errors with 0, 1, ... atoms, and how many samples a further atom improves enough.
 
     sums: (choices, 2 t + 2): the t + 1 errors, the t numbers of samples, and of all of them
     """

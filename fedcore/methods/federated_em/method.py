@@ -51,8 +51,8 @@ LIKELY_GAPS = 0.1  # share of the entries
 CELLS_HELD_BACK = 0.1  # of the observed cells of tables, when settings are compared
 NOT_PRIVATE = {
     "em": "exact sums of the clients' statistics reach the server",
-    "fedem": "messages are compressed, not noised",
-    "vr-fedem": "messages are compressed, not noised",
+    "fedem": "messages are compressed and have no noise",
+    "vr-fedem": "messages are compressed and have no noise",
 }
 
 

@@ -112,7 +112,7 @@ class Natural:
     def _rounded(
         self, x: np.ndarray, uniforms: np.ndarray, clients: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """As `quantise`, but levels are float64, and lie in memory as the units give them."""
+        """As `quantise`, but levels are float64, in the memory layout of the units."""
         with np.errstate(over="ignore", invalid="ignore"):
             z = self.units.forward(x)
             z *= 1.0 / self.steps
@@ -208,7 +208,7 @@ class Natural:
         return self.decode(levels, sent, uniforms[None])[0]
 
     def _squares(self, z: np.ndarray) -> np.ndarray:
-        """(C, parts) squared norms. A client's has the same bits whoever else is there."""
+        """(C, parts) squared norms. A client's bits do not depend on other clients."""
         if self.order == "C":  # the flags of a lone client say both
             return np.add.reduceat(z * z, self._starts, axis=1)
         if len(z) == 1:  # whose numbers would be added up in another order
@@ -301,8 +301,8 @@ def parts_of(units: Units) -> tuple[Part, ...]:
 
 
 class _Contexts:
-    """One message's: of the bits that say what is sent, by kind; of levels, whether they are not 0 and whether their
-    size goes on, by the part's number."""
+    """Contexts of one message: for the bits that mark sent parts, by kind; for levels, whether they are not 0 and
+    whether their size is larger still, by the part's number."""
 
     def __init__(self, parts: tuple[Part, ...]) -> None:
         self.sent = [Context() for _ in range(parts[-1].kind + 1)]

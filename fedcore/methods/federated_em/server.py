@@ -181,7 +181,7 @@ def answering(config: FederatedEMConfig, state: FederatedEMState) -> float:
 
 
 def _looks(config: FederatedEMConfig, state: FederatedEMState) -> bool:
-    """Whether the objective is asked for: every so many rounds, and before VR-FedEM goes on from an anchor."""
+    """Whether the objective is requested: at regular rounds, and before VR-FedEM continues from an anchor."""
     anchor = config.variance_reduced and config.variant.safeguards and state.since_full == 0
     return anchor or config.accelerated or state.round % config.variant.monitor_every == 0
 
@@ -288,8 +288,8 @@ def _after_pass(config: FederatedEMConfig, state: FederatedEMState, result: Mapp
 def _after_look(
     config: FederatedEMConfig, state: FederatedEMState, model: CurvedEM, result: Mapping[str, Any]
 ) -> tuple[FederatedEMState, dict[str, float], bool]:
-    """The state that knows the objective of S_k, if the clients told it; what is told of it; and whether it still falls
-    by the tolerance."""
+    """The state with the objective of S_k, if the clients sent it; the reported values; and whether it still falls by
+    the tolerance."""
     if "loss" not in result:
         return state, {}, True
     mean_field = np.asarray(result["total"]) - state.statistic

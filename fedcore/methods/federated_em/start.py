@@ -445,7 +445,7 @@ def _with_initial_parameters(
 
 
 def _with_starts(config: FederatedEMConfig, state: FederatedEMState, thetas: Sequence[Theta]) -> FederatedEMState:
-    """Several are tried; one goes on to the rounds."""
+    """Several are tried; one continues to the rounds."""
     model = models.model_of(config, state.scaling())
     statistics = np.stack([model.statistic_of(theta) for theta in thetas])
     if len(statistics) > 1:

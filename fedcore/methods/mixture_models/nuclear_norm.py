@@ -113,7 +113,7 @@ def _proximal_steps(
     count: int,
     tolerance: float,
 ) -> tuple[np.ndarray, float, bool]:
-    """theta after at most so many accelerated steps, the length of the last one, and whether it moved nothing."""
+    """theta after at most `count` accelerated steps, the length of the last one, and whether it moved nothing."""
     ahead, momentum = theta, 1.0
     for _ in range(count):
         expected = mean(family, ahead)

@@ -127,7 +127,7 @@ def positions(
     )
     return Positions(
         "positions",
-        "Where the components lie",
+        "Positions of the components",
         MIDDLE.format(bars="" if errors is None else BARS),
         tuple(headings),
         tuple(_headings(len(means), order)),

@@ -29,7 +29,7 @@ class PermaConfig(BaseModel):
 
     profile: Literal["recommended", "paper", "scripts", "robust"] = Field(
         "recommended",
-        description="fills in what is left out: recommended: star, median, unit, lsa, 5 starts; paper: path, mean, "
+        description="defaults of other settings: recommended: star, median, unit, lsa, 5 starts; paper: path, mean, "
         "none, greedy, 1 start, far None; scripts (the authors' programs): path, mean, polar, seq, 1 start, far None; "
         "robust: learner robust, top_k, 1 start of 0 steps, 10 refine_steps",
     )
@@ -38,9 +38,8 @@ class PermaConfig(BaseModel):
     atoms: int = Field(6, ge=1, le=100_000, description="atoms r of every client's dictionary")
     global_atoms: int | Literal["null", "jump"] = Field(
         3,
-        description="how many of them are global; null: as many as match better than half of what clients without "
-        "anything in common would; jump: up to the largest jump of path lengths, never 0 or all; with a start that is "
-        "given: a number",
+        description="number of global atoms; null: as many as match better than half as well as atoms of unrelated "
+        "clients; jump: up to the largest jump of path lengths, never 0 or all. A given start needs a number",
     )
 
     # clients' learner
@@ -89,9 +88,9 @@ class PermaConfig(BaseModel):
         description="star: around client after client, the best one kept, which leaves clients out that have nothing "
         "in common with it; path: shortest paths through all clients (Algorithm 2)",
     )
-    aggregate: Literal["median", "mean"] = Field("median", description="of the clients' global atoms, aligned")
+    aggregate: Literal["median", "mean"] = Field("median", description="combines the clients' aligned global atoms")
     norm: Literal["unit", "polar", "none"] = Field(
-        "unit", description="what is done with the norms of the aggregate; learner robust: always polar"
+        "unit", description="normalisation of the combined atoms; learner robust: always polar"
     )
     align: Literal["lsa", "seq", "greedy"] = Field(
         "lsa",

@@ -128,7 +128,7 @@ def global_atoms(rows: Rows, common: np.ndarray, coder: RobustCoder) -> tuple[np
 
 
 def _left_by(common: np.ndarray, rows: Rows, coder: RobustCoder, keep: bool) -> Rows:
-    """What the global atoms leave, (1, m, d) tile by tile. keep: in memory, else it is made anew in every pass."""
+    """What the global atoms leave, (1, m, d) tile by tile. keep: in memory, else it is computed again in every pass."""
 
     def rest() -> Iterator[np.ndarray]:
         for y in rows():

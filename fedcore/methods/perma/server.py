@@ -100,7 +100,7 @@ def message(config: PermaConfig, state: PermaState) -> Message | None:
 
 
 def _matching_threshold(state: PermaState) -> float:
-    """A client sends its dictionary if its uniform number is at most this: all, the smallest few, or nobody."""
+    """A client sends its dictionary if its uniform number is at most this: all, the smallest few, or none."""
     if len(state.common):
         return -1.0
     if state.population <= MATCHED_CLIENTS:

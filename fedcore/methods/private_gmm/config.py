@@ -42,9 +42,9 @@ class PrivateGMMConfig(PrivateRunSettings):
         None,
         gt=0,
         le=1e100,
-        description="R of a ball about the origin that holds nearly all rows; needed, unless every column has "
-        "public bounds: then what holds all of them. Rows beyond it are pulled to it. A value that is far too large "
-        "costs little",
+        description="radius R of a ball about the origin that contains nearly all rows; needed unless every column has "
+        "public bounds, which then give it. Rows outside are moved to its surface. A value that is far too large costs "
+        "little",
     )
     sigma_min: float | None = Field(
         None,

@@ -44,10 +44,10 @@ class Forecast:
     def in_words(self, unit: str) -> str:
         """Describe what would be enough for separated components, to two digits. unit: "record" or "client"."""
         if not self.units:
-            return "going by its noise, the budget was enough for components that lie apart"
+            return "by its noise, the budget was enough for separated components"
         units = float(f"{self.units:.2g}")
         return (
-            f"for components that lie apart about {units:,.0f} {unit}s would be enough at this budget, or "
+            f"for separated components about {units:,.0f} {unit}s would be enough at this budget, or "
             f"{self.epsilon_factor:.2g} times this run's epsilon"
         )
 
@@ -89,7 +89,7 @@ def worth(config: PrivateGMMConfig, public: PublicFacts) -> Worth | None:
     needed = max(needs_of(config, public.features, public.relation, noise).values())
     factor = 2 * needed / (config.w_min * public.nominal_clients)
     if factor <= 1:
-        return Worth("good" if factor <= AMPLE else "fair", "components that lie apart are likely to be found")
+        return Worth("good" if factor <= AMPLE else "fair", "separated components are likely to be found")
     said = Forecast(2 * needed / config.w_min, factor).in_words(public.unit)
     hopeless = factor >= HOPELESS and public.unit == "client"
     return Worth("none" if hopeless else "weak", f"noise is likely to hide components of the least weight; {said}")

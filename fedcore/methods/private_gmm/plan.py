@@ -165,7 +165,7 @@ def _passes_of_a_level(config: PrivateGMMConfig, sizes: Sizes, relation: str, le
 def _passes_of_estimation(
     config: PrivateGMMConfig, sizes: Sizes, relation: str, share: float, valleys: float
 ) -> Iterator[Pass]:
-    """valleys: of the share; 0: no such pass."""
+    """`valleys`: of the share; 0: no such pass."""
     k, d, radii = sizes.k, sizes.d, len(radius_grid(config, CELL_RATIO))
     shares = {name: share * (1 - valleys) * part for name, part in CELL_SHARES.items()}
     count, total = sensitivities.counts(relation), sensitivities.sums(relation)

@@ -155,7 +155,7 @@ def result_of(form: Covariance, state: PrivateGMMState, features: Features) -> R
         names = dict(zip(order, segment_names(len(order)), strict=True))
         valleys = Table(
             "valleys",
-            "Valleys between neighbouring components",
+            "Density dips between neighbouring components",
             (
                 Column("segments", [" and ".join(sorted(names[int(i)] for i in pair)) for pair in state.pairs]),
                 Column("units", state.valley_mass.tolist()),

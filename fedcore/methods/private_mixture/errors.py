@@ -21,7 +21,7 @@ from fedcore.methods.private_mixture.series import MEANS, SCALES, SHAPES, SHARES
 from fedcore.methods.private_mixture.state import MixedState, PrivateMixtureState
 
 LEAST_FOUND = 0.9  # of the repeated runs, that have to find a component again
-TOO_LARGE = "These numbers have no error bars: with so many columns and components it would take too long to find them."
+TOO_LARGE = "These numbers have no error bars: with this many columns and components, computing them takes too long."
 SET = "The shares of one normal distribution are fixed, so they have no error bars."
 OVERLAP = (
     "These numbers have no error bars: no density dip separates {}. With other noise the run could have found other "

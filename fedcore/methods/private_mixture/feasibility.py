@@ -97,7 +97,7 @@ def _strength(noise: Mapping[str, float], n: int, d: int, components: int) -> St
 
 
 def _valley(noise: float, n: float, components: int) -> float:
-    """noise: in steps; n: rows in which valleys are looked for."""
+    """noise: in steps; n: rows in which density dips are searched."""
     peak = PEAK * n / components
     return (1 - LOW) * peak / math.sqrt(2 * (noise / ONE) ** 2 + (1 + LOW) * peak)
 

@@ -147,7 +147,7 @@ def design_of(
 
 
 def _first_phases(d: int, q: int, c: float, rest: float, relation: str, passes: int) -> list[Phase]:
-    """Those that a run that goes on with a series does not need: columns, coordinates, starts. passes: of centres and
+    """Phases that a run of a continued series does not need: columns, coordinates, starts. passes: of centres and
     spans."""
     count, vector = sensitivities.counts(relation), sensitivities.sums(relation)
     columns, moments = sensitivities.counts(relation, d), sensitivities.moments(relation)
@@ -195,7 +195,7 @@ def _first_phases(d: int, q: int, c: float, rest: float, relation: str, passes: 
 def _last_phases(
     config: PrivateMixtureConfig, d: int, k: int, own: bool, relation: str, shares: dict[str, float]
 ) -> list[Phase]:
-    """Rounds of EM, the guard and the valleys. shares: of the budget."""
+    """Rounds of EM, the guard and the unimodality tests. shares: of the budget."""
     count, vector = sensitivities.counts(relation), sensitivities.sums(relation)
     moments, phases = sensitivities.moments(relation), list[Phase]()
 

@@ -54,7 +54,7 @@ class _Read(Exception):
 
 
 class _Overtaken(Exception):
-    """Somebody else made a version since the files were compared with what the population has."""
+    """Another process made a version since the files were compared with the population."""
 
 
 def look(step: Ingest, pipeline: Pipeline, at: datetime, aside: dict[str, Aside]) -> tuple[Population | None, Sorted]:

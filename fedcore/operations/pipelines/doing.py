@@ -160,7 +160,7 @@ def _forget(ready: Ready, step: Forget, at: datetime, hands: Hands) -> StepRecor
     if not population.manifest.cohorts:
         raise ConfigError(
             f"The population {population.path} has no cohorts, so the age of its clients is unknown.",
-            "Begin them with `fedcore budget cohorts POPULATION`; or forget clients by name, by hand.",
+            "Begin them with `fedcore budget cohorts POPULATION`; or forget clients by id, manually.",
         )
     number, before = aged(population, at, step.after_days), population.version
     links = {"population": ready.pipeline.population}
@@ -241,7 +241,7 @@ def _latest(item: Deployment) -> Run:
     """Raises RunNotFound before there is one, RunError if it is damaged."""
     found = latest(item.runs, item.name)
     if found is None:
-        raise RunNotFound(f"deployment {item.name!r} has no latest run yet.", "Train first, or promote one by hand.")
+        raise RunNotFound(f"deployment {item.name!r} has no latest run yet.", "Train first, or promote a run manually.")
     return found.open()
 
 

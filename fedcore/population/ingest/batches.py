@@ -126,7 +126,7 @@ class Account:
         more = "" if self.bad <= len(self.examples) else f"\n  ... and {self.bad - len(self.examples)} more"
         examples = "".join(f"\n  {example}" for example in self.examples)
         allowed = f"; {self.tolerance} are tolerated" if self.tolerance else ""
-        correct = allow = "Correct them, or allow so many bad rows to be left out (tolerance)."
+        correct = allow = "Correct them, or allow this many bad rows to be left out (--tolerance N)."
         words = ""
         if self.words:
             counted = (f"{name} ({rows} row{'s' if rows > 1 else ''})" for name, rows in self.words.most_common())
@@ -330,7 +330,7 @@ def refuse_odd(path: Path) -> None:
     if why := impossible(str(path)):
         raise IngestError(f"{shortened(str(path))!r} {why}.", "No file has such a name.")
     if odd := not_regular(path):
-        raise IngestError(f"{path} is a {odd}, not a regular file.", "Write what it gives to a file, and name that.")
+        raise IngestError(f"{path} is a {odd}, not a regular file.", "Write its content to a file, and pass that.")
 
 
 def read_ids(file: Path) -> list[str]:

@@ -127,7 +127,7 @@ class DealPart:
             raise
         except Exception as error:  # whose text may be a value of a row, and would be in the log of the worker
             raise WorkerFailed(
-                f"a part of the table failed with {type(error).__name__}.", "Read it without workers, which tells more."
+                f"a part of the table failed with {type(error).__name__}.", "Read it without --workers for details."
             ) from None
         self._keys.append(known)
         return {DEALT: DealtParts({number: made})}

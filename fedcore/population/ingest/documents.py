@@ -85,8 +85,8 @@ def refuse_other_halves(parent: Population, halves: Halves | None) -> None:
         )
     if before is not None:
         raise IngestError(
-            f"The clients' halves of {parent.path} are dealt by {before}, and what is appended is not.",
-            f"Append training and held-out data that are (--option halves={before}), or make another population.",
+            f"The clients' halves of {parent.path} are split by {before}, but the appended data are not.",
+            f"Append data that are (--option halves={before}), or make another population.",
         )
     raise IngestError(
         f"It is unknown how the clients' halves of {parent.path} were split, and the appended data are split by "

@@ -206,7 +206,7 @@ def _spill_folder(path: Path) -> Iterator[Path]:
 
 
 def _stated(request: IngestRequest) -> dict[str, JsonValue]:
-    """The options that were given, without paths: a manifest tells nothing about the machine."""
+    """The options that were given, without paths: a manifest reveals nothing about the machine."""
     stated: dict[str, JsonValue] = {}
     for name in OF_SOURCE:
         value = getattr(request, name)

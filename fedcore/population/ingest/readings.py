@@ -267,7 +267,7 @@ def as_written(readings: Sequence[Reading], said: Said) -> tuple[Reading, ...]:
     made, named = [], {reading.of for reading in readings}
     for name in said.written:
         if name not in named:
-            raise IngestError(f"There is no column {name!r} to be read in another way.", "Remove its declaration.")
+            raise IngestError(f"There is no column {name!r}, but it has a declaration.", "Remove its declaration.")
     for reading in readings:
         name = reading.of
         marks = (said.marks or {}).get(name, "")
@@ -275,7 +275,7 @@ def as_written(readings: Sequence[Reading], said: Said) -> tuple[Reading, ...]:
         if marks and (reading.kind != "number" or not _are_marks(marks)):
             raise IngestError(
                 f"The column {name!r} cannot be read with the marks {marks!r}.",
-                "Marks are of a column of numbers: the one before decimal places, then another one between thousands.",
+                "Marks are for numbers: first the one before decimal places, then another one between thousands.",
             )
         if (spelling != "exact" or other) and reading.kind != "category":
             raise IngestError(f"The column {name!r} has spellings, and no list of values.", "Give its values.")

@@ -219,7 +219,7 @@ def array_frames(file: Path, name: str | None = None) -> Iterator[np.ndarray]:
             if not (np.isfinite(frame).all() and frame.min() >= 0 and frame.max() <= 1):
                 raise IngestError(
                     f"Frame {number} of {stored.where} has pixels outside of [0, 1], or that are no numbers.",
-                    "Divide by what is white; cut what noise put outside.",
+                    "Divide by the value of white, and clip values that noise put outside.",
                 )
             yield frame.astype(np.float32)
         else:
@@ -243,7 +243,7 @@ def video_frames(file: Path) -> Iterator[np.ndarray]:
         with av.open(str(file)) as container:
             streams = container.streams.video
             if len(streams) != 1:
-                raise IngestError(f"{file} has {len(streams)} video streams, not one.", "Keep the one that is meant.")
+                raise IngestError(f"{file} has {len(streams)} video streams, not one.", "Keep only one.")
             promised = streams[0].frames
             streams[0].codec_context.options = {"err_detect": "explode"}
             for frame in container.decode(streams[0]):

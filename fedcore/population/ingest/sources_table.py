@@ -147,10 +147,10 @@ class TableSource:
     def _check_client(self, file: TableFile) -> None:
         if self.client is not None and self.client not in file.names:
             shown = ", ".join(file.names[:20]) + (", ..." if len(file.names) > 20 else "")
-            one = "." if self.kind != "rows" else ", or say that every row is a record of its own: --unit record."
+            one = "." if self.kind != "rows" else ", or declare that every row is a separate record: --unit record."
             remedy = f"Name the one of the client (--client COLUMN){one}"
             raise IngestError(
-                f"{file.name} has no column {self.client!r}, to say whose a row is.",
+                f"{file.name} has no column {self.client!r} with the client of a row.",
                 f"Its columns are {shown}. {remedy}",
                 remedy_without_values=f"Look at its first line. {remedy}",
             )
@@ -320,8 +320,8 @@ class TableSource:
         return names, codes
 
     def _rows(self, account: Account, columns, piece: Piece, good: np.ndarray) -> np.ndarray:
-        """(n, features) values; clears `good` for bad rows. What lies outside of the bounds is clipped, or read as
-        missing, and counted; or its row is bad."""
+        """(n, features) values; clears `good` for invalid rows. Values outside the bounds are clipped, or read as
+        missing, and counted; or their row is invalid."""
         x, at, missing = np.empty((len(good), self.features), self.dtype), 0, missing_texts(self.request.na)
         for reading, column in zip(self.readings, columns, strict=True):
             values, bad, why = reading.read(column, missing)

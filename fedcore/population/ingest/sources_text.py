@@ -76,7 +76,7 @@ def sections(handle: TextIO) -> Iterator[str]:
 
 
 def _between_words(text: str) -> int:
-    """Where the last token begins, which may go on in what follows the text."""
+    """Where the last token begins, which may continue after the text."""
     cut = len(text)
     while cut and text[cut - 1].lower()[-1] in INSIDE:
         cut -= 1

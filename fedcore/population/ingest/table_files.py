@@ -110,7 +110,7 @@ class CsvFile:
                 if other in self.names[0] and other != self.delimiter:
                     raise IngestError(
                         f"{self.path} has one column, {self.names[0][:60]!r}.",
-                        f"Say what separates its columns: --option 'delimiter=\"{other}\"'.",
+                        f"Pass the sign between its columns: --option 'delimiter=\"{other}\"'.",
                         without_values=f"{self.path} has one column.",
                     )
 

@@ -281,7 +281,7 @@ class Account:
         self.ended.releases.update(attempt.state for attempt in run.attempts.values())
 
     def _lifetime(self, run: RunAccount) -> Fraction:
-        """What a run has cost a client with data in each of the k periods that it read: k^2 times its price."""
+        """The cost of a run for a client with data in each of the k periods that it read: k^2 times its rho."""
         if self.periods is None:
             return Fraction(0)
         return periods_in(run.payers) ** 2 * exact_sum(attempt.rho for attempt in run.spent())

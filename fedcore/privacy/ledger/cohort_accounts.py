@@ -19,7 +19,7 @@ from fedcore.privacy.ledger.replay import COHORTS, FORGET
 from fedcore.privacy.ledger.rows import RESTORE, decoded_object, find
 from fedcore.privacy.ledger.sums import EVERYBODY
 
-ONE_COPY = "Go on with one copy only: the one that the runs of the ledger were made on. Delete the other."
+ONE_COPY = "Continue with one copy only: the one on which the runs of the ledger were made. Delete the other."
 
 
 class CohortAccounts(Accounts):
@@ -48,7 +48,7 @@ class CohortAccounts(Accounts):
             if account.founders is not None:
                 raise PopulationBranched(
                     f"the budget of population {population_id!r} is kept by cohort since version "
-                    f"{account.founders[0]}, and this copy is another one, or went on to version {version} without.",
+                    f"{account.founders[0]}, and this copy is another one, or reached version {version} without.",
                     ONE_COPY,
                 )
             if account.unit != "client":

@@ -93,7 +93,7 @@ def _copy_server(ledger: Ledger, target: Path) -> None:
 
 
 def _alone(file: Path) -> None:
-    """So that the file needs no log beside it, and can be read where nothing may be written."""
+    """Make the file readable without a log file, and where nothing may be written."""
     try:
         with closing(sqlite3.connect(file)) as connection:
             connection.execute("PRAGMA journal_mode = DELETE")

@@ -255,7 +255,7 @@ class Ledger(Reservations):
         return Charge(run_id, round, name, attempt)
 
     def _pay_again(self, writer: ChainWriter, run: Row[Any], last: Row[Any]) -> bool:
-        """Pay for one more attempt at a release whose last one was lost; False if the release is given up instead."""
+        """Charge one more attempt at a release whose last one was lost; False if the release is skipped instead."""
         run_id, round, name = run.run_id, last.round, last.name
         now = self._account_row(writer.connection, writer.population_id, "write")  # with what this transaction added
         way = redraw(self._recent(writer.connection, now), run_id, round, name)
@@ -341,7 +341,7 @@ class Ledger(Reservations):
         return decoded_object(rows[0].payload, f"a record of run {run_id!r}") if rows else None
 
     def _shape(self, run: Row[Any], round: int, name: str, noised: np.ndarray) -> tuple[int, ...]:
-        """Of a noised value. Of a thresholding step the plan names the most rows that it may publish: how many pass the
+        """Shape of a noisy value. For a thresholding step the plan states the largest number of rows: how many pass the
         threshold is a part of what is published. Raises SensitivityError if it is not as planned.
         """
         for planned in decoded_list(run.plan, f"the plan of run {run.run_id!r}"):

@@ -137,7 +137,8 @@ class Reservations(SketchAccounts):
             self._check_noise(run_id, planned)
 
     def _check_noise(self, run_id: str, planned: PlannedRelease) -> None:
-        """Noise of the planned scale can be drawn, and costs no more than the price: D**2 / (2 s**2) <= rho exactly."""
+        """Check that noise of the planned scale can be drawn, and costs no more than planned: D**2 / (2 s**2) <= rho
+        exactly."""
         scale = planned.scale
         if scale > LARGEST_SCALE:
             raise ConfigError(
@@ -179,7 +180,7 @@ class Reservations(SketchAccounts):
         if (number := account.stranger(cohorts.tokens)) is not None:
             raise PopulationBranched(
                 f"cohort {number} of population {account.population_id!r} is not the one that the ledger knows by this "
-                "number: two copies of the population were appended to. A client may lie in another cohort here than "
+                "number: two copies of the population were appended to. A client may be in another cohort here than "
                 "there, and would spend two budgets.",
                 ONE_COPY,
             )
