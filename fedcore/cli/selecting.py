@@ -68,7 +68,7 @@ def select(
     tried = _tries(tries) if tries else asked.tries()
     wanted = requests(request, tried, asked.held_back_share if share is None else share, name)
     for _, one in wanted:
-        resolve(one, open_inputs(one))  # a mistake is told before the first run
+        resolve(one, open_inputs(one))  # a mistake is reported before the first run
     with bar(f"select {population}", as_json) as progress:
         found = compare(
             wanted,

@@ -104,7 +104,7 @@ def train(
         public_start_because=public_start,
         share=share,
     )
-    spec = resolve(request, open_inputs(request))  # a mistake is told at once, not after a server has started
+    spec = resolve(request, open_inputs(request))  # a mistake is reported at once, not after a server has started
     spec.check_worth()
     if spec.worth is not None and not as_json:
         print(f"what to expect, by the budget: {spec.worth.in_words}", file=sys.stderr)

@@ -88,7 +88,7 @@ def evaluate_run(
     if not population.has_heldout:
         raise PopulationError(f"population {population.path.name!r} has no held-out part.", "Ingest it with one.")
     method, state = trained(run, settings)
-    check_scored(method)  # before anybody works
+    check_scored(method)  # before any work
     remembered = remembered_of(run, population) if method.scores_use_memories else None
     function = partial(score_block, method, population.location, population.version, remembered, least)
     blocks = range(len(population.blocks))

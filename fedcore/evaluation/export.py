@@ -286,7 +286,7 @@ def _parquet_file(source: _Source, path: Place) -> dict[str, Any]:
     written = _arrow(table)
     with parquet.ParquetWriter(sink, written.schema) as writer:
         writer.write_table(written)
-        writer.add_key_value_metadata(told)  # beside Arrow's copy of the schema, which is in base64, and not in it
+        writer.add_key_value_metadata(told)  # separate from Arrow's copy of the schema, which is in base64
     write_whole(path, sink.getvalue(), private=not source.private)
     return {"holds": [table.name]}
 

@@ -22,7 +22,7 @@ from fedcore.training.spec import RunSpec
 
 LAST_RUNS = 10  # whose times say how often a deployment runs
 DAY = 86400.0
-MOST = 10**6  # runs that anybody counts
+MOST = 10**6  # largest number of runs that is counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from fedcore.runs.store import Run
 from fedcore.storage.ranges import Ranges, holds, in_words
 from fedcore.training.cohorts import cohort_accounts
 
-MOST_RUNS = 30  # of which the share that could pay is shown
+MOST_RUNS = 30  # of which the share that took part is shown
 LIFETIME = "A client with data in several periods loses at most"
 UNDIVIDED = "(undivided)"
 OF_SHARES = (

@@ -82,7 +82,7 @@ def declared_problems(content: DeploymentFile, notes: Path) -> list[Problem]:
         if deployment.population not in made or not is_private(deployment) or budget is not None:
             continue
         if list(_caught(partial(existing, deployment.population))) or existing(deployment.population) is not None:
-            continue  # where there is one, or it cannot be opened, others say so
+            continue  # if it exists, or cannot be opened, other checks report it
         error = BudgetMissing(
             f"the population {deployment.population} is still to be made, and the file declares no budget for it.",
             "Write [population.budget] below its [[population]]: private runs need one.",

@@ -29,7 +29,7 @@ from fedcore.training.cohorts import CohortAccount, Cost, able, cohort_accounts,
 
 STAMP = "%Y%m%dT%H%M%S"
 RECENT = 10  # runs whose starts say how often a deployment runs
-STOPPED = 3  # a deployment without a schedule that has been silent for so many of its intervals has stopped
+STOPPED = 3  # a deployment without a schedule that has been silent for this many of its intervals has stopped
 MOST_STARTS = 20_000  # that are followed
 SCHEDULE, PACE, STOPS, UNKNOWN = "the schedule", "the pace of its last runs", "no start is foreseen", "too few runs"
 
@@ -239,7 +239,7 @@ def charges_ahead(balance: Balance, payers: Sequence[Payer]) -> list[tuple[datet
 def _by_share(balance: Balance, payers: Sequence[Payer]) -> list[tuple[tuple[float, float], list[Payer]]]:
     """((rho, delta) that are left, which deployments draw on them), for each sub-budget that one names."""
     parts = {part.name: (max(0.0, part.rho_left), max(0.0, part.delta_left)) for part in balance.shares}
-    unnamed = (0.0, 0.0) if parts else (balance.rho_left, balance.delta_left)  # a share that there is not pays nothing
+    unnamed = (0.0, 0.0) if parts else (balance.rho_left, balance.delta_left)  # a missing share allows nothing
     shares = sorted({payer.share for payer in payers}, key=str)
     return [(parts.get(share, unnamed), [one for one in payers if one.share == share]) for share in shares]
 

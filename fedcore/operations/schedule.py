@@ -57,7 +57,7 @@ def _which(given: Any) -> str:
 
 Schedules = Annotated[
     Annotated[Schedule, Tag("one")] | Annotated[list[Schedule], Tag("several")], Discriminator(_which)
-]  # told apart before they are read, so that an error names what is wrong in the one that was meant
+]  # distinguished before they are read, so that an error names what is wrong in the one that was meant
 
 
 class Scheduled(BaseModel):

@@ -29,7 +29,7 @@ from fedcore.storage.files import Place, is_remote
 NOISE_CELLS = 4000
 FILES = 3  # of each size that are timed
 # The kernel counts a process's largest size from before its program was loaded, when it was a copy of this one; the
-# size of its present memory begins afresh, where the system tells it.
+# size of its present memory begins afresh, where the system reports it.
 FRESH = """
 from time import perf_counter
 started = perf_counter()

@@ -49,7 +49,7 @@ PREFECT_BYTES = 130 * 2**20  # of the process that has the run, beyond Dask
 ROUND_SECONDS = 0.02  # of Dask: the message out, the answer back
 FUTURE_SECONDS = 0.003  # of the scheduler
 BLOCK_BYTES = 3000  # of a block's entry while a manifest is read
-RELEASE_COMMITS = 2  # a charge, a publication and a copy, each durable, take so many commits of a round
+RELEASE_COMMITS = 2  # a charge, a publication and a copy, each durable, take this many commits of a round
 FUTURE_WORK = 0.25  # seconds of work that are put into a future
 AT_ONCE = 1.2  # of the longer of two things that two threads do, what both together take (docs/notes/benchmarks.md)
 

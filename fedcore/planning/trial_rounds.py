@@ -22,7 +22,7 @@ from fedcore.rounds.statistics import Stack, Statistics, merge, merge_all, size_
 
 NUMBERS = re.compile(r"_?\d+")
 NOTHING_RELEASED = "nothing released"
-EVERY = 3  # round of a phase that many clients are timed in, beside the first ones
+EVERY = 3  # round of a phase that many clients are timed in, in addition to the first ones
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedcore.storage.ranges import Ranges, holds, merged
 
-FOUNDERS: Final = 1  # number of the cohort of everybody who was there when cohorts began
+FOUNDERS: Final = 1  # number of the cohort of all clients when cohorts began
 HOLE: Final = 0
 Order = tuple[tuple[int, int], ...]
 

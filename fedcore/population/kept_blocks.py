@@ -44,16 +44,16 @@ from fedcore.storage import digests, files, raw_arrays
 if TYPE_CHECKING:
     from fedcore.population.store import Population
 
-VARIABLE = "FEDCORE_KEPT_BLOCKS"  # the folder of the socket, for the runs of whoever serves
+VARIABLE = "FEDCORE_KEPT_BLOCKS"  # the folder of the socket, for the runs of a serving process
 PREFIX, SOCKET = "fedcore-blocks-", "socket"
-PAUSE = 0.1  # seconds after somebody could not be heard
-PATIENCE, SILENT = 5.0, 60.0  # seconds for an answer, or for a question; in which nobody is asked after none came
+PAUSE = 0.1  # seconds after a failed connection
+PATIENCE, SILENT = 5.0, 60.0  # seconds for an answer, or for a question; without questions after none came
 LONGEST = 1 << 16  # bytes of a question or an answer
 LOOK, LOOK_ELSEWHERE = 5.0, 60.0  # seconds between looks for slots that are gone: in folders; behind URLs
 UNUSED, UNUSED_OWN = 600.0, 86400.0  # seconds after which a block makes way: for other populations; for its own
 CLOSED_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # no program that is started has the files; `recv_fds` forgets
 RIGHTS, INT = (socket.SOL_SOCKET, socket.SCM_RIGHTS), array("i").itemsize
-DESCRIPTORS = 4  # one in so many of those that a process may have is spent on blocks
+DESCRIPTORS = 4  # one in this many of a process's descriptors is spent on blocks
 ARRAYS = {CountsBlock: ("indptr", "indices", "data", "totals"), RowsBlock: ("ptr", "x")}
 
 Name = tuple[str, str, str, bool]
@@ -87,9 +87,9 @@ def shared(population: Population, index: int, heldout: bool, read: Callable[[],
     return block
 
 
-# Nobody answers, or another version of fedcore, or something else.
+# No process answers, or another version of fedcore, or something else.
 UNANSWERED = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
-_silent_until = 0.0  # nobody is asked before: one that hangs would cost PATIENCE for every block
+_silent_until = 0.0  # no question before: a stalled process would cost PATIENCE for every block
 
 
 def _ask(folder: str, question: Mapping[str, Any], file: int | None = None) -> tuple[dict[str, Any], int | None]:
@@ -98,7 +98,7 @@ def _ask(folder: str, question: Mapping[str, Any], file: int | None = None) -> t
     if time.monotonic() < _silent_until:
         raise TimeoutError
     place = os.stat(folder)
-    if place.st_uid != os.getuid() or place.st_mode & 0o077:  # that of somebody else, who came after ours was gone
+    if place.st_uid != os.getuid() or place.st_mode & 0o077:  # of another user, made after ours was gone
         raise PermissionError(folder)
     try:
         with socket.socket(socket.AF_UNIX) as asking:
@@ -367,7 +367,7 @@ def _answer(keeper: Keeper, listener: socket.socket, woken: socket.socket) -> No
             except OSError:  # no descriptor is left, most likely
                 time.sleep(PAUSE)
                 continue
-            with suppress(Exception), asking:  # whoever asked reads the block then
+            with suppress(Exception), asking:  # the process that asked reads the block then
                 asking.settimeout(PATIENCE)
                 _answer_one(keeper, asking)
 
@@ -384,7 +384,7 @@ def _answer_one(keeper: Keeper, asking: socket.socket) -> None:
     if file is not None:
         keeper.keep(name, file)
         return
-    with keeper.lock:  # so that nobody drops it before it is sent
+    with keeper.lock:  # so that it is not dropped before it is sent
         found = keeper.get(name)
         _send(asking, {} if found is not None else {"room": keeper.room(name[0])}, found)
 

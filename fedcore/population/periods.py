@@ -158,7 +158,7 @@ def fault(periods: Periods | None, labels: Sequence[str | None]) -> str | None:
     return None
 
 
-# --- which period a time stamp lies in --------------------------------------------------------------------------------
+# --- which period a time stamp is in ----------------------------------------------------------------------------------
 
 
 class Stamp(NamedTuple):

@@ -19,7 +19,7 @@ BLOCK_BYTES = 32 << 20  # decoded, at most, but for the leaf in which they are r
 LEAST_BYTES = 2 << 20
 BLOCKS_PER_CORE = 2  # of the largest blocks that a population has
 MEMORY_SHARE = 64  # a block's part of a core's memory: a process holds some copies of it, and the libraries
-WORKERS = 2  # processes that answer blocks, unless somebody says how many
+WORKERS = 2  # processes that answer blocks, unless their number is set
 CONTROL_GROUP = Path("/sys/fs/cgroup")
 CONTROLS = ("memory.max", "memory/memory.limit_in_bytes")  # version 2, version 1
 

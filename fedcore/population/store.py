@@ -370,7 +370,7 @@ class Population:
             return self._damaged(index, str(damage)).message, 0, ids
         try:
             there = self.client_ids(index)
-            self._read_everything(index, entry)  # which may tell more exactly what is wrong
+            self._read_everything(index, entry)  # which may find more exactly what is wrong
         except ChunkError as error:
             return error.message, found.bytes, ids
         if wrong:

@@ -22,7 +22,7 @@ from fedcore.population.checks import LARGEST_COUNT, Rows
 
 LONGEST: Final = 64  # bytes
 WORD = np.dtype(f"S{LONGEST}")
-RECORD = np.dtype([("word", WORD), ("count", "<i8")])  # a word of a client in flight, beside `ptr` as in dense rows
+RECORD = np.dtype([("word", WORD), ("count", "<i8")])  # a word of a client in flight, with `ptr` as in dense rows
 NO_WORD: Final = b""
 OTHER: Final = "<other>"  # last in a vocabulary: the cell of all words that are not in it
 

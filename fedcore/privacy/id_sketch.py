@@ -18,7 +18,7 @@ from hashlib import blake2b
 import numpy as np
 
 FEWEST, MOST = 2**6, 2**18  # cells
-CONTINUE, OUTCOMES = 3, 8  # the noise has the law P(k) ~ (3/8)^|k|, so that one id changes odds by at most 8/3 < e
+CONTINUE, OUTCOMES = 3, 8  # the noise has P(k) ~ (3/8)^|k|, so that one id changes odds by at most 8/3 < e
 VARIANCE = 2 * (CONTINUE / OUTCOMES) / (1 - CONTINUE / OUTCOMES) ** 2  # of the noise of one cell
 SIGNIFICANT = 4.0  # standard deviations of the estimate without a common id
 MANY = 0.01  # of the ids of the smaller population

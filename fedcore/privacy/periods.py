@@ -19,7 +19,7 @@ from fedcore.privacy.accounting import Budget, rounded_up
 from fedcore.privacy.gdp import mu_of
 from fedcore.storage.ranges import Ranges
 
-SHOWN: Final = (12, 24)  # numbers of periods for which the bound is said
+SHOWN: Final = (12, 24)  # numbers of periods for which the bound is shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from fedcore.privacy.statement import CostWithStart, PrivacyStatement, SpentOfBu
 from fedcore.privacy.statement_texts import VERSIONS
 from fedcore.storage.parsing import JsonObject, parse_json
 
-SLACK = 1e-9  # relative: by so much the rho of a raise to the same budget may differ by rounding
+SLACK = 1e-9  # relative: by this much the rho of a raise to the same budget may differ by rounding
 DERIVED = ("privacy", "text")
 NAMES = {field.name for field in fields(PrivacyStatement)}
 
@@ -127,7 +127,7 @@ def _both(both: CostWithStart | None, budget: Budget, rho: float, delta: float) 
 def _budget(statement: PrivacyStatement, budget: SpentOfBudget, rho: float) -> Iterator[str]:
     """rho: of the run."""
     before = 0.0 if statement.spent_before is None else statement.spent_before.rho
-    least = max(rho, before) if statement.cohorts else rounded_up(exact_sum((rho, before)))  # by cohort others may pay
+    least = max(rho, before) if statement.cohorts else rounded_up(exact_sum((rho, before)))  # by cohort, maybe others
     if exact_sum((budget.delta_conv, budget.delta_extra)) > Fraction(budget.delta):
         yield "The parts of the budget's delta are more than all of it."
     if abs((largest := budget.rho_of(budget.epsilon)) - budget.rho_max) > SLACK * largest:

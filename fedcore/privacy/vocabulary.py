@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from flint import arb
 
 LIST: Final = 300  # words of a client
-SHARE: Final = 0.3  # of the budget, unless somebody says otherwise
-STRONG: Final = 1500.0  # n sqrt(2 rho) above which several releases, and a private list at all, pay
+SHARE: Final = 0.3  # of the budget, by default
+STRONG: Final = 1500.0  # n sqrt(2 rho) above which several releases, and a private list at all, are useful
 SHARES: Final = (Fraction(1, 10), Fraction(3, 10), Fraction(6, 10))  # of rho and delta', of several releases
 MOST: Final = 2**17  # words that one release publishes at most, the largest ones: far more than a threshold lets pass
-COLUMNS: Final = 1 + LONGEST // 8  # of a published row: the noised sum, and the word's bytes
+COLUMNS: Final = 1 + LONGEST // 8  # of a published row: the noisy sum, and the word's bytes
 ARGUMENT: Final = "docs/privacy/vocabulary.md"
 COMPOSITION: Final = (
     "words that clients list, each with one noised sum, published above a threshold; delta' for the words that only "

@@ -33,8 +33,8 @@ from fedcore.storage.ranges import Ranges
 
 DEFAULT_CACHE_BYTES, MOST_CACHE_BYTES = 512 * 2**20, 2**50
 DEFAULT_STREAM_ABOVE = 512 * 2**20
-WRITTEN = "files of memories"  # name of the digests of what was written, beside the statistics of the clients
-Answering = Callable[[Message, int], Statistics | None]  # of (message, block); None: nobody is in the block
+WRITTEN = "files of memories"  # name of the digests of what was written, among the statistics of the clients
+Answering = Callable[[Message, int], Statistics | None]  # of (message, block); None: no client is in the block
 MOST_PARTS = 8  # of a leaf that are answered one by one: their overhead is then that of a copy
 ZIPPED = ".zip"  # of files of memories of before there were raw arrays, which are not read any more
 AHEAD_BYTES = 64 * 2**20  # a block that is larger, decoded, is read when it is needed, so that only one is in memory

@@ -227,7 +227,7 @@ class Training:
 
     def _map(self, message: Message) -> Statistics:
         # What an attempt left that was not committed is written again, file by file, to the same values. It is not
-        # removed: if another process has gone on with the run meanwhile, these are its clients' memories now.
+        # removed: if another process has continued the run meanwhile, these are its clients' memories now.
         before, after = self._memories(), self.run.memory_folder(self.round)
         source = replace(
             self.source,

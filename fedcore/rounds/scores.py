@@ -26,8 +26,8 @@ from fedcore.rounds.statistics import FloatSum, Statistic, Statistics
 RUN = "this run"
 ROWS = "rows"  # how many they are, where sizes are sums of weights
 SIZES_OF = "sizes of "  # a line, among the statistics
-MORE_THAN = "more than the run: "  # a line, likewise
-ERRORS_OF = "squared errors of "  # a line, likewise
+MORE_THAN = "more than the run: "  # a line, as above
+ERRORS_OF = "squared errors of "  # a line, as above
 LOSSES = {  # (title, axis)
     "nll": ("Negative log-likelihood", "negative log-likelihood (nats per row)"),
     "mse": ("Mean squared error", "mean squared error of a number"),

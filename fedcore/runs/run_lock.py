@@ -21,8 +21,8 @@ from fedcore.storage.files import Place, is_remote
 from fedcore.storage.remote_lock import RemoteLock, holder_may_live
 
 LOCK = "lock"
-LOOKS, SECONDS_BETWEEN = 3, 0.02  # before a lock counts as that of somebody who works
-UNBORN_SECONDS = 3600.0  # after which a folder without run.json is of nobody who still makes it
+LOOKS, SECONDS_BETWEEN = 3, 0.02  # before a lock counts as that of a working process
+UNBORN_SECONDS = 3600.0  # after which no process is still making a folder without run.json
 Lock = RemoteLock | IO[Any]  # to be closed
 
 
@@ -41,7 +41,7 @@ def take(path: Place, take_over: bool = False) -> tuple[Lock, bool]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return file, False
-        except BlockingIOError:  # perhaps by somebody who only looks (`is_held`), which takes no time
+        except BlockingIOError:  # perhaps by a process that only looks (`is_held`), which takes no time
             time.sleep(SECONDS_BETWEEN if look + 1 < LOOKS else 0.0)
     file.close()
     raise RunBusy(f"another process is working on run {path.name!r}.", "Wait for it, or stop it.")
@@ -90,7 +90,7 @@ def sweep_unborn(wanted: Path) -> None:
             names = [file.name for file in path.iterdir()]
             if not all(_before_birth(name) for name in names):
                 continue
-            if LOCK not in names and path != wanted:  # an empty folder of somebody else
+            if LOCK not in names and path != wanted:  # an empty folder of another program
                 continue
             with files.opened(path / LOCK, "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

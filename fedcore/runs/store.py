@@ -55,7 +55,7 @@ from fedcore.storage.remote_lock import RemoteLock
 if TYPE_CHECKING:
     from upath import UPath
 
-STATES_KEPT = 2  # of the last commit, and of the one before it: somebody may be reading that
+STATES_KEPT = 2  # of the last commit, and of the one before it, which may be read now
 
 
 # --- one run --------------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class Run:
         try:
             if not ours:
                 self._head_file.check(self._lock)
-        except FedcoreError:  # or nobody knows
+        except FedcoreError:  # or this is unknown
             return
         if is_remote(self.path):
             with suppress(FedcoreError):

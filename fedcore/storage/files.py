@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 Place: TypeAlias = "Path | UPath"  # both have /, name, stem, suffix, parent and str(); this module does the rest
 AnyPlace = TypeVar("AnyPlace", bound=Place)
 
-OTHERS = stat.S_IRWXG | stat.S_IRWXO  # what a private file or folder allows to nobody
+OTHERS = stat.S_IRWXG | stat.S_IRWXO  # what a private file or folder does not allow
 LONGEST_NAME = 255  # bytes of a file's name, for most file systems
 ODD_FILES = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
 PARTIAL = re.compile(r"\.(?P<name>.+)\.\d+(\.[0-9a-f]{8})?\.partial")  # of a file that is being written
 FLUSHED_AT_ONCE = 8  # files whose flushing is awaited together, for which a journal commits once
-ABANDONED = 3600.0  # seconds after which nobody writes a file any more that takes milliseconds
+ABANDONED = 3600.0  # seconds after which a write of milliseconds must have ended
 LOST_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")  # what pathlib makes of a URL
 
 

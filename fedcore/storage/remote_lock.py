@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 SECONDS = 60.0  # silence after which a holder on another host counts as dead
 BEATS = 6  # renewals in that time: some may fail
-LOOKS = 30  # of somebody who watches, in that time
+LOOKS = 30  # of a watching process, in that time
 LONGEST = 3600.0  # silence that an object may ask others to wait for, seconds
 STOPPING = 5.0  # wait at the end for a renewal that is under way, seconds
 ATTEMPTS = 5  # to take a lock that changes hands meanwhile
@@ -138,7 +138,7 @@ class RemoteLock:
             self.renewed = time.monotonic()
         except FileNotFoundError:
             return False
-        except (FedcoreError, OSError):  # the store does not answer now, or somebody was quicker: next time tells
+        except (FedcoreError, OSError):  # the store does not answer now, or another process was quicker: see next time
             pass
         return True
 

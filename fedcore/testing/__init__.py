@@ -16,8 +16,8 @@ def test_conformance(check):
 and another warm start. docs/adding-a-method.md is the guide.
 """
 
-from fedcore.testing import privacy_laws as _privacy_laws  # registers its laws
-from fedcore.testing import sites_law as _sites_law  # registers its law
+from fedcore.testing import privacy_laws as _privacy_laws  # registers its tests
+from fedcore.testing import sites_law as _sites_law  # registers its test
 from fedcore.testing.broken import LawBroken
 from fedcore.testing.cases import Case, cases_for
 from fedcore.testing.laws import LAWS, same_with

@@ -90,7 +90,7 @@ def _broken_by(workers: int, cases: Sequence[Case]) -> str:
 def _broken(law: Any, asked: Case | Sequence[Case]) -> str:
     try:
         law(asked)
-    except Exception as error:  # a method's own: the law is broken, and the author is told where
+    except Exception as error:  # a method's own: the test fails, and shows where
         name = asked.name if isinstance(asked, Case) else ""
         return f"{name}: {in_words(error)}" if name else in_words(error)
     return ""

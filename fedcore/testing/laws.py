@@ -203,7 +203,7 @@ def storable_state(case: Case) -> None:
 @law("chunkings")
 def chunkings(case: Case) -> None:
     """A whole stored run with one block of all clients ends in the bits of the run in memory."""
-    people = case.population  # the run in memory goes leaf by leaf, and so does that of the law "resuming"
+    people = case.population  # the run in memory goes leaf by leaf, and so does that of the test "resuming"
     whole = people.leaf * -(-len(people.clients) // people.leaf)
     with TemporaryDirectory() as folder:
         found = whole_run(case, Path(folder), block=whole)

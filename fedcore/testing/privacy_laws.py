@@ -37,7 +37,7 @@ NEIGHBOURS = 12  # random pairs of populations for each round
 FEWER_NEIGHBOURS = 2  # for each round of a run whose totals or start may be anything
 DRAWS = 4000  # of noise, at least, for each release
 LEVEL = 1e-6  # of the test of the variance: a right release fails it that often
-STAND_INS = 16  # clients and rows of the law of that name
+STAND_INS = 16  # clients and rows of the test of that name
 TOGETHER = 100  # messages with several such fields, of each phase
 
 

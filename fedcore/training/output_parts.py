@@ -25,7 +25,7 @@ from fedcore.storage.files import json_bytes, make_folder, write_whole
 from fedcore.storage.parsing import parse_json
 
 OF = "of.json"
-PTR = "ptr-of-rows"  # beside the outputs of a block; no output has a dash in its name
+PTR = "ptr-of-rows"  # among the outputs of a block; no output has a dash in its name
 
 
 class Parts:

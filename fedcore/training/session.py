@@ -111,7 +111,7 @@ class Session:
             self.run.note(outcome=outcome)
         if status == "finished" and (used := self.method.rows_used(self.training.state)) is not None:
             share, error = used
-            if share < ENOUGH_ROWS and 1 - share >= 2 * error:  # else noise alone may say so
+            if share < ENOUGH_ROWS and 1 - share >= 2 * error:  # else it may be noise alone
                 self.run.note(rows_used=[share, error])
         _write_statement(self.run, self.statement())
 
@@ -189,7 +189,7 @@ def resume(
         check_resumable(run)
         _check_study(run.info.get(STUDY), publisher, f"run {run.id!r}")
         spec = recorded_spec(run, cache_bytes=cache_bytes, ledger_url=ledger_url, population_path=population)
-        # Whoever held the run until now may still have some time to live in the ledger, which is not waited for.
+        # The earlier holder may still have some time to live in the ledger, which is not waited for.
         return _open(spec, run, backend, publisher, take_over=take_over or run.taken)
     except BaseException:
         run.unlock()
@@ -315,7 +315,7 @@ def _undo(spec: RunSpec, run: Run, account: Account) -> None:
         return
     with suppress(PopulationError, LedgerError):  # an older record stays there, which the ledger contains as well
         remember_head(spec.population, account.ledger)
-    run.remove(ours=True)  # whoever had gone on with it would have had the lease
+    run.remove(ours=True)  # a process that had continued it would have the lease
 
 
 def _session(spec: RunSpec, run: Run, account: Account | None, backend: Backend, publishing: Publishing) -> Session:
@@ -435,7 +435,7 @@ def _recorded(session: Session, show: Callable[[Run], None]) -> Iterator[None]:
         show(session.ended(status))
         session.run.finish(status)
         raise
-    except LeaseLost:  # the run belongs to somebody else now
+    except LeaseLost:  # the run belongs to another process now
         raise
     except FedcoreError:
         if session.run.status != TRAINED:
@@ -508,7 +508,7 @@ def statement_of(
             ledger, population.id, run.id, vouched=arrival, first_period=first, vocabulary=words, through=through
         )
     unprotected, vouched = start_lineage(record)
-    if population.id in unprotected:  # such a start is refused, unless somebody edited the record
+    if population.id in unprotected:  # such a start is refused, unless the record was edited
         return no_privacy("it started from exact values of its own population")
     return private_statement(
         ledger,

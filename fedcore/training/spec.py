@@ -181,7 +181,7 @@ def open_inputs(request: TrainRequest, ledger_url: str | None = None) -> Inputs:
     the ledger's errors, PrivacyError.
     """
     method = make_method(request.method, request.settings)
-    place(request.runs)  # what a URL cannot be is told before anything is made
+    place(request.runs)  # an invalid URL is reported before anything is made
     population = Population.open(request.population, version=request.version)
     check_kind(method, population)
     method = suited_to(method, population)
@@ -247,7 +247,7 @@ def _refuse_cohorts_of_others(method: AnyMethod) -> None:
         )
 
 
-# --- runs that are gone on with ---------------------------------------------------------------------------------------
+# --- runs that are resumed --------------------------------------------------------------------------------------------
 
 
 def recorded_request(run: Run) -> dict[str, Any]:
@@ -283,7 +283,7 @@ def recorded_spec(
             f"run.json or head.json of run {run.path.name!r} is damaged ({type(error).__name__}: {error}).",
             "Restore them from a backup.",
         ) from error
-    run.metrics()  # damage is told before anything is charged
+    run.metrics()  # damage is reported before anything is charged
     population = Population.open(population_path or path, version=version)
     if population.id != id:
         raise RunError(

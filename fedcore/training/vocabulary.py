@@ -91,7 +91,7 @@ def plan_vocabulary(
             "Ingest with --kind words, which keeps what clients wrote.",
         )
     required_budget(population, balance)
-    balance = balance.of_share(None)  # of a divided budget what is undivided pays
+    balance = balance.of_share(None)  # of a divided budget, the undivided part is charged
     budget = balance.required_budget()
     if balance.unit != "client":
         raise PrivacyError(

@@ -125,7 +125,7 @@ def d12(a: np.ndarray, b: np.ndarray, exact: bool = False) -> float:
 
 PADDING = 0.15  # share of a stack's samples that may be padding
 STACK_NUMBERS = 2**18  # float64 numbers in the samples of a stack: what is made of them should stay in the cache
-TILE_NUMBERS = 2**20  # float64 numbers in a tile, and in a client that is a group of its own and is kept: 8 MiB
+TILE_NUMBERS = 2**20  # float64 numbers in a tile, and in a client that is a separate group and is kept: 8 MiB
 
 
 @dataclass(slots=True)

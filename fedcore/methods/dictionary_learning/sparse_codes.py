@@ -73,7 +73,7 @@ def doubles(atoms: np.ndarray, energy: np.ndarray, likeness_from: float = DOUBLE
     return ((likeness > likeness_from) & louder).any(1)
 
 
-APART = 4  # samples of a client whose codes may not depend on others: a multiple of so many, filled up with zeros
+APART = 4  # samples of a client whose codes may not depend on others: a multiple of this, filled up with zeros
 TILE_NUMBERS = 2**18  # float64 numbers in the correlations of the samples worked on at a time
 FACTOR_NUMBERS = 2**20  # in their factors
 NEXT = 1e-12  # share by which an atom's correlation has to exceed that of the atom before it to be the larger one
@@ -210,7 +210,7 @@ def _code(
     rounding = LEFT * np.sqrt(errors.ravel())
     place = np.arange(count)
     if k is not None:
-        # Those of most atoms first, so that the ones that go on are always the first ones.
+        # Those of most atoms first, so that the remaining ones are always the first ones.
         place = np.argsort(-k, kind="stable")
         k, rounding = k[place], rounding[place]
     shift = place // m * r % atoms  # of the sample's dictionary in the stack

@@ -55,7 +55,7 @@ def compressed_differences(
     memory = {} if memory is None else dict(memory)
     if remembers(config, codec):
         memory.setdefault("V", np.zeros((clients, q)))
-    if config.variance_reduced:  # also where nobody has rows: all leaves of a block remember the same names
+    if config.variance_reduced:  # also where no client has rows: all leaves of a block remember the same names
         memory.setdefault("S", np.zeros((clients, q)))
     if config.natural:
         memory.setdefault("heard", np.zeros(clients, bool))

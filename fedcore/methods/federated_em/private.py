@@ -63,7 +63,7 @@ def plan(config: FederatedEMConfig, public: PublicFacts) -> list[PlannedRelease]
     sensitivity = round(SPREADS[public.relation] * GRID_NORM)
     rho = public.rho
     while True:
-        # Prices round up, hence a hair is kept back; the loop ends because the hair grows.
+        # Costs round up, hence a hair is kept back; the loop ends because the hair grows.
         rho *= 1.0 - 1e-12
         multiplier = math.sqrt(0.5 * rounds / rho)
         releases = [
@@ -216,7 +216,7 @@ def client_update(config: FederatedEMConfig, model: CurvedEM, message: ReleaseMe
     fail or warn: that would be visible without noise.
     """
     total, missing = np.zeros(model.q, np.int64), models.factory_of(config).missing
-    # Parameters that nobody can use fail for all clients alike: mixtures prepare them before they look at rows.
+    # Unusable parameters fail for all clients alike: mixtures prepare them before they look at rows.
     if not isinstance(model, Mixture):
         model.e_mean(message.theta, np.zeros((0, block.features)), np.zeros(2, np.int64))
     with np.errstate(all="ignore"):

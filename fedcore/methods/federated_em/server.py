@@ -457,7 +457,7 @@ def _after_objective(config: FederatedEMConfig, state: FederatedEMState, result:
         return replace(state, phase="done", objective=objective, last_objective=objective), RoundInfo(scalars)
     first = state.last_objective is None
     after = looks.ended(config, model, state, objective) if first else replace(state, objective=objective)
-    # What is compared is said of the parameters that the run ends with.
+    # Comparisons are of the final parameters of the run.
     again = first and config.algorithm.validation > 0 and after.statistic is not state.statistic
     scalars = {"objective": objective, **held_out_losses(result), **criteria.criteria(config, state, result)}
     return replace(after, phase="last" if again else "done"), RoundInfo(scalars)

@@ -173,7 +173,7 @@ def score_block(
     known = np.zeros(block.clients, bool)
     if memories is not None and memories.known.any():
         known = memories.known
-        with np.errstate(all="ignore"):  # whoever has no memory counts for nothing
+        with np.errstate(all="ignore"):  # clients without memory do not count
             own = of_clients(config, state, block, memories.memory)
         parts[TRAINED] = (own.theta, own.w)
     losses, errors = {}, {}

@@ -43,7 +43,7 @@ from fedcore.rounds.statistics import ArgMax, FloatSum, Stack, Statistics
 
 CANDIDATES, CANDIDATE_ROUNDS = 6, 40
 HELD = "gradient_em/candidates/held_out"
-REGULARISATION = 0.01  # rows that are worth as much as the mean variance within components of own fits
+REGULARISATION = 0.01  # weight, in rows, of the mean variance within components of local fits
 
 
 def first_candidates(config: GradientEMConfig, state: GradientEMState, starts: np.ndarray) -> GradientEMState:
@@ -125,7 +125,7 @@ def parameters(row: np.ndarray, r: int, d: int) -> dict[str, np.ndarray]:
 
 
 SHUFFLES = 50  # random sequences in which clients are aligned, of which the best is taken
-WARM_START_VARIANCE = 1.0  # between clients, where nobody was heard yet
+WARM_START_VARIANCE = 1.0  # between clients, before any has answered
 
 
 # --- clients --------------------------------------------------------------------------------------------------------

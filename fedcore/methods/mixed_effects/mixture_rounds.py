@@ -63,7 +63,7 @@ from fedcore.randomness import stream
 from fedcore.rounds.method import Memory, RoundInfo
 from fedcore.rounds.statistics import ArgMax, FloatSum, Stack, Statistics
 
-POOLED = 10.0  # clients' worth
+POOLED = 10.0  # weight in clients
 START_NOISE = 1.2  # a start's error is larger than 1 / (n w), because it is not known whose component a row is
 SECOND_STEPS = 10
 

@@ -261,7 +261,7 @@ def first_common(coefficients: np.ndarray, variances: np.ndarray, sums: np.ndarr
         coefficients = coefficients[full]
         noise = float(np.median(variances[full]))
     else:
-        noise = float(sums[p] / rows)  # no client can tell noise from differences: all of it, and the rounds part them
+        noise = float(sums[p] / rows)  # no client can separate noise from differences; the rounds do
     noise = max(noise, smallest)
     mean = np.median(coefficients, axis=0)
     mad = MAD_TO_SD * np.median(np.abs(coefficients - mean), axis=0)

@@ -71,7 +71,7 @@ def stepwise(
     orders = np.tile(np.arange(components), (clients, 1))
     for number in range(1, clients):
         before, client = sequence[:number], sequence[number]
-        # cost[r, s]: of giving this client's centre s the place r, beside all clients that are in order already
+        # cost[r, s]: of giving this client's centre s the place r, given all clients that are in order already
         cost = distances[before[:, None], client, orders[before]].sum(axis=0)
         orders[client] = scipy.optimize.linear_sum_assignment(cost)[1]
     return orders

@@ -28,7 +28,7 @@ from fedcore.rounds.statistics import ArgMax
 START = "em/start"
 PICK = "em/start/pick"
 NUMBERS_TOGETHER = 2**20  # in the rows whose differences from the centres are in RAM
-PRIOR_ROWS = 5.0  # rows' worth of the pooled variance in a cluster's variance; of the pooled mean in its rates: 1
+PRIOR_ROWS = 5.0  # weight, in rows, of the pooled variance in a cluster's; of the pooled mean in its rates: 1
 
 
 def random_parameters(model: CurvedEM, mean: np.ndarray, variance: np.ndarray, seed: int) -> Theta:

@@ -181,7 +181,7 @@ class NaturalUnits:
     # --- diagonal covariances: one number of all clients after the other ----------------------------------------------
 
     # A component has few columns, and NumPy is slow along short axes. So clients are the last axis here, and what is
-    # returned lies in memory number by number (Fortran's order).
+    # returned is in memory number by number (Fortran's order).
 
     def _axes_forward(self, differences: np.ndarray) -> np.ndarray:
         z = np.array(differences.T, np.float64, order="C")

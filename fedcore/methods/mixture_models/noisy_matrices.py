@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-FLOOR_OF_NOISE = 0.1  # eigenvalues are at least so many sd
+FLOOR_OF_NOISE = 0.1  # eigenvalues are at least this many sd
 
 
 def oracle(values: np.ndarray, sd: float) -> np.ndarray:

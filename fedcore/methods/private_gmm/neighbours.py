@@ -21,8 +21,8 @@ from fedcore.methods.private_gmm.integer_rows import ONE
 from fedcore.methods.private_gmm.state import of_cell
 from fedcore.randomness import stream
 
-ALPHA = 0.01  # chance of a valley on some edge where there is one peak
-DEPTH = 0.6  # of the lower peak, that a valley may have
+ALPHA = 0.01  # chance of a dip on some edge where there is one peak
+DEPTH = 0.6  # of the lower peak, that a dip may have
 BESIDE = 2.0  # in squared distances: how much further apart a pair may be than the nearest, if its rows are seen better
 
 
@@ -55,7 +55,7 @@ def lines(means: np.ndarray, reach: np.ndarray, pairs: np.ndarray) -> tuple[tupl
         gap = means[j] - means[i]
         square = float(gap @ gap)
         if square < 1e-280:
-            continue  # one place: no valley
+            continue  # one place: no dip
         directions[:, edge] = gap * (2.0 * PLACE_STEPS / ONE / square)
         start[i, edge], start[j, edge] = -PLACE_STEPS, PLACE_STEPS
     maps = [whole_map(np.zeros(d), directions[:, of_cell(pairs, cell)] * float(reach[cell])) for cell in range(m)]

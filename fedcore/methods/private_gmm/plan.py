@@ -198,7 +198,7 @@ def plan(config: PrivateGMMConfig, public: PublicFacts) -> list[PlannedRelease]:
     passes = passes_of(config, public.features, public.relation, searches(config, public))
     rho = public.rho
     while True:
-        # Prices round up, hence a hair is kept back; the loop ends because the hair grows.
+        # Costs round up, hence a hair is kept back; the loop ends because the hair grows.
         rho *= 1.0 - 1e-12
         releases = [
             PlannedRelease(

@@ -25,7 +25,7 @@ SURE, LIKELY, LEAST_SHARE = 3.0, 1.0, 0.002  # deviations of a count, and of all
 FLOOR = 0.05  # of the mean eigenvalue
 LEAST_BACKGROUND = 1e-3
 UNLIKELY = math.log(1000.0)
-LEAST_SCALE, MOST_SCALE = 0.05, 4.0  # of a component's variance, beside the round before
+LEAST_SCALE, MOST_SCALE = 0.05, 4.0  # of a component's variance, relative to the round before
 LEAST_EIGENVALUE, MOST_EIGENVALUE = 1e-4, 1e4  # in the coordinates of the components
 MOST_MOVE = 10.0  # of a mean in a round, in the clip
 

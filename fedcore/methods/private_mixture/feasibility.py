@@ -35,9 +35,9 @@ Word = Literal["none", "weak", "fair", "good"]
 
 HELD = 0.9  # of a column's units, in WINDOW cells
 BEYOND = 1.64  # of norms beyond sqrt(d), at which whitened rows are cut
-PEAK, LOW = 0.2, 0.3  # of a component's units in the fullest cell of an edge; of that in the valley
+PEAK, LOW = 0.2, 0.3  # of a component's units in the fullest cell of an edge; of that in the dip
 TOLD, LOST, ROUGH, FINE = 1.0, 4.0, 1.5, 0.75  # columns at least; edges at most: of any use, for groups, for both
-GROUPS, SURELY = 1.5, 3.0  # valleys at least
+GROUPS, SURELY = 1.5, 3.0  # least depths of dips, in deviations
 SMALL = "; groups of less than 3 % of the rows are mostly missed"
 EXPECT: dict[Word, str] = {
     "none": "noise hides the columns, so that not even one normal distribution can be estimated well",
@@ -88,7 +88,7 @@ def words_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> tuple[
 
 def _strength(noise: Mapping[str, float], n: int, d: int, components: int) -> Strength:
     """noise: by release, in steps; n: units; d: columns of numbers."""
-    columns = math.inf  # a profile has told them
+    columns = math.inf  # known from a profile
     if "spans_0" in noise:
         cell = min(noise["spans_0"], math.sqrt(2) * noise["columns"]) / ONE
         columns = HELD * n / (SURE * math.sqrt(WINDOW) * cell)

@@ -29,7 +29,7 @@ from fedcore.methods.private_mixture.state import PrivateMixtureState
 from fedcore.population.columns import ColumnEntry
 from fedcore.randomness import stream
 
-COPIES, MOST_COPIES = 16, 64  # the latter where valleys are looked for, which are places between a few equal rows
+COPIES, MOST_COPIES = 16, 64  # the latter where dips are searched, which are places between a few equal rows
 MOST_VALUES = 1024  # of all categories together
 LOG2_ENDS = -30, 31  # of absolute values: those of the first histograms
 

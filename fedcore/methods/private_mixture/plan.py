@@ -66,7 +66,7 @@ PLACE_CELLS, PLACE_ENDS = 12, 2
 EM_PARTS = {"p": 0.08, "pv": 0.32, "pvv": 0.12, "pooled": 0.12, "own": 0.36}
 EM_POOLED = {"p": 0.08, "pv": 0.32, "pvv": 0.12, "pooled": 0.48}
 SHARES = {"em": 0.41, "guard": 0.01, "valleys": 0.08}
-WARM_SHARES = {"em": 0.91, "guard": 0.01, "valleys": 0.08}  # of a run that goes on with a series
+WARM_SHARES = {"em": 0.91, "guard": 0.01, "valleys": 0.08}  # of a run that continues a series
 OWN_LIMIT = 1.5  # of the noise's edge for an average component, in its own variance
 MOST_OF_ANSWERS = 0.5  # of a round's budget
 ANSWERS = "em_answers"  # begins the names of their releases
@@ -283,7 +283,7 @@ def plan(config: PrivateMixtureConfig, public: PublicFacts) -> list[PlannedRelea
     total = math.fsum(item.share for phase in design.phases for item in phase.releases)
     rho = public.rho / max(total, 1.0)
     while True:
-        rho *= 1.0 - 1e-12  # prices round up, hence a hair is kept back; the loop ends because the hair grows
+        rho *= 1.0 - 1e-12  # costs round up, hence a hair is kept back; the loop ends because the hair grows
         releases = _priced(design.phases, rho, public.unit)
         prices = [release.rho for release in releases]
         if max(sum(prices), math.fsum(prices)) <= public.rho:

@@ -10,7 +10,7 @@ from fedcore.methods.private_mixture.plan import LLOYD, MOST_CELLS
 
 CELL_FACTOR = 0.07
 SURE = 2.0  # standard deviations of a count, that a cell must hold
-BESIDE = 0.5  # standard deviations of all rows, by which a cell is put beside a big one
+BESIDE = 0.5  # standard deviations of all rows, by which a cell is moved from a big one
 LEAST_WITHIN = 0.3  # of what m equal cells of a cube have within, m^(-2 / q) of the variance of all rows
 BACKGROUND = 0.03  # weight at the start
 

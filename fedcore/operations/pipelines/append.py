@@ -191,7 +191,7 @@ def _one_append(
     sharing: Sharing | None,
 ) -> Population:
     def unchanged() -> Delivered:
-        newest = existing(pipeline.population)  # which nobody else writes to now
+        newest = existing(pipeline.population)  # to which no other process writes now
         if newest is not None and population is not None and newest.version != population.version:
             raise _Overtaken
         if changed := [str(file.path) for file in files if not _same(file, folder_of(step.files))]:

@@ -41,7 +41,7 @@ from fedcore.training.request import TrainRequest
 from fedcore.training.session import ENDED, resume, start_run
 
 # Errors of code that meets values. A training may also meet those of its orchestrator, which end a run of the pipeline
-# and let the next one go on with it.
+# and let the next one continue it.
 UNFORESEEN = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, OSError, TypeError, ValueError)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 KEY = [("k1", "<u8"), ("k2", "<u8")]
-ID = np.dtype([*KEY, ("length", "<i8")])  # of a client; the text of its id is in a file beside
+ID = np.dtype([*KEY, ("length", "<i8")])  # of a client; the text of its id is in another file
 LAST_KEY = 2**64 - 1
 
 

@@ -13,7 +13,7 @@ from fedcore.population.sizing import usable_cores
 
 Raw = TypeVar("Raw")
 Made = TypeVar("Made")
-MOST_THREADS = 3  # beyond, the pieces wait for whoever uses them
+MOST_THREADS = 3  # beyond, the pieces wait for their consumer
 
 
 _alone: ContextVar[bool] = ContextVar("alone", default=False)

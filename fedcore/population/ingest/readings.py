@@ -203,7 +203,7 @@ def _since(column) -> np.ndarray:
     return numbers / PER_SECOND[kind.unit]
 
 
-# --- what was said of them --------------------------------------------------------------------------------------------
+# --- declarations of them ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

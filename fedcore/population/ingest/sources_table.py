@@ -218,7 +218,7 @@ class TableSource:
         good = np.ones(len(piece.records), bool)
         names, codes = self._owners(account, file, piece, good)
         second = None
-        if self.request.documents is not None:  # by client, also where rows go to entries: a document lies in one half
+        if self.request.documents is not None:  # by client, also where rows go to entries: a document is in one half
             second = self._second_half(account, names, codes, piece, good)
         if self.kept.calendar is not None:
             names, codes = self._entries(account, names, codes, piece, good)

@@ -29,7 +29,7 @@ from fedcore.population.writer import PopulationWriter
 
 FAN_OUT = 64
 KEYS_SHARE = 2  # of a spill's memory, what known keys take while it is filled
-ID_COST = 48  # bytes that one logged id costs while it is sorted, beside its record and text
+ID_COST = 48  # bytes that one logged id costs while it is sorted, in addition to its record and text
 PERIOD_BITS, HASH_BITS = np.uint64(16), np.uint64(48)  # of the first key of an entry; more than MOST periods
 LOGS = ("train", "heldout", "ids", "text")
 FINER = "finer"  # folder of what is distributed again

@@ -24,7 +24,7 @@ from fedcore.population.ingest.parts import Span, joined
 from fedcore.population.ingest.reading_ahead import made_ahead, pieces_held
 
 Where = Callable[[int], str]
-# What a column is read as: text; number, float64; amount, a number or text of one that has marks of its own; whole,
+# What a column is read as: text; number, float64; amount, a number or text of one with other marks; whole,
 # int64; stamp, text or a time; any, whatever it is but a list.
 As = Literal["text", "id", "number", "amount", "whole", "stamp", "any"]
 HEAD = 1000  # lines of JSON whose keys are the columns
@@ -289,7 +289,7 @@ class JsonFile:
             try:
                 value = json.loads(line) if line.strip() else None
             except (ValueError, RecursionError):
-                continue  # told when it is read
+                continue  # reported when it is read
             if isinstance(value, dict):
                 yield value
 

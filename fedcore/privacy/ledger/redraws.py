@@ -37,7 +37,7 @@ def redraw(account: Account, run_id: str, round: int, name: str) -> Redraw | Non
     if run.spares_left:
         return Redraw("spare")
     planned, budget = run.attempts[round, name, 0], account.required_budget()
-    rho_used, delta_used = account.sums().most(run.payers)  # all of them pay, so that what is freed is freed for each
+    rho_used, delta_used = account.sums().most(run.payers)  # all are charged, so what is freed is freed for each
     rho = Fraction(budget.rho_max) - rho_used - Fraction(planned.rho)
     delta = Fraction(budget.delta_extra) - delta_used - Fraction(planned.delta)
     rho_of_share, delta_of_share = account.share_left(run.payers, run.share)

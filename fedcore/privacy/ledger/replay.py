@@ -136,7 +136,7 @@ def _cohorts(account: Account, run_id: str, payload: JsonObject) -> None:
 
 
 def _forget(account: Account, run_id: str, payload: JsonObject) -> None:
-    _count(payload["version"])  # what is published stays, and what it cost; nobody's account begins anew
+    _count(payload["version"])  # what is published stays, and what it cost; no account starts again
 
 
 def _checkpoint(account: Account, run_id: str, payload: JsonObject) -> None:

@@ -81,7 +81,7 @@ class Reservations(SketchAccounts):
             "secure": secure,
             "statement": None,  # as earlier records have it
         }
-        # What a plan does not use is no part of its digest, and the law of the noise never is.
+        # What a plan does not use is no part of its digest, and the noise distribution never is.
         identity = {**payload, "population_id": population_id}
         later: dict[str, Any] = {"needs": [], "noise": plan[0].law, "purpose": PURPOSE, "bound": bound}
         if cohorts is not None:  # tokens are no part of the plan: they are compared with those that are known

@@ -229,7 +229,7 @@ def _moments(message: MomentsMessage, stack: Stack) -> np.ndarray:
 
 
 def _sums(message: PrivateSumsMessage, stack: Stack) -> np.ndarray:
-    atoms = np.array(message.atoms, np.float64, order="C")  # what came over a wire may lie at any address
+    atoms = np.array(message.atoms, np.float64, order="C")  # a received array may be at any address
     c, (r, d) = len(stack), atoms.shape
     steps, energies, rows = np.zeros((c, r, d)), np.zeros((c, r)), np.zeros(c, np.int64)
     for tile, counts in stack.tiles():

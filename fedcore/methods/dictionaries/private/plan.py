@@ -24,7 +24,7 @@ SCALE, MOMENTS = "scale", "moments"
 SCALE_SHARE, MOMENTS_SHARE = 0.02, 0.13  # of a run's budget; rounds share the rest
 
 Word = Literal["weak", "fair", "good"]
-LIKELY_CLIP = 0.05  # in units of the typical energy; clients with some 50 rows had .02 to .1
+LIKELY_CLIP = 0.05  # in units of the typical energy; clients with some 50 rows had 0.02 to 0.1
 GOOD, FAIR = 0.2, 1.0  # at most: nu of an atom that has an equal share of the energy
 COSINES = 1.35  # nu up to which learnt atoms left less than as many public cosines (notes/privacy-dictionaries.md)
 EXPECT: dict[Word, str] = {
@@ -81,7 +81,7 @@ def plan(config: DictionariesConfig, public: PublicFacts) -> list[PlannedRelease
     asked, rho = [*first, *sums], public.rho
     sensitivity = SPREADS[public.relation] * GRID_NORM
     while True:
-        # Prices round up, hence a hair is kept back; the loop ends because the hair grows.
+        # Costs round up, hence a hair is kept back; the loop ends because the hair grows.
         rho *= 1.0 - 1e-12
         releases = [
             PlannedRelease(
