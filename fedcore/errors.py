@@ -39,7 +39,7 @@ class ConfigError(FedcoreError):
 
 
 class NotWorthIt(ConfigError):
-    """The budget is too small for the run to be of any use, and nobody asked for it all the same; nothing was spent."""
+    """The budget is too small for a useful result, and the override `anyway` is not set; nothing was spent."""
 
 
 class NothingLeft(ConfigError):
@@ -125,15 +125,16 @@ class BudgetMissing(PrivacyError):
 
 
 class BudgetExceeded(PrivacyError):
-    """The plan does not fit into what is left of the budget; or nothing is left to pay for a release that was lost."""
+    """The plan does not fit into the remaining budget, or no budget is left to repeat a lost release."""
 
 
 class Waiting(BudgetExceeded):
-    """Too few clients are in cohorts that can pay for the run; the next appends open cohorts that can."""
+    """Too few clients are in cohorts with enough budget for the run; the next appends open cohorts with full
+    budgets."""
 
 
 class PopulationBranched(PrivacyError):
-    """Two copies of one population went on separately: the cohorts that they say are not the same people."""
+    """Two copies of one population were appended to separately: their cohorts are not the same people."""
 
 
 class BudgetExists(PrivacyError):

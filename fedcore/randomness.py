@@ -1,7 +1,7 @@
 """Named random streams for simulation: `(seed, purpose, round, client)`, never "the next draw".
 
 A retry, another block size or another number of workers changes nothing, because a stream's content is a
-function of its name. Nothing here protects anybody: noise that does comes from `fedcore.privacy.mechanisms`.
+function of its name. Nothing here gives privacy: noise that does comes from `fedcore.privacy.mechanisms`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def client_dither(
     independent ones. Given m, u is uniform on 2^16 points; of two, the covariance is that of their last 32 bits,
     2^-32 / 12.
 
-    order: how the array lies in memory.
+    order: layout of the array in memory.
     """
     return ClientDither(seed, purpose, round, first, draws, order).of_next(clients)
 

@@ -11,8 +11,8 @@ OF_THRESHOLDS = ("delta_spent", "delta_reserved", "delta_left")  # 0 without a b
 
 
 def short_balance(shown: Mapping[str, Any]) -> dict[str, Any]:
-    """What `budget show` says of a balance, without what is not there; numbers to six digits: what is promised, spent,
-    reserved or priced rounded up, what is left or may be spent rounded down.
+    """Return a balance as `budget show` prints it, without empty entries and with numbers to six digits. Amounts that
+    were granted, spent, reserved or charged are rounded up; amounts that are left or may be spent are rounded down.
     """
     thresholds = any(shown.get(name) for name in OF_THRESHOLDS)
     kept = {
@@ -24,7 +24,7 @@ def short_balance(shown: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def short_rows(rows: Sequence[Mapping[str, Any]], *, may_spend: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Rows of a table with numbers to as many digits as tables show, rounded likewise. may_spend: columns of what may
+    """Rows of a table, rounded in the same way to as many digits as tables show. may_spend: columns of amounts that may
     be spent.
     """
     return [

@@ -59,7 +59,7 @@ def budget_set(
         typer.Option(
             metavar="REASON",
             help="Why the columns or vocabulary, bounds and thresholds that runs use are public, e.g. 'words of a "
-            "public dictionary'. Asked for if it is not given. Statements repeat it.",
+            "public dictionary'. If it is missing, you are asked for it. Statements repeat it.",
         ),
     ] = None,
     shared_ids: Annotated[
@@ -113,7 +113,7 @@ def budget_set(
 
 
 def asked_schema() -> str:
-    """Why the schema is public, from the person at the terminal. Raises ConfigError if nobody sits there."""
+    """Ask at the terminal why the schema is public. Raises ConfigError without an interactive terminal."""
     question = "Why are the columns or vocabulary, bounds and thresholds that runs will use public?"
     if sys.stdin is None or not sys.stdin.isatty():
         raise ConfigError(
@@ -138,7 +138,7 @@ def budget_public_schema(
     ledger: Ledger = None,
     as_json: Json = False,
 ) -> None:
-    """Say later than `budget set` why columns, bounds, vocabulary and thresholds are public; what was said stays."""
+    """Declare after `budget set` why columns, bounds, vocabulary and thresholds are public. Earlier reasons remain."""
     from fedcore.training.budget import ledger_of, remember_head
 
     use_ledger(ledger)
@@ -189,10 +189,10 @@ def budget_accept_loss(
     ledger: Ledger = None,
     as_json: Json = False,
 ) -> None:
-    """Go on with a ledger that went back to an older copy, or with a population whose ledger-head.json is gone.
+    """Acknowledge lost records, to continue with an older copy of a ledger or without ledger-head.json.
 
-    What was spent since that copy is forgotten: budget and statements say from then on that it may be more. Restore the
-    newest copy instead if there is one.
+    The ledger has no record of what was spent since that copy. From then on, budget and statements state that more may
+    have been spent. If a newer copy exists, restore it instead.
     """
     from fedcore.training.budget import ledger_unchecked
     from fedcore.training.witness import accept_loss
@@ -224,7 +224,7 @@ def budget_cohorts(population: PopulationArgument, ledger: Ledger = None, as_jso
 def budget_raise(
     population: PopulationArgument, epsilon: Epsilon, delta: Delta, ledger: Ledger = None, as_json: Json = False
 ) -> None:
-    """Raise the budget; the raise is kept and shown for ever."""
+    """Raise the budget. The raise is recorded and shown permanently."""
     from fedcore.training.budget import ledger_of, remember_head
 
     use_ledger(ledger)
@@ -244,16 +244,16 @@ def budget_divide(
         typer.Option(
             "--share",
             metavar="NAME=PART",
-            help="A part of the budget, exactly as it is written: team-a=0.5, team-b=1/3; 0 takes a share away. "
-            "Repeatable; shares that are not named stay.",
+            help="Fraction of the budget, taken exactly as written: team-a=0.5, team-b=1/3; 0 removes a sub-budget. "
+            "Repeatable; other sub-budgets stay.",
         ),
     ],
     ledger: Ledger = None,
     as_json: Json = False,
 ) -> None:
-    """Divide the budget into named shares, or change them; the division is kept and shown for ever. A run that names a
-    share (`fedcore train --share NAME`) is paid by it alone, and one that names none by what is left undivided. No
-    share becomes smaller than what its runs have spent and reserved.
+    """Divide the budget into named sub-budgets, or change them. The division is recorded and shown permanently. A run
+    with `fedcore train --share NAME` is charged to that sub-budget only, and a run without it to the undivided rest. No
+    sub-budget can become smaller than what its runs have spent and reserved.
     """
     from fedcore.privacy.ledger.shares import read_shares
     from fedcore.training.budget import ledger_of, remember_head
@@ -273,7 +273,7 @@ def budget_show(
     as_json: Json = False,
     whole: Annotated[bool, typer.Option("--all", help="Every record of the history, and every digit.")] = False,
 ) -> None:
-    """What is spent, reserved and left, with the history; verifies the chain first."""
+    """Show what is spent, reserved and left, with the history; verifies the chain first."""
     from fedcore.privacy.statement import loss_in_words
     from fedcore.training.budget import ledger_of
     from fedcore.training.witness import missing_witness
@@ -324,7 +324,7 @@ def budget_plan(
         float | None,
         typer.Option(
             metavar="SHARE",
-            help="With --horizon: newcomers' share of the clients at each run; default: as the declared sizes say.",
+            help="With --horizon: fraction of new clients at each run; default: follows from the declared sizes.",
         ),
     ] = None,
     beside: Annotated[
@@ -337,17 +337,18 @@ def budget_plan(
     method: Annotated[
         str | None, typer.Option(help="Name of the method; default: the first that is private for such a population.")
     ] = None,
-    epsilon: Annotated[float | None, typer.Option(help="What each run would ask for; default: all that fits.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Budget of each run; default: as much as fits.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
     settings: Settings = None,
     share: Share = None,
     ledger: Ledger = None,
     as_json: Json = False,
 ) -> None:
-    """What each of some equal runs may spend, and what that buys: a run from nothing (cold) and, where the method can,
-    the second run and the last one of a series, each from what the runs before released (warm, last). With --horizon:
-    the same for runs of which each cohort of clients pays for so many, auto being the number that suits the newcomers
-    best. Made from the budget and public facts: nothing is reserved and no data are opened.
+    """Show what each of several equal runs may spend, and its expected utility. The table has a run from nothing (cold)
+    and, where the method supports it, the second and the last run of a series, each started from earlier releases
+    (warm, last). With --horizon: the same for a budget by cohort, where each cohort's budget funds that many runs. With
+    auto, fedcore chooses the number that suits new clients best. Uses the budget and public facts only: reserves
+    nothing and opens no data.
     """
     from fedcore.planning.budget_plan import equal_runs, planned_method
     from fedcore.planning.horizon import horizon_plan
@@ -360,7 +361,7 @@ def budget_plan(
     if balance.budget is not None:
         balance = balance.of_share(share)
     if (runs is None) == (horizon is None):
-        raise ConfigError("a budget is planned for --runs, or for a --horizon.", "Name one of the two.")
+        raise ConfigError("a plan of a budget needs --runs or --horizon.", "Name one of the two.")
     if runs is not None:
         if arrivals is not None or beside is not None:
             raise ConfigError("`--arrivals` and `--beside` need `--horizon`.")
@@ -369,7 +370,7 @@ def budget_plan(
         shown = {name: value for name, value in planned.items() if name not in sketches}
     else:
         if epsilon is not None:
-            raise ConfigError("a run's share is its horizon or its epsilon, not both.")
+            raise ConfigError("--horizon and --epsilon exclude each other: each sets the budget of a run.")
         planned = horizon_plan(
             planner, store, balance, _runs_of(horizon), arrivals, _others(beside, store, balance, share)
         )

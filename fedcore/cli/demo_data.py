@@ -1,8 +1,8 @@
 """Real data that any machine with this package has: the source files of its Python packages.
 
 A client is one file of an installed third-party package. The vocabulary is released privately from the clients' own
-words, out of the budget that the run is then paid from; all other words are one more cell. A fifth of the files, chosen
-by a hash of their names, is no part of the private population: these files count as public, and their second halves
+words. The release and the run are charged to the same budget. All other words are one more cell. A fifth of the files,
+chosen by a hash of their names, are not in the private population. These files count as public, and their second halves
 are held out for evaluation.
 """
 
@@ -58,10 +58,10 @@ def prepare(folder: Path, say: Callable[[str], None]) -> tuple[Population, Popul
     words = write_words(folder / "words", clients, ledger=ledger, nominal_clients=NOMINAL_CLIENTS)
     account = ledger_of(words, ledger_url)
     set_budget(words, account, EPSILON, DELTA, delta_extra=DELTA_EXTRA, public_schema=WHY_VOCABULARY)
-    say(f"Budget: epsilon = {EPSILON:g} at delta = {DELTA:g}, for each file, for ever.")
+    say(f"Budget: epsilon = {EPSILON:g} at delta = {DELTA:g}, for each file, permanently.")
     released = release_vocabulary(words, account)
     say(
-        f"Vocabulary: {len(released.words)} words that so many files use that no single one shows, released for 0.3 of "
+        f"Vocabulary: {len(released.words)} words, each used by enough files to hide every one, released for 0.3 of "
         "the budget."
     )
     private = encode(words, folder / "population", released.words)
@@ -120,8 +120,8 @@ def _batches(files: list[tuple[str, Path]]) -> Iterator[list[tuple[str, Path]]]:
 
 
 def write_words(dest: Path, files: list[tuple[str, Path]], **options: Any) -> Population:
-    """A population of the files' words, in two halves by section: what a file says about the other sections of its own
-    tells the run how much of an estimate should be the file's own.
+    """Write a population of the files' words, in two halves by section. How well one half of a file predicts the other
+    shows the run how much weight an estimate should give to the file's own words.
     """
     with PopulationWriter(dest, "words", 1, halves="document", **options) as writer:
         for batch in _batches(files):

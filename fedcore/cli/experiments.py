@@ -35,7 +35,7 @@ def reproduce(
     cache: Cache = "512MiB",
     as_json: Json = False,
 ) -> None:
-    """Rebuild a table or a figure of a paper: its column beside ours. Nothing in it is private."""
+    """Rebuild a table or a figure of a paper, with the paper's numbers next to ours. Nothing in it is private."""
     papers = _papers()
     if name is None:
         rows = papers.names()

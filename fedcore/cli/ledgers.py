@@ -1,4 +1,4 @@
-"""`fedcore ledger`: copies of a whole ledger, and what they are worth."""
+"""`fedcore ledger`: copy a whole ledger, and verify copies."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def ledger_backup(
     ledger: Ledger = None,
     as_json: Json = False,
 ) -> None:
-    """Copy the whole ledger as it is at this moment, while runs go on, and verify the copy. Of PostgreSQL all tables
-    are copied as one transaction sees them. An earlier copy in DEST is replaced by a newer one of the same ledger only.
+    """Copy the whole ledger as it is at this moment, and verify the copy. Runs may continue meanwhile. From PostgreSQL,
+    one transaction copies all tables. An earlier copy in DEST is replaced only by a newer one of the same ledger.
     """
     from fedcore.privacy.ledger.copies import backup
     from fedcore.privacy.ledger.ledger import default_ledger_url, open_ledger
@@ -55,11 +55,11 @@ def ledger_restore(
     ledger: Ledger = None,
     as_json: Json = False,
 ) -> None:
-    """Verify a copy, say what was recorded since, and put it where no ledger is: at --ledger, FEDCORE_LEDGER, or the
-    user's own place. A ledger that is there is never overwritten: budgets cannot be reset.
+    """Verify a copy, report later records, and restore it where no ledger is: at --ledger, FEDCORE_LEDGER, or the
+    user's default place. An existing ledger is never overwritten, because budgets cannot be reset.
 
-    Ends with 0 if nothing is lost, 2 if the copy is damaged, 3 if it is older than what the ledger, runs or populations
-    saw.
+    Exits with 0 if nothing is lost, 2 if the copy is damaged, 3 if it is older than what the ledger, runs or
+    populations saw.
     """
     from fedcore.operations.ledger_drill import DAMAGED, drill
     from fedcore.privacy.ledger.copies import open_copy, restore

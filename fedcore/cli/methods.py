@@ -43,9 +43,9 @@ Rows = list[dict[str, str]]
 
 
 def settings_rows(cls: type[AnyMethod]) -> tuple[Rows, Rows]:
-    """The settings of a method, the main ones and all others, a row for each: setting, type, default, range, what.
+    """Return the main settings of a method and all others, a row for each: setting, type, default, range, what.
 
-    Where algorithms have settings of their own, the row of such a setting lists the algorithms.
+    The row of a setting that only some algorithms have lists them.
     """
     from fedcore.rounds.method import settings_by_place
 
@@ -83,7 +83,7 @@ def _setting(name: str, item: dict) -> dict[str, str]:
 
 
 def _row(name: str) -> dict[str, str]:
-    """A line of the list. A method of another package that cannot be run says why, and keeps nobody from the others."""
+    """A line of the list. A method of another package that cannot be run shows why, and does not affect the others."""
     from fedcore.errors import MethodError
     from fedcore.methods.registry import method_class, summary
 

@@ -31,7 +31,7 @@ Cache = Annotated[str, typer.Option("--cache", help="Decoded data that each proc
 Ledger = Annotated[
     str | None,
     typer.Option(
-        "--ledger", help="URL of the ledger, if it was moved; else FEDCORE_LEDGER or what the population names."
+        "--ledger", help="URL of the ledger, if it was moved; default: FEDCORE_LEDGER, else as the population states."
     ),
 ]
 PopulationArgument = Annotated[str, typer.Argument(metavar="POPULATION", help="Folder or URL of the population.")]

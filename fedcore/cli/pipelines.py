@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedcore.operations.pipelines.journal import RunRecord
     from fedcore.operations.pipelines.law import Ready
 
-pipeline_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Run pipelines of deployment files by hand.")
+pipeline_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Run pipelines of deployment files manually.")
 
 File = Annotated[Path, typer.Argument(help="TOML file with the pipeline.")]
 At = Annotated[
@@ -61,19 +61,18 @@ def pipeline_run(
         raise StepsFailed(
             f"{len(bad)} step{'s' * (len(bad) != 1)} of pipeline {name!r} went wrong: "
             + " ".join(f"{record.step}: {record.what}" for record in bad),
-            "Mend what they name and run it again for the same time (--at): what was done is not done again.",
+            "Fix the errors and run it again for the same time (--at); finished steps are not repeated.",
         )
 
 
 @pipeline_app.command("show")
 def pipeline_show(
     file: File,
-    name: Annotated[str | None, typer.Argument(help="Name of the pipeline; all of the file without it.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Name of the pipeline; default: all in the file.")] = None,
     at: At = None,
     as_json: Json = False,
 ) -> None:
-    """What a run would do now: which files are new, which cohorts are old, what each training would be by the budget.
-    Nothing is written."""
+    """Show what a run would do now: new files, old cohorts, and each training under the budget. Writes nothing."""
     with importing():
         from fedcore.operations.pipelines.plan import expected
 

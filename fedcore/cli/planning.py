@@ -36,11 +36,11 @@ def plan(
     cache: Cache = "512MiB",
     memory: Annotated[str | None, typer.Option(help="Memory that each process may have, e.g. 2GiB.")] = None,
     deadline: Annotated[
-        str | None, typer.Option(help="Time for all rounds, e.g. 90s, 30m or 2h: how many workers?")
+        str | None, typer.Option(help="Time for all rounds, e.g. 90s, 30m or 2h; shows the workers it needs.")
     ] = None,
-    clients: Annotated[int | None, typer.Option(min=1, help="As if the population had this many clients.")] = None,
+    clients: Annotated[int | None, typer.Option(min=1, help="Plan for this many clients.")] = None,
     rows_per_client: Annotated[
-        int | None, typer.Option(min=1, help="As if each client had this many rows (of counts: different tokens).")
+        int | None, typer.Option(min=1, help="Plan for this many rows of each client (of counts: different tokens).")
     ] = None,
     start_from: Annotated[str | None, typer.Option(metavar="RUN_OR_FILE", help="As for `fedcore train`.")] = None,
     public_start: Annotated[str | None, typer.Option(metavar="REASON", help="As for `fedcore train`.")] = None,
@@ -48,14 +48,14 @@ def plan(
     save: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Keep the plan, for `fedcore report RUN --plan FILE.json`.")
     ] = None,
-    calibration: Annotated[float, typer.Option(min=0.1, max=600.0, help="Seconds that measuring may take.")] = 10.0,
+    calibration: Annotated[float, typer.Option(min=0.1, max=600.0, help="Seconds for trial rounds.")] = 10.0,
     ledger: Ledger = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a run would take: passes, bytes, memory, disk, seconds, workers. Reserves, releases and trains nothing.
+    """Predict what a run needs: passes, bytes, memory, disk, seconds, workers. Reserves, releases and trains nothing.
 
-    Some clients are answered in this process to measure how long it takes; only times and sizes are kept of that. For a
-    private method these are stand-ins, and the numbers of clients and of their rows are the declared ones.
+    Trial rounds with a few clients in this process measure the time; only times and sizes are kept. For a private
+    method these clients are simulated, and the numbers of clients and of their rows are the declared ones.
     """
     from fedcore.planning.run_plan import Resources, plan_run
     from fedcore.training.request import TrainRequest

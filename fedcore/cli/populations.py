@@ -34,7 +34,7 @@ def population_ingest(
     ledger: Ledger = None,
     as_json: Json = False,
 ) -> None:
-    """Turn files into a population: whole clients in blocks, whatever the order and size of the input."""
+    """Make a population from files. Clients are stored whole, for any order and size of the input."""
     from fedcore.operations import events
     from fedcore.population.ingest.ingest import ingest
     from fedcore.training.budget import ledger_name
@@ -61,8 +61,8 @@ def population_ingest(
     if not as_json and made.manifest.nominal_clients is None and not made.manifest.public_for_evaluation:
         unit = "record" if made.manifest.records else "client"
         print(
-            f"\nPrivate runs need a public number of {unit}s, and none is declared: say --nominal-clients N when you "
-            f"ingest or append, or give a run the setting nominal_{unit}s."
+            f"\nPrivate runs need a declared number of {unit}s, and there is none. Pass --nominal-clients N when you "
+            f"ingest or append, or set nominal_{unit}s for a run."
         )
 
 
@@ -134,7 +134,7 @@ def population_generate(
 
 @population_app.command("describe")
 def population_describe(population: PopulationArgument, version: int | None = None, as_json: Json = False) -> None:
-    """What a population holds, from its manifest."""
+    """Show what a population holds, from its manifest."""
     show(open_population(population, version), as_json)
 
 
@@ -159,14 +159,14 @@ def show(population: Population, as_json: bool) -> None:
 def population_open_cohort(
     population: PopulationArgument,
     nominal_clients: Annotated[
-        int | None, typer.Option(min=1, help="Public size of the population, this cohort's included.")
+        int | None, typer.Option(min=1, help="Declared number of clients in the population, including this cohort.")
     ] = None,
     through: Annotated[
-        str | None, typer.Option(metavar="LABEL", help="Of calendar periods: declare those up to this one.")
+        str | None, typer.Option(metavar="LABEL", help="For calendar periods: declare all periods up to this one.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What an append does to which nobody came: a new version with the same clients and one more cohort."""
+    """Open a cohort without an append: make a new version with the same clients and one more cohort."""
     from fedcore.population.conversion import open_cohort
 
     show(open_cohort(open_population(population), nominal_clients, through), as_json)
@@ -201,7 +201,7 @@ def population_verify(
     from fedcore.operations.events import block_damaged
 
     if option and not against:
-        raise ConfigError("--option is about how a source is read.", "Name the source: --against SOURCE.")
+        raise ConfigError("--option needs a source to read.", "Name the source: --against SOURCE.")
     opened, said = open_population(population, version), read_settings(None, option)
     if against:
         from fedcore.population.ingest.against import checked, compare
@@ -231,11 +231,11 @@ def population_copy(
     dest: Annotated[str, typer.Argument(help="Folder or URL to copy it to.")],
     version: Annotated[int | None, typer.Option(min=1, help="Version to copy; default: the newest.")] = None,
     prune: Annotated[
-        bool, typer.Option("--prune", help="Remove older versions there that the source has no more, with their data.")
+        bool, typer.Option("--prune", help="Remove older versions at DEST that the source lacks, with their data.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Copy a version between folders and object storage; run it again to go on after an interruption."""
+    """Copy a version between folders and object storage. After an interruption, run it again to continue."""
     from dataclasses import asdict
 
     from fedcore.population.copying import copy_population
@@ -249,7 +249,7 @@ def population_copy(
 def population_vocabulary(
     population: PopulationArgument,
     private: Annotated[
-        bool, typer.Option("--private", help="Make a release; without it, print what one would cost and what is there.")
+        bool, typer.Option("--private", help="Make a release; without it, print its cost and the releases so far.")
     ] = False,
     epsilon: Annotated[
         float | None, typer.Option(help="What the release may spend of the budget; default: 0.3 of the rho left.")
@@ -266,8 +266,8 @@ def population_vocabulary(
     ledger: Ledger = None,
     as_json: Json = False,
 ) -> None:
-    """A vocabulary from the clients' own words, released privately once, before any run: those that so many clients
-    use that no single one shows. `fedcore population encode` makes a population of counts with it.
+    """Release a private vocabulary from the clients' own words, once, before any run. Every word in it is used
+    by enough clients to hide each of them. `fedcore population encode` makes a population of counts with it.
     """
     from fedcore.storage.files import write_whole
     from fedcore.training import vocabulary
@@ -366,18 +366,18 @@ def last_cohort(clients: Path | None, cohorts: str | None) -> int | None:
     from fedcore.errors import ConfigError
 
     if (clients is None) == (cohorts is None):
-        raise ConfigError("either clients or cohorts are forgotten.", "Give --clients FILE or --cohorts ..N.")
+        raise ConfigError("pass either clients or cohorts to forget.", "Give --clients FILE or --cohorts ..N.")
     if cohorts is None:
         return None
     number = cohorts.removeprefix("..")
     if not cohorts.startswith("..") or not number.isdecimal():
-        raise ConfigError(f"cohorts are forgotten from the first to one, as ..12, not {cohorts!r}.")
+        raise ConfigError(f"--cohorts must be ..N for the cohorts 1 to N, such as ..12, not {cohorts!r}.")
     return int(number)
 
 
 def erased(done: Erased) -> dict:
     made = done.population
-    pays = f"{done.holes:.0%} of the clients are holes: `fedcore population compact` pays."
+    pays = f"{done.holes:.0%} of the clients are holes: `fedcore population compact` removes them."
     return {
         "population": str(made.path),
         "version": made.version,
@@ -391,8 +391,8 @@ def erased(done: Erased) -> dict:
 
 @population_app.command("compact")
 def population_compact(population: PopulationArgument, ledger: Ledger = None, as_json: Json = False) -> None:
-    """Write the clients that are left to new blocks, without the holes of those who were forgotten, and remove the
-    versions before. Clients change their places.
+    """Write the remaining clients to new blocks, without the holes of forgotten ones, and remove earlier versions.
+    Clients get new indices.
     """
     from fedcore.operations.forgetting import compact
 

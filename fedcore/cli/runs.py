@@ -63,18 +63,18 @@ def runs_show(
 
 @runs_app.command("abandon")
 def runs_abandon(run: RunArgument, ledger: Ledger = None, as_json: Json = False) -> None:
-    """Give a run up for good: what it reserved and never charged goes back to the budget."""
+    """Abandon a run permanently. Budget that it reserved and never charged becomes free again."""
     from fedcore.training.session import abandon
 
     say({"run": str(abandon(run, ledger_url=ledger).path), "status": "abandoned"}, as_json)
 
 
-Deployment = Annotated[str | None, typer.Option("--deployment", metavar="NAME", help="Of this deployment only.")]
+Deployment = Annotated[str | None, typer.Option("--deployment", metavar="NAME", help="Only runs of this deployment.")]
 
 
 @runs_app.command("latest")
 def runs_latest(deployment: Deployment = None, runs: Runs = "runs", as_json: Json = False) -> None:
-    """The latest run of each deployment: the one that is in use, which need not be the newest."""
+    """Show the current run of each deployment, which need not be the newest."""
     from fedcore.errors import RunNotFound
     from fedcore.operations.latest_runs import all_latest, latest
 
@@ -108,10 +108,10 @@ def runs_promote(
     deployment: Annotated[
         str | None, typer.Option("--deployment", metavar="NAME", help="By default the one that made the run.")
     ] = None,
-    because: Annotated[str, typer.Option(help="The reason, for those who read it later.")] = "promoted by hand",
+    because: Annotated[str, typer.Option(help="The reason; it is recorded.")] = "promoted by hand",
     as_json: Json = False,
 ) -> None:
-    """Make a finished run the latest one of its deployment, whatever its scores."""
+    """Make a finished run the current run of its deployment, regardless of its scores."""
     from fedcore.errors import ConfigError
     from fedcore.operations.events import run_promoted
     from fedcore.operations.latest_runs import promote
@@ -135,8 +135,8 @@ def runs_prune(
     as_json: Json = False,
 ) -> None:
     """Remove the models (states, memories, released values) of older finished runs; metrics, statement and report
-    stay. Counted for each deployment by itself; runs that no deployment made, by method and population. The latest run
-    of a deployment stays, and so does every run that has not finished.
+    stay. Runs are counted for each deployment separately, and without a deployment by method and population. The
+    current run of a deployment stays, and so does every run that has not finished.
     """
     from fedcore.operations.retention import prune
 
@@ -149,8 +149,8 @@ def runs_prune(
 
 @runs_app.command("outliers")
 def runs_outliers(run: RunArgument, population: PopulationArgument, as_json: Json = False) -> None:
-    """The clients that are apart from all others, and which of them look like outliers; kept for the run's report.
-    Names clients: not private."""
+    """Show the clients that differ from all others, and which of them look like outliers; kept for the run's report.
+    The output names clients and is not private."""
     from dataclasses import asdict
 
     from fedcore.evaluation.outliers import diagnose
@@ -176,7 +176,7 @@ def runs_anomalies(
     rows: Annotated[int, typer.Option("--rows", min=1, max=100_000, help="How many.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """The rows of a population that a run finds least likely, by client. Names clients: not private."""
+    """Show the rows that a run finds least likely, by client. The output names clients and is not private."""
     from dataclasses import asdict
     from math import isfinite
 
@@ -249,9 +249,10 @@ def export(
     safe_cells: SafeCells = False,
     as_json: Json = False,
 ) -> None:
-    """Write what a run has learnt for other programs: its tables, arrays, or a fitted estimator.
+    """Write the result of a run for other programs: its tables, arrays, or a fitted estimator.
 
-    Of a private run all of it is made of published values. Arrays of other runs may hold what single clients sent.
+    For a private run, everything comes from published values. Arrays of other runs may contain what single clients
+    sent.
     """
     from fedcore.evaluation.export import export_run
     from fedcore.runs.store import Run
@@ -280,8 +281,8 @@ def personalise(
 ) -> None:
     """Write each client's own output: sensitive, for that client only, not differentially private.
 
-    With --set a setting that only matters here is another one than in the run, such as prior_tokens or floor. If it is
-    interrupted or killed, the same command goes on.
+    With --set, override an output setting of the run, such as prior_tokens or floor. After an interruption, run the
+    same command again to continue.
     """
     from fedcore.training.personalise import personalise as write
 
@@ -291,7 +292,7 @@ def personalise(
             given = read_settings(None, settings)
             say(write(run, population, dest, progress, given, backend, at_once, safe_cells=safe_cells), as_json)
     except KeyboardInterrupt:
-        print("interrupted. Go on with the same command: what is done is kept beside the outputs.", file=sys.stderr)
+        print("interrupted. Run the same command again to continue; finished parts are kept.", file=sys.stderr)
         raise
 
 
@@ -321,9 +322,9 @@ def evaluate(
     local: Local = False,
     as_json: Json = False,
 ) -> None:
-    """Score a run on held-out data, with the baselines beside it; kept for its report unless settings are given.
+    """Score a run and the baselines on held-out data. The scores are kept for the report unless settings are given.
 
-    With Prefect where it knows a server, and for populations of more than 8192 clients or 32 MiB; else in this process.
+    Uses Prefect if it has a server, or for populations of more than 8192 clients or 32 MiB; else runs in this process.
     """
     from fedcore.evaluation.evaluate import check_public, evaluate_run, write_not_private
     from fedcore.rounds.scores import differences_in_words
@@ -353,7 +354,7 @@ def evaluate(
 
 @contextmanager
 def _answering(workers: int | None, dask: str | None, private: bool = False) -> Iterator[Backend | None]:
-    """A backend of these workers; None for this process. private: whether what goes to them is nobody else's."""
+    """A backend of these workers; None for this process. private: whether data sent to them must stay confidential."""
     if workers is None and dask is None:
         yield None
         return

@@ -46,8 +46,8 @@ def select(
     cache: Cache = "512MiB",
     as_json: Json = False,
 ) -> None:
-    """Train every combination of settings on a part of each client's rows and compare the losses of the others. Each is
-    an ordinary run; the same command goes on after an interruption. Not private."""
+    """Train every combination of settings on a part of each client's rows, and compare losses on the other rows. Each
+    is an ordinary run. After an interruption, run the same command again to continue. Not private."""
     with importing():
         from fedcore.methods.registry import make_method
         from fedcore.operations.selection import compare, requests
@@ -68,7 +68,7 @@ def select(
     tried = _tries(tries) if tries else asked.tries()
     wanted = requests(request, tried, asked.held_back_share if share is None else share, name)
     for _, one in wanted:
-        resolve(one, open_inputs(one))  # a mistake is told before the first run
+        resolve(one, open_inputs(one))  # a mistake is reported before the first run
     with bar(f"select {population}", as_json) as progress:
         found = compare(
             wanted,

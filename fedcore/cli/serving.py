@@ -152,7 +152,7 @@ def deploy(
         typer.Option(help="With --size-from-plan: time for all rounds of a run, e.g. 30m, for the number of workers."),
     ] = None,
     calibration: Annotated[
-        float, typer.Option(min=0.1, max=600.0, help="Seconds that measuring may take for each deployment.")
+        float, typer.Option(min=0.1, max=600.0, help="Seconds for trial rounds of each deployment.")
     ] = 10.0,
     unchecked: Unchecked = False,
     as_json: Json = False,
@@ -182,11 +182,11 @@ def deploy(
 
 def watch(
     file: File,
-    every: Annotated[float, typer.Option(min=15, help="Seconds from one look to the next.")] = 60.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once; end with 3 if something was found.")] = False,
+    every: Annotated[float, typer.Option(min=15, help="Seconds between two checks.")] = 60.0,
+    once: Annotated[bool, typer.Option("--once", help="Check once; exit with 3 if a problem was found.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Tell the server that PREFECT_API_URL names of starts that were missed and of runs that hang, each once."""
+    """Report missed starts and stalled runs to the Prefect server at PREFECT_API_URL, each once."""
     from fedcore.operations.deployment import read_file
 
     content = read_file(file)
@@ -289,7 +289,7 @@ def _for_the_pool(
     content: DeploymentFile, pool: str, pool_type: PoolType | None, sizing: Sizing
 ) -> tuple[DeploymentFile, list[dict[str, Any]]]:
     """The file's deployments with job variables for the pool, which is made if there is none; and the sizes as rows.
-    Raises ConfigError for a pool of another type, or whose template lacks what it has to be told.
+    Raises ConfigError for a pool of another type, or whose template lacks a variable.
     """
     from fedcore.operations.pool_sizes import for_pool, not_taken, outside_of_containers, planned_size
 

@@ -1,4 +1,4 @@
-"""`fedcore status`: what is under way, what died, what waits, what is late and what was spent, on one screen."""
+"""`fedcore status`: what is running, what died, what waits, what is late and what was spent, on one screen."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ if TYPE_CHECKING:
 
 
 def announce(make: Callable[[], list[Event]]) -> None:
-    """Send events, which are made only if somebody is there. A server that does not answer is a warning."""
+    """Send events, which are made only if PREFECT_API_URL is set. If the server does not answer, print a warning."""
     address = os.environ.get("PREFECT_API_URL")
     if address and (events := make()):
         as_json = import_module("fedcore.tasks.events").as_json

@@ -104,7 +104,7 @@ def train(
         public_start_because=public_start,
         share=share,
     )
-    spec = resolve(request, open_inputs(request))  # a mistake is told at once, not after a server has started
+    spec = resolve(request, open_inputs(request))  # a mistake is reported at once, not after a server has started
     spec.check_worth()
     if spec.worth is not None and not as_json:
         print(f"what to expect, by the budget: {spec.worth.in_words}", file=sys.stderr)
@@ -153,13 +153,15 @@ def resume(
     dask: Dask = None,
     local: Local = False,
     cache: Cache = "512MiB",
-    take_over: Annotated[bool, typer.Option("--take-over", help="Take it from a holder that seems alive.")] = False,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Take the run over from a process that seems alive.")
+    ] = False,
     population: Annotated[str | None, typer.Option(help="Where the population is now, if it was moved.")] = None,
     ledger: Ledger = None,
     metrics_file: Metrics = None,
     as_json: Json = False,
 ) -> None:
-    """Go on with a run after its last committed round, or with what follows its last one."""
+    """Resume a run after its last committed round. If all rounds are done, complete its remaining steps."""
     with importing():
         from fedcore.runs.store import Run
         from fedcore.training.session import check_resumable
@@ -184,7 +186,7 @@ def resumed(
     take_over: bool = False,
     population: str | None = None,
 ) -> Place:
-    """The folder of the run, gone on with to its end, with Prefect or in this process."""
+    """Resume a run to its end, with Prefect or in this process, and return its folder."""
     with importing():
         from fedcore.runs.store import Run
         from fedcore.training.session import resume as reopen
@@ -246,15 +248,15 @@ def _rounds(session, backend, quiet: bool) -> Place:
 
 @contextmanager
 def saying_how_to_go_on(run: Place | None, runs: str | None = None) -> Iterator[None]:
-    """Whoever stops a run by hand is told how to go on with it. runs: where the run is that was begun here, if nobody
-    knows its name yet."""
+    """On a keyboard interrupt, print how to resume the run. runs: folder in which new runs are looked for, if the name
+    of the run is not known yet."""
     before = _names(runs)
     try:
         yield
     except KeyboardInterrupt:
         begun = [place(str(runs)) / name for name in sorted(_names(runs) - before)]
         for path in [run] if run is not None else begun:
-            print(f"interrupted. Go on with: fedcore resume {path}", file=sys.stderr)
+            print(f"interrupted. Continue with: fedcore resume {path}", file=sys.stderr)
         raise
 
 

@@ -66,8 +66,8 @@ def up(
 
 
 def down(file: File = Path("fedcore.toml"), as_json: Json = False) -> None:
-    """End the process that `fedcore up` started for a file, with its Prefect server. Runs that are under way can be
-    resumed; nothing that was created is removed.
+    """End the process that `fedcore up` started for a file, with its Prefect server. Runs in progress can be
+    resumed, and nothing that was created is removed.
     """
     import psutil
 

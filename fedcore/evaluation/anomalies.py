@@ -1,8 +1,8 @@
 """The rows of a population that a run finds least likely.
 
 `personalise` gives every row its log density under the run's parameters (`rows_log_density`); here the smallest are
-kept, with the clients they belong to. A list of people's rows is not private, and a private run makes none: there each
-client sees the densities of its own rows alone, in what `personalise` writes.
+kept, with their clients. A list of people's rows is not private, so private runs make none. There, each client sees
+only the densities of the client's own rows, in the output of `personalise`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ DENSITY = "rows_log_density"
 
 @dataclass(frozen=True, slots=True)
 class UnusualRow:
-    """client: its id; row: of its own rows, from 0. log_density: nats, in the units of the data; -inf for a row that is
-    too far away to be squared."""
+    """client: its id; row: number among the client's rows, from 0; log_density: nats, in the units of the data; -inf
+    for a row so far away that its square overflows."""
 
     client: str
     row: int

@@ -1,9 +1,9 @@
 """What changed since the run before: the result, data, settings, software, privacy, scores.
 
-The run before is the newest finished one of the same deployment that began earlier; of a run without a deployment, of
-the same method and population. Everything compared is in the records of the two runs, or a score on public data. Exact
-numbers of clients and rows are compared only where neither run is private: the page of a private run may go to others
-than the operator, and two exact counts may tell whether a certain client came in between.
+The run before is the newest finished one of the same deployment that began earlier. Without a deployment, it is one of
+the same method and population. All compared facts are in the records of the two runs, or are scores on public data.
+Exact numbers of clients and rows are compared only if neither run is private. The page of a private run may be shown to
+others than the operator, and two exact counts can reveal whether a certain client came in between.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROUNDING = 1e-12  # relative difference of equal numbers
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """kind: one of KINDS; before, now: in words; note: what belongs beside them."""
+    """kind: one of KINDS; before, now: in words; note: a remark on both."""
 
     kind: str
     what: str
@@ -219,7 +219,7 @@ def _promise(run: Run) -> dict[str, Any]:
         return {}
     if not privacy["private"]:
         return {"privacy": "none"}
-    promised = {"privacy": "differential", "on somebody's word": bool(privacy.get("vouched"))}
+    promised = {"privacy": "differential", "declared, not verified": bool(privacy.get("vouched"))}
     named = ("unit", "relation", "epsilon", "delta", "rho")
     return promised | {name: privacy[name] for name in named if privacy.get(name) is not None}
 

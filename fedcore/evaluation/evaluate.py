@@ -1,7 +1,7 @@
-"""Scoring a run on held-out data, block by block, on any backend; the baselines stand beside it.
+"""Scoring a run and the baselines on held-out data, block by block, on any backend.
 
-What a run's report shows may come from data that their owner declared public, and from nothing else: a population that
-is not public is scored only into a separate local file that says so.
+A run's report may show scores only of data that their owner declared public. Scores of other populations are written
+only into a separate local file, which is marked as not private.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ def evaluate_run(
 
     keep: write it into the run's folder and its report; only for public populations (`check_public`). If the report
     cannot be written, the table has a "warning".
-    settings: that may be given to a run that was made (`Method.free_settings`), given anew: the table then has them as
+    settings: other values of settings that may change after a run (`Method.free_settings`). The table then has them as
         "settings", and is not kept, because the run's report is about the run as it was made.
-    least: only clients with so many tokens (rows, of a population of rows) in both parts are scored, others are as if
-        they had nothing held out; 0: whoever has anything held out
+    least: score only clients with at least this many tokens (rows, for a population of rows) in both parts, as if the
+        others had no held-out data; 0: all clients with held-out data
 
     Raises WrongKind if run and population do not fit, PopulationError if nothing is held out, RunError if memories of
     the run's clients are lost, ConfigError for other settings.
@@ -88,7 +88,7 @@ def evaluate_run(
     if not population.has_heldout:
         raise PopulationError(f"population {population.path.name!r} has no held-out part.", "Ingest it with one.")
     method, state = trained(run, settings)
-    check_scored(method)  # before anybody works
+    check_scored(method)  # before any work
     remembered = remembered_of(run, population) if method.scores_use_memories else None
     function = partial(score_block, method, population.location, population.version, remembered, least)
     blocks = range(len(population.blocks))

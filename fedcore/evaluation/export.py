@@ -1,14 +1,14 @@
-"""What a run has learnt, for other programs: tables, arrays and fitted estimators, in the form that the name asks for.
+"""The result of a run, for other programs: tables, arrays and fitted estimators, in the form that the name requests.
 
-    NAME                  a folder with every table as NAME.csv, and result.json, which says what they are
-    NAME.csv, .parquet    one table: the only one, or the one that is named; standard errors in columns of their own
+    NAME                  a folder with every table as NAME.csv, and result.json, which describes them
+    NAME.csv, .parquet    one table: the only one, or the one that is named; standard errors in separate columns
     NAME.json             all tables, the outcome and the privacy statement, as result.json in the folder of the run
     NAME.npz, .zarr       the arrays of the state, and those of the model in the units of the data under `model_...`
-    NAME.png              what was learnt as pictures, where rows are such: one alone pixel by pixel, several together
+    NAME.png              the result as pictures, where rows are pictures: a single one pixel by pixel, several together
     NAME.joblib, .pkl     a fitted estimator of scikit-learn, where the method has a counterpart there
 
-Everything is made of what is committed; in a private run, of published values. Arrays of other runs may hold what
-single clients sent. A file is whole or absent; of a run that claims no privacy it is readable for its owner only.
+Everything comes from committed rounds; in a private run, from published values. Arrays of other runs may contain what
+single clients sent. A file is whole or absent. If the run claims no privacy, only the owner can read the file.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ from fedcore.training.personalise import trained
 from fedcore.training.spec import vocabulary_of
 
 PICKLED = (
-    "Whoever loads this file runs the code that is in it: load it only if you know who made it, and with the version "
-    "of scikit-learn that made it. The other forms hold numbers only."
+    "Loading this file runs the code in it. Load it only if you know who made it, and with the version of "
+    "scikit-learn that made it. The other forms contain numbers only."
 )
 OF_ERRORS = " (standard error)"  # behind the name of a column
 OF_MODEL = "model_"  # before the names of arrays in the units of the data
@@ -145,7 +145,7 @@ class Learnt:
 
     @cached_property
     def names(self) -> Sequence[str] | None:
-        """Of the columns that the run read; None if nobody named them."""
+        """Names of the columns that the run read; None if they have no names."""
         return features_of(self.run, vocabulary_of(self.run)).names
 
     @cached_property
@@ -286,7 +286,7 @@ def _parquet_file(source: _Source, path: Place) -> dict[str, Any]:
     written = _arrow(table)
     with parquet.ParquetWriter(sink, written.schema) as writer:
         writer.write_table(written)
-        writer.add_key_value_metadata(told)  # beside Arrow's copy of the schema, which is in base64, and not in it
+        writer.add_key_value_metadata(told)  # separate from Arrow's copy of the schema, which is in base64
     write_whole(path, sink.getvalue(), private=not source.private)
     return {"holds": [table.name]}
 

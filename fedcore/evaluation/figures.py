@@ -1,8 +1,8 @@
 """Figures of a run as PNG bytes: rounds, budget, profiles of the centres, evaluation, seconds.
 
-Every function takes plain values and returns a whole PNG; a figure without data says so instead of failing. Drawn with
-matplotlib's objects only, never its global state, so that runs in one process cannot disturb each other. Colours are
-those of Okabe and Ito (2008), which people with colour-blindness can tell apart.
+Every function takes plain values and returns a whole PNG. A figure without data states that, instead of failing. Only
+objects of matplotlib are used, never its global state, so runs in one process cannot disturb each other. The colours
+are those of Okabe and Ito (2008), which people with colour-blindness can distinguish.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ def rounds_figure(metrics: Sequence[Mapping], names: Sequence[str], title: str, 
 def budget_figure(
     plan: Sequence[Mapping], published: Set[str], rho_max: float | None, rho_spent_before: float = 0.0
 ) -> bytes:
-    """What is spent of the budget after each release of the run, in rho.
+    """The budget spent after each release of the run, in rho.
 
     plan: releases in order, with "name", "round" and "rho" (`PlannedRelease.to_json`); published: names of those that
-    were paid for. rho_max: the budget of the population; None leaves the limit out. rho_spent_before: by other runs, of
-    which a client of this one has paid so much at most.
+    were charged. rho_max: the budget of the population; None leaves the limit out. rho_spent_before: the most that
+    other runs have spent for a client of this run.
     """
     figure, axes = _figure()
     axes.set_title("Privacy budget over the run's releases", **_title())
@@ -380,7 +380,7 @@ def _rounds_axis(axes, x: np.ndarray, pad: float = 0.0) -> None:
 
 
 def _label_ends(axes, ends: Sequence[tuple[float, str]], colour: str | None = None) -> None:
-    """Write each line's label beside its last value, pushed apart where they would overlap."""
+    """Write each line's label next to its last value, moved apart where labels would overlap."""
     left = axes.get_xlim()[0]
     heights = axes.transAxes.inverted().transform(axes.transData.transform([(left, y) for y, _ in ends]))[:, 1]
     last = -math.inf

@@ -53,7 +53,7 @@ MOST = 60  # pictures that are shown
 ACROSS = 10  # in a line
 PLACE, GAP = 1.15, 0.34  # what a picture takes across, and the room above it for its label, in its own width
 SIDE = 7.2 / (PLACE * ACROSS)  # inches of a picture's width
-COLOURS = "RdBu_r"  # blue below 0, white, red above; told apart by people with colour-blindness
+COLOURS = "RdBu_r"  # blue below 0, white, red above; distinguishable with colour-blindness
 
 
 def pictures_figure(pictures: Pictures) -> bytes:

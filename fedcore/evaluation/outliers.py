@@ -24,7 +24,7 @@ from fedcore.training.personalise import check_fits, remembering_leaves, trained
 
 CUTOFF = 3.5
 NORMAL_MAD = 1.4826  # times the median absolute deviation is the standard deviation of normal numbers
-SMALLEST_DEVIATION = 0.05  # of scores, so that a few equal ones make nobody an outlier
+SMALLEST_DEVIATION = 0.05  # of scores, so that a few equal ones make no client an outlier
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A figure of mixtures: where the components lie in every column, as PNG bytes."""
+"""A figure of mixtures: the positions of the components in every column, as PNG bytes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ EVERY = 1.0  # standard deviation of the rows, on both sides of a mean, that the
 
 def positions_figure(positions: Positions) -> bytes:
     """A panel for each column: a dot for each component's mean, a bar of 1.96 standard errors of noise, and a pale band
-    of one standard deviation of the component's rows. The columns in which the components lie furthest apart, in
-    standard deviations, come first; 12 are shown, of at most 12 components.
+    of one standard deviation of the component's rows. The columns in which the components are furthest apart, in
+    standard deviations, come first. At most 12 columns and 12 components are shown.
     """
     means = np.asarray(positions.means, np.float64)[:MOST_COMPONENTS]
     spread = None if positions.spread is None else np.asarray(positions.spread, np.float64)[:MOST_COMPONENTS]

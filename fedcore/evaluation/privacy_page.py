@@ -342,7 +342,7 @@ def _numbers(*values: Any) -> bool:
 
 
 def at_most(value: float, digits: int) -> str:
-    """The number with so many significant digits, rounded up."""
+    """Format the number with this many significant digits, rounded up."""
     if math.isinf(value):
         return "more than can be written"
     up = float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(value)))
@@ -352,7 +352,7 @@ def at_most(value: float, digits: int) -> str:
 
 
 def hundredths(share: float) -> str:
-    """A share as so many of 100, with a digit after the point, rounded up."""
+    """Format a fraction as a number out of 100, with one digit after the point, rounded up."""
     return f"{math.ceil(Fraction(share) * 1000) / 10:g}"
 
 

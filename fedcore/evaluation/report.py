@@ -1,8 +1,8 @@
 """The report of a run: a summary, figures, one self-contained HTML page, a short markdown for an artifact.
 
-Everything is computed from what is committed and may be seen: metrics, published values, the privacy statement, and
-scores on data that their owner declared public. In a private run a column that would follow raw statistics (an
-objective, a likelihood) is never shown, whoever wrote it.
+Everything is computed from committed values that may be shown: metrics, published values, the privacy statement, and
+scores on data that their owner declared public. A private run never shows a column that depends on raw statistics (an
+objective, a likelihood), even if the method wrote one.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def write_report(run: Run, vocabulary: Sequence[str] | None = None, drawn: Mappi
 def report_if_possible(
     run: Run, vocabulary: Sequence[str] | None = None, drawn: Mapping[str, bytes] | None = None
 ) -> str:
-    """`write_report`; what is to be told if it failed, for whatever reason: a report never decides how a run ends."""
+    """Call `write_report`. Returns a warning if it failed, for any reason: a report never decides how a run ends."""
     try:
         write_report(run, vocabulary, drawn)
     except Exception as error:
@@ -189,7 +189,7 @@ def not_shown(run: Run, why: str) -> str:
     """That the report is not there, and what to do; the run itself is whole."""
     return (
         f"report.html of run {run.id!r} was not written ({why.rstrip('.')}). The run lacks nothing else. Once that is "
-        f"mended, `fedcore report {run.path}` writes it."
+        f"fixed, `fedcore report {run.path}` writes it."
     )
 
 
@@ -201,7 +201,7 @@ def _captions(run: Run, result: Result) -> dict[str, str]:
 
 
 def _promise(summary: Mapping) -> dict:
-    """What was planned beside what was measured, in the units of their names; ratio: promised / measured."""
+    """Planned and measured values, in the units of their names; ratio: planned / measured."""
     rows = [
         {**row, **{side: show_bytes(row[side]) for side in ("promised", "measured") if "bytes" in row["what"]}}
         for row in summary.get("promise", ())
@@ -239,7 +239,7 @@ def _table(rows: Sequence[Mapping], first: Sequence[str] = (), last: Sequence[st
 
 
 def _releases(run: Run) -> list[dict]:
-    """The planned releases, with the price that was charged, "state" in words and "paid"; [] if nothing is claimed."""
+    """The planned releases, with the cost that was charged, "state" in words and `paid`; [] if nothing is claimed."""
     privacy = privacy_of(run)
     if not (privacy["private"] or privacy.get("pending")):
         return []

@@ -1,6 +1,6 @@
-"""What a run has learnt as one JSON object: tables, outcome, and what may be claimed about privacy.
+"""The result of a run as one JSON object: tables, outcome, and what may be claimed about privacy.
 
-runs/RUN/result.json   written when a run ends; nothing reads it, no run needs it, `fedcore export` makes it anew
+runs/RUN/result.json   written when a run ends; nothing reads it, no run needs it, `fedcore export` makes it again
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ TOLD = ("run_id", "method", "status", "rounds", "outcome", "population", "starte
 
 
 def result_document(run: Run, result: Result) -> dict[str, Any]:
-    """schema, run_id, method, status, rounds, outcome (of methods that tell one), population, started, code_version,
-    seed, settings, privacy (`fedcore.evaluation.run_summary.privacy_of`), and tables: each name, title, note
-    and columns of name, unit, values and, where there are any, standard errors. What is not finite is null. Raises
-    RunError for unreadable files.
+    """schema, run_id, method, status, rounds, outcome (of methods that have one), population, started, code_version,
+    seed, settings, privacy (`fedcore.evaluation.run_summary.privacy_of`), and tables. A table has name, title, note
+    and columns of name, unit, values and, where there are any, standard errors. Values that are not finite are null.
+    Raises RunError for unreadable files.
     """
     summary = run_summary(run)
     return {
@@ -46,7 +46,7 @@ def keep_result(run: Run, vocabulary: Sequence[str] | None) -> None:
 
 
 def keep_result_if_possible(run: Run, vocabulary: Sequence[str] | None) -> str:
-    """`keep_result`; what is to be told if it failed, for whatever reason: it never decides how a run ends."""
+    """Call `keep_result`. Returns a warning if it failed, for any reason: it never decides how a run ends."""
     try:
         keep_result(run, vocabulary)
     except Exception as error:

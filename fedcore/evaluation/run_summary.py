@@ -1,7 +1,8 @@
-"""What is known of a run and may be seen: its summary, metrics, privacy, scores and result, for reports and commands.
+"""Facts of a run that may be shown: its summary, metrics, privacy, scores and result, for reports and commands.
 
-Everything is made from what is committed: metrics, published values, the privacy statement, and scores on data that
-their owner declared public. In a private run a metric that follows raw statistics is never shown, whoever wrote it.
+Everything comes from committed values: metrics, published values, the privacy statement, and scores on data that
+their owner declared public. A private run never shows a metric that depends on raw statistics, even if the method
+wrote one.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ NO_DEPLOYMENT = "-"  # in tables
 
 
 def run_summary(run: Run) -> dict[str, Any]:
-    """What is known of a run, as JSON: parts that do not exist are left out.
+    """Return a summary of a run as JSON, without parts that do not exist.
 
     run_id, status, method, rounds, private (whether it may claim privacy), algorithm (where the
-    method says which it is), outcome (of methods that tell one),
+    method states it), outcome (of methods that have one),
     population {name, version, id}, started, code_version, seed, seconds (wall, of all rounds), metrics (the last row),
     peak_memory_bytes {flow, workers}, privacy (`privacy_of`), evaluation (title, rows), promise
     (`fedcore.runs.plan_check.compare`). Raises RunError for unreadable files.
@@ -76,10 +77,11 @@ def _algorithm_of(info: JsonObject) -> str:
 
 
 def privacy_of(run: Run) -> dict[str, Any]:
-    """The run's statement (`PrivacyStatement.to_json`); "private" tells whether it claims anything, "text" says it.
+    """Return the run's statement (`PrivacyStatement.to_json`). "private": whether it claims anything; "text": the
+    claim.
 
-    A claim needs three things: a private method, no test noise, and a statement that claims. Where one is missing,
-    nothing else of the statement is returned than the reason; "pending" marks a private run that has none yet.
+    A claim needs three things: a private method, no test noise, and a statement that claims. If one is missing, only
+    the reason is returned; "pending" marks a private run that has no statement yet.
     """
     statement = _statement(run)
     if statement.get("private") is True:
@@ -168,8 +170,8 @@ def kind_of(run: Run) -> str:
 
 
 def result_of(run: Run, vocabulary: Sequence[str] | None = None) -> Result:
-    """What the run has learnt, as its method tells it; empty before the first round, and once the model was removed.
-    Raises RunError.
+    """Return the run's result from its method; empty before the first round, and after the model was removed. Raises
+    RunError.
 
     vocabulary: names of the features; None: those of the population that the run was trained on, if it is there.
     """
@@ -251,7 +253,7 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def _withholds(run: Run) -> bool:
-    """Whether raw statistics must not be shown; so also when nobody said."""
+    """Whether raw statistics must not be shown; also true if the run does not state it."""
     return run.info.get("private") is not False
 
 

@@ -77,7 +77,7 @@ class FederatedEstimator(BaseEstimator, ABC):
         return self.method
 
     def _population_options(self, place: Path, groups: Groups) -> dict[str, Any]:
-        """Of a population that is made by `fit`; "records": whether every row is a record of its own."""
+        """Options of a population that `fit` makes; "records": whether every row is a separate record."""
         return {}
 
     def _fit(self, X: Any, groups: Groups, **last: np.ndarray | None) -> Self:

@@ -20,7 +20,7 @@ from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 
 ROWS_OF_A_PART = 16_384
-CLIENT = "client"  # a column of this name is the client's, if nobody says which is
+CLIENT = "client"  # a column of this name is the client's, if no column is declared
 SMALL = ("float16", "float32", "int8", "int16", "uint8", "uint16", "bool")  # exact in float32
 FORMATS = (".parquet", ".pq", ".csv")
 READ_AHEAD = 2**16  # bytes of a column

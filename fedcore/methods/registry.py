@@ -126,9 +126,9 @@ def suited_to(method: AnyMethod, population: Population) -> AnyMethod:
 
 
 def with_free_settings(method: AnyMethod, settings: Mapping[str, Any]) -> AnyMethod:
-    """The method of a run that was made, with some of the settings that act after training given anew.
+    """The method of an existing run, with new values for some of the settings that act after training.
 
-    Raises ConfigError for a setting that acts on training, that there is not, or whose value is out of range.
+    Raises ConfigError for a setting that acts on training, that does not exist, or whose value is out of range.
     """
     cls = type(method)
     for name in settings:

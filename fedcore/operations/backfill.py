@@ -39,14 +39,14 @@ def missing_versions(item: Deployment, wanted: Ranges) -> list[int]:
 
 
 def check_backfill(item: Deployment, versions: Sequence[int]) -> None:
-    """Raises ConfigError if the deployment's runs go on from one another, or pay by cohort, BudgetExceeded if not all
-    of these runs fit into the budget, and what `resolve` raises of the next run.
+    """Raises ConfigError if the deployment's runs start from one another, or are charged by cohort, BudgetExceeded if
+    the budget does not have room for all of these runs, and what `resolve` raises for the next run.
     """
     if item.start_from == PREVIOUS:
         raise ConfigError(
             f"the runs of deployment {item.name!r} start from one another, and a run on an older version would "
             "become the start of the next run.",
-            "Leave it: the newest version has what came meanwhile, and its next run reads that.",
+            "Do not train on it: the newest version contains the later data, and its next run reads them.",
         )
     if not versions or not make_method(item.method, item.config).private:
         return
@@ -54,16 +54,16 @@ def check_backfill(item: Deployment, versions: Sequence[int]) -> None:
         raise ConfigError(
             f"the budget of population {item.population!r} is kept by cohort: on an older version other clients would "
             "be charged than the schedule has planned for.",
-            "Leave it: clients who could not take part then have the more left for later runs.",
+            "Do not train on it: clients who could not take part keep more budget for later runs.",
         )
     inputs = open_inputs(item.request)
     spec = resolve(item.request, inputs)
     fit = 0 if inputs.balance is None else runs_that_fit(spec, inputs.balance)
     if fit < len(versions):
         raise BudgetExceeded(
-            f"{len(versions)} runs of deployment {item.name!r} are to be made up for, and the budget of population "
+            f"{len(versions)} runs of deployment {item.name!r} are missing, and the budget of population "
             f"{spec.population.path.name!r} has room for {fit} of its runs. Nothing was released.",
-            "Name fewer versions." if fit else "Budgets do not renew.",
+            "Pass fewer versions." if fit else "Budgets do not renew.",
         )
 
 

@@ -1,4 +1,4 @@
-"""What a private run has left of its population's budget: how many more runs at its price fit, and for how long."""
+"""The remaining budget after a private run: how many more runs of its cost fit, and for how long."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from fedcore.training.spec import RunSpec
 
 LAST_RUNS = 10  # whose times say how often a deployment runs
 DAY = 86400.0
-MOST = 10**6  # runs that anybody counts
+MOST = 10**6  # largest number of runs that is counted
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetLeft:
-    """rho_charged: by the run; rho_spent, rho_left: by all runs, where the budget is kept by cohort the largest of any,
-    and where it is divided of the run's share, like rho_max; whose: that share, for sentences, or empty;
-    runs_left: that fit at the price of this run, if nobody comes; before: the same when the last run of its deployment
-    had ended, or without a deployment when this run began, None if this is the first one of a deployment; days_left:
-    how long they last at the pace of the deployment's last runs, None if it has none.
+    """rho_charged: by the run; rho_spent, rho_left: by all runs, for a budget by cohort the largest of any cohort, and
+    for a divided budget those of the run's sub-budget, like rho_max; whose: that sub-budget, for sentences, or empty;
+    runs_left: number that fit at the cost of this run, if no clients come; before: the same when the last run of its
+    deployment had ended, or without a deployment when this run began, None for the first run of a deployment;
+    days_left: how long they last at the pace of the deployment's last runs, None if it has none.
     """
 
     rho_charged: float
@@ -46,10 +46,10 @@ class BudgetLeft:
     whose: str = ""
 
     def falls_to(self, threshold: int) -> bool:
-        """Whether it was with this run that no more than so many runs are left.
+        """Whether this run was the first after which at most `threshold` runs are left.
 
-        Nothing is remembered between runs: what was left after the run before is read from the ledger. So it is true of
-        one run of a deployment, and of another one only after the budget was raised or clients have come.
+        Nothing is remembered between runs: the budget left after the run before is read from the ledger. So this is
+        true for one run of a deployment, and for another only after the budget was raised or clients have come.
         """
         return self.runs_left <= threshold and (self.before is None or self.before > threshold)
 
@@ -58,9 +58,9 @@ class BudgetLeft:
         of = f", {self.whose}the budget" if self.whose else ""
         left = f"rho = {self.rho_left:.6g} is left of {self.rho_max:.6g}{of}"
         if self.runs_left == 0:
-            return f"No other run at its price fits: {left}."
+            return f"No other run of this cost fits: {left}."
         pace = "" if self.days_left is None else f", which last {self.days_left:.1f} days at the present pace"
-        more = "1 more run at its price fits" if self.runs_left == 1 else f"{self.runs_left} more runs at its price fit"
+        more = "1 more run of this cost fits" if self.runs_left == 1 else f"{self.runs_left} more runs of this cost fit"
         return f"{more}{pace}: {left}."
 
     def to_json(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def budget_left(session: Session) -> BudgetLeft | None:
 
 
 def _as_seen(balance: Balance, share: str | None) -> Balance:
-    """As a run sees it that this share pays for; the account itself where there is, or was, no such share."""
+    """The balance for a run that is charged to this sub-budget; the account itself if there is, or was, no such one."""
     found = next((one for one in balance.shares if one.name == share), None)
     if found is None:
         return balance
@@ -176,7 +176,7 @@ def _price(spec: RunSpec, budget: Budget) -> Price:
 
 
 def _fitting(balance: Balance, population: Population, price: Price, extra: Fraction = Fraction(0)) -> int:
-    """Runs at this price that fit one after the other into what is left, and into `extra` rho beside it."""
+    """Runs of this cost that fit one after the other into what is left, and into `extra` rho in addition."""
     if balance.budget is None:
         return 0
     rho, delta = _left(balance, population)
@@ -193,7 +193,7 @@ def _runs(left: Fraction, needed: Fraction, used: Fraction) -> int:
 
 
 def _beside(run: Run) -> list[Run]:
-    """The other runs of its deployment on its population that lie beside it."""
+    """The other runs of its deployment on its population in the same folder."""
     name, where = run.info.get("deployment"), (run.info.get("population") or {}).get("id")
     if name is None:
         return []

@@ -1,6 +1,6 @@
-"""What an operator sees of a budget that is kept by cohort, or divided into shares: which cohort or share has spent
-what, who could pay in the last runs, until when the founders can. Made from the ledger, declared sizes and the records
-of runs.
+"""The operator's page on a budget by cohort, or on sub-budgets: what each cohort or sub-budget has spent, which cohorts
+had enough budget in the last runs, and until when the initial cohort has. Made from the ledger, declared sizes and the
+records of runs.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from fedcore.runs.store import Run
 from fedcore.storage.ranges import Ranges, holds, in_words
 from fedcore.training.cohorts import cohort_accounts
 
-MOST_RUNS = 30  # of which the share that could pay is shown
+MOST_RUNS = 30  # of which the share that took part is shown
 LIFETIME = "A client with data in several periods loses at most"
 UNDIVIDED = "(undivided)"
 OF_SHARES = (
-    "Divided into shares by its operator; each run is paid by the share that it names. People are promised what the "
-    "whole budget says, whoever spends it."
+    "The operator has divided the budget into shares; each run is charged to the share that it names. The privacy "
+    "guarantee is that of the whole budget."
 )
 
 
@@ -79,7 +79,7 @@ def lifetime_rows(balance: Balance) -> list[dict[str, Any]]:
 
 
 def promise_in_words(balance: Balance) -> str:
-    """To whom a budget that is kept by cohort promises what."""
+    """The privacy guarantee of a budget by cohort, as a sentence."""
     budget, terms = balance.required_budget(), balance.periods
     promised = (
         f"promised epsilon = {budget.epsilon:g}, delta = {budget.delta:g} (rho = {budget.rho_max:.5g}) for all runs."
@@ -129,7 +129,7 @@ def able_rows(population: Population, runs: Sequence[Run]) -> list[dict[str, Any
                 "run": run.id,
                 "started": iso_date(run.info.get("started")),
                 **who(manifest, ranges),
-                "nominal clients": took,
+                "declared clients": took,
                 "share that took part": None if took is None or not all_of_them else took / all_of_them,
             }
         )
@@ -137,7 +137,7 @@ def able_rows(population: Population, runs: Sequence[Run]) -> list[dict[str, Any
 
 
 def founders_in_words(population: Population, balance: Balance, runs: Sequence[Run]) -> str:
-    """When those who were there first can pay no more, if runs go on like the last ones. runs: newest first."""
+    """When the budget of the initial cohort ends, if runs continue like the last ones. runs: newest first."""
     mine = [run for run in runs if cohorts_of(run) is not None]
     if not mine or balance.budget is None:
         return ""
@@ -145,15 +145,15 @@ def founders_in_words(population: Population, balance: Balance, runs: Sequence[R
     left = Fraction(cohort_accounts(population.manifest, balance)[FOUNDERS - 1].rho)
     more = int(left // price) if price else 0
     if not more:
-        return "The founders (cohort 1) are retired: they cannot pay for a run like the last one."
+        return "The initial cohort (cohort 1) is exhausted: its budget does not allow a run like the last one."
     starts = [started for run in mine if (started := began(run)) is not None]
     steps = [(later - earlier).total_seconds() for later, earlier in zip(starts, starts[1:], strict=False)]
-    said = f"The founders (cohort 1) can pay for {more} more runs like the last one"
+    said = f"The budget of the initial cohort (cohort 1) allows {more} more runs like the last one"
     if not steps:
         return f"{said}."
     last = starts[0] + timedelta(seconds=statistics.median(steps) * more)
     year, week, _ = last.isocalendar()
-    return f"{said}: at the pace of the last runs they retire with the run of week {week} of {year} ({last:%Y-%m-%d})."
+    return f"{said}: at the pace of the last runs it ends with the run of week {week} of {year} ({last:%Y-%m-%d})."
 
 
 def cohorts_of(run: Run) -> Ranges | None:

@@ -82,7 +82,7 @@ def declared_problems(content: DeploymentFile, notes: Path) -> list[Problem]:
         if deployment.population not in made or not is_private(deployment) or budget is not None:
             continue
         if list(_caught(partial(existing, deployment.population))) or existing(deployment.population) is not None:
-            continue  # where there is one, or it cannot be opened, others say so
+            continue  # if it exists, or cannot be opened, other checks report it
         error = BudgetMissing(
             f"the population {deployment.population} is still to be made, and the file declares no budget for it.",
             "Write [population.budget] below its [[population]]: private runs need one.",
@@ -214,8 +214,8 @@ def _to_set(population: Population, declared: DeclaredBudget, notes: Path) -> bo
         listed = "; ".join(f"{name} is {ours} in the file, and {theirs} is set" for name, ours, theirs in other)
         raise BudgetExists(
             f"the budget of population {population.path.name!r} is set, and the file declares another one: {listed}.",
-            "A file never changes a budget. Write what is set; or raise, divide or begin cohorts by hand, for which "
-            "fedcore budget has commands.",
+            "A file never changes a budget. Write the values that are set, or use the commands of `fedcore budget` to "
+            "raise, divide or begin cohorts.",
         )
     return False
 

@@ -230,8 +230,9 @@ def shares_on(
 
 
 def expectations(deployments: Sequence[Deployment]) -> list[str]:
-    """A line for each whose next run, by the budget that is left now, is of a worth that its method can tell; none for
-    one that cannot be resolved from here, as where its population is on another host.
+    """A line for each deployment with the expected utility of its next run, by the budget that is left now. A method
+    that cannot predict it has no line, and neither has a deployment that cannot be resolved from here, for example
+    because its population is on another host.
     """
     lines = []
     for item in deployments:
@@ -241,7 +242,7 @@ def expectations(deployments: Sequence[Deployment]) -> list[str]:
         except FedcoreError:
             continue
         if worth is not None:
-            refused = " It will be refused, unless its config says anyway = true." if spec.is_refused else ""
+            refused = " It will be refused, unless its config sets anyway = true." if spec.is_refused else ""
             lines.append(f"{item.name}: what to expect of the next run, by the budget: {worth.in_words}.{refused}")
     return lines
 

@@ -1,7 +1,7 @@
-"""What is wrong with the deployments and pipelines of a file, told before they are served or deployed, and not by every
-run of theirs.
+"""Checks of the deployments and pipelines of a file. Problems are reported before they are served or deployed, instead
+of by each of their runs.
 
-Everything is looked up as the first run would, and nothing is written or spent.
+Everything is looked up as in the first run, and nothing is written or spent.
 """
 
 from __future__ import annotations
@@ -41,12 +41,11 @@ Problem = tuple[str, FedcoreError]  # (of what, in words; the error that its fir
 
 
 def problems(content: DeploymentFile, unmade: Collection[str] = ()) -> list[Problem]:
-    """What is wrong: populations that are not there, or not of the kind, columns and vocabulary that are needed;
-    budgets that are missing, or cannot pay the first run; evaluation sets that are not public; steps that cannot be
-    made.
+    """Return all problems: populations that are missing, or lack the kind, columns and vocabulary that are needed;
+    budgets that are missing, or do not allow the first run; evaluation sets that are not public; impossible steps.
 
-    A population that a pipeline of the file makes need not be there. A run that would wait for newcomers is no problem.
-    unmade: populations that are to be made before anything is served, or whose budgets are.
+    A population that a pipeline of the file makes may be missing. A run that would wait for new clients is no problem.
+    unmade: populations that will be made before anything is served, or whose budgets will be set then.
     """
     made = {item.population for item in content.pipeline if item.ingests}
     found = [

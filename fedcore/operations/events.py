@@ -1,9 +1,9 @@
-"""What an operator may want to be told of, as values: a budget that was charged or is low, a run that was promoted or
-refused, a population that has grown, a damaged block, a schedule that was missed, a run that hangs.
+"""Events for an operator, as values: a budget that was charged or is low, a run that was promoted or refused, a
+population that has grown, a damaged block, a missed start, a stalled run.
 
-Nothing is sent from here: `fedcore.tasks.events` hands these to Prefect. Everything in them is of the ledger, of the
-records of runs, or a count or time that is for operators (docs/privacy/limitations.md); nothing is computed from values
-of clients that were not published.
+Nothing is sent from here: `fedcore.tasks.events` passes the events to Prefect. Everything in them comes from the ledger
+or from records of runs, or is a count or time for operators (docs/privacy/limitations.md). Nothing is computed from
+unpublished values of clients.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EVENTS = (BUDGET_CHARGED, BUDGET_LOW, PROMOTED, REFUSED, APPENDED, DAMAGED, MISS
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What an event is about. kind: population, run or deployment; id: the same for ever; name: for people."""
+    """What an event is about. kind: population, run or deployment; id: never changes; name: for display."""
 
     kind: str
     id: str
@@ -67,9 +67,9 @@ def _deployment_of(run: Run) -> str | None:
 
 
 def budget_events(run: Run, population: Population, found: BudgetLeft, runs_left: int) -> list[Event]:
-    """That a private run has charged the budget; and that the budget is low, if it has become so with this run.
+    """Events that a private run has charged the budget, and that the budget is low, if it became so with this run.
 
-    runs_left: with so many runs left, or fewer, it is low
+    runs_left: with this number of runs left, or fewer, the budget is low
     """
     name = _deployment_of(run)
     facts = {"population": population.path.name, "run": run.id, "deployment": name, **found.to_json()}

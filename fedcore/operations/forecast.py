@@ -1,8 +1,8 @@
-"""When a budget ends if runs go on as they do: how many runs of each deployment still fit, until when, and which
+"""When a budget ends if runs continue as before: how many runs of each deployment still fit, until when, and which
 cohorts take part.
 
-Made from the ledger's balance, the plans of the last runs, and when runs began or are scheduled: all of it is public or
-for operators. A deployment's next runs are taken to cost what its last one did. Nothing is reserved.
+Uses the ledger's balance, the plans of the last runs, and when runs began or are scheduled: all of it is public or for
+operators. Assumes that a deployment's next runs cost as much as its last one. Nothing is reserved.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedcore.training.cohorts import CohortAccount, Cost, able, cohort_accounts,
 
 STAMP = "%Y%m%dT%H%M%S"
 RECENT = 10  # runs whose starts say how often a deployment runs
-STOPPED = 3  # a deployment without a schedule that has been silent for so many of its intervals has stopped
+STOPPED = 3  # a deployment without a schedule that has been silent for this many of its intervals has stopped
 MOST_STARTS = 20_000  # that are followed
 SCHEDULE, PACE, STOPS, UNKNOWN = "the schedule", "the pace of its last runs", "no start is foreseen", "too few runs"
 
@@ -39,9 +39,8 @@ class Payer:
     """A deployment that draws on the budget.
 
     rho, delta: what a run charges; whole: each takes all that is left; reserved: what must be left when a run begins
-    share: of a divided budget that pays, None: the undivided part, or all; rule: which cohorts it asks
-    starts: that are known, ascending; every: between those that follow, None: there are none; because: how its starts
-    are known
+    share: sub-budget that is charged, None: the undivided part, or all; rule: which cohorts take part
+    starts: known ones, ascending; every: interval of later ones, None: there are none; because: how starts are known
     """
 
     deployment: str
@@ -80,10 +79,10 @@ class Outlook:
 def outlook(
     rho_left: float | Fraction, delta_left: float | Fraction, crumb: float, payers: Sequence[Payer]
 ) -> dict[str, Outlook]:
-    """What becomes of an account if all of them go on to draw on it; by deployment.
+    """Predict an account if all deployments continue to draw on it; by deployment.
 
-    rho_left, delta_left: of the account; crumb: rho of which a run that takes all that is left makes nothing. A payer
-    whose starts are not foreseen draws nothing, and is told how many of its runs would fit alone.
+    rho_left, delta_left: of the account; crumb: rho that is too little for a run that takes all that is left. A
+    deployment without foreseen starts draws nothing; its outlook is how many of its runs would fit alone.
     """
     rho, delta = Fraction(rho_left), Fraction(delta_left)
     found = {
@@ -238,9 +237,9 @@ def charges_ahead(balance: Balance, payers: Sequence[Payer]) -> list[tuple[datet
 
 
 def _by_share(balance: Balance, payers: Sequence[Payer]) -> list[tuple[tuple[float, float], list[Payer]]]:
-    """((rho, delta) that are left, who draws on them), for each share that somebody names."""
+    """((rho, delta) that are left, which deployments draw on them), for each sub-budget that one names."""
     parts = {part.name: (max(0.0, part.rho_left), max(0.0, part.delta_left)) for part in balance.shares}
-    unnamed = (0.0, 0.0) if parts else (balance.rho_left, balance.delta_left)  # a share that there is not pays nothing
+    unnamed = (0.0, 0.0) if parts else (balance.rho_left, balance.delta_left)  # a missing share allows nothing
     shares = sorted({payer.share for payer in payers}, key=str)
     return [(parts.get(share, unnamed), [one for one in payers if one.share == share]) for share in shares]
 
@@ -310,8 +309,8 @@ def _minute(when: datetime | None) -> str | None:
 
 
 def cohort_lines(manifest: Manifest, balance: Balance, payers: Sequence[Payer], name: str) -> list[str]:
-    """Which cohorts each deployment's next run asks and can be paid by, and when the first and the last of them retire,
-    if nobody comes. A line for each deployment. name: of the population
+    """Which cohorts with enough budget each deployment's next run has, and when the first and the last of them are
+    exhausted, if no clients come. A line for each deployment. name: of the population
     """
     if balance.shares:
         return ["The budget is divided into shares: what each cohort has left of each is in the table of shares."]
@@ -341,7 +340,7 @@ def cohort_outlooks(
 
 
 def _able(payer: Payer, accounts: Sequence[CohortAccount], name: str, window: int | None) -> list[CohortAccount]:
-    """Of the cohorts that it asks, those that can pay for a run like its last one."""
+    """Of its cohorts, those with enough budget for a run like its last one."""
     try:
         can = able(in_question(payer.rule, accounts, name), _cost(payer))
     except ConfigError:  # cohorts that there are not any more
@@ -359,12 +358,13 @@ def _line(
     mine = [account for account, _ in found]
     if not mine:
         return (
-            f"{payer.deployment}: no cohort can pay for a run like its last one. It waits for newcomers, or is refused."
+            f"{payer.deployment}: no cohort has enough budget for a run like its last one. It waits for new clients, "
+            "or is refused."
         )
     active = ranges_of(account.number for account in mine)
     others = ranges_of({account.number for account in accounts} - {account.number for account in mine})
-    said = f"{payer.deployment}: its next run is paid for by cohorts {in_words(active)}{_share(mine, accounts)}"
-    said += f"; not by {in_words(others)}." if others else ", which are all."
+    said = f"{payer.deployment}: its next run is charged to cohorts {in_words(active)}{_share(mine, accounts)}"
+    said += f"; not to {in_words(others)}." if others else ", which are all."
     if not payer.starts or balance.periods is not None:
         return said
     retires = {one.number: ahead.last for one, ahead in found if ahead.last is not None and ahead.refused is not None}
@@ -373,8 +373,8 @@ def _line(
     first, last = min(retires.values()), max(retires.values())
     going = ranges_of(number for number, when in retires.items() if when == first)
     return (
-        f"{said} {_how([payer])} cohort {in_words(going)} can pay for the last time on {_date(first)}, and without "
-        f"newcomers the last run is that of {_date(last)}."
+        f"{said} {_how([payer])} cohort {in_words(going)} takes part for the last time on {_date(first)}, and "
+        f"without new clients the last run is that of {_date(last)}."
     )
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 NOT_REACHED = (
     "Published values, models and reports made before stay, and so does what was spent on them.",
-    "Outputs of `fedcore personalise`, sources, and files that anybody else has made: delete them where they are.",
+    "Outputs of `fedcore personalise`, sources, and files that others have made: delete them where they are.",
     "Copies of the population: bring each up to date by `fedcore population copy SOURCE DEST --prune`. A bucket that "
     "keeps versions of its objects keeps the old ones.",
     "Backups and snapshots: files were unlinked, not overwritten. The memory of workers that still run.",
@@ -67,9 +67,8 @@ def forget(
 ) -> Forgot:
     """`fedcore.population.erasing.forget`, recorded in the ledger.
 
-    runs: folder or URL of runs. Those on this population that are not private lose the memories of their clients, and
-    cannot be resumed any more; that is done also if there is nobody to forget any more. stamp: a time as text, which
-    they show.
+    runs: folder or URL of runs. Runs on this population that are not private lose their client memory, and cannot be
+    resumed any more. This happens also if there is no client left to forget. stamp: a time as text, which they show.
 
     Raises what `erasing.forget` raises: also if a private run is open, or a process is at work on one of `runs`; and
     what the ledger raises.

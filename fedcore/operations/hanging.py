@@ -15,7 +15,7 @@ from fedcore.runs.store import Run
 @dataclass(frozen=True, slots=True)
 class Hanging:
     """seconds: since it has committed something; usual: seconds of its rounds, or of those of the last run of its
-    deployment, None if nobody knows; held: whether a process holds it, as far as can be told.
+    deployment, None if unknown; held: whether a process holds it, as far as is known.
     """
 
     run: Run
@@ -27,8 +27,8 @@ class Hanging:
     def in_words(self) -> str:
         usual = "" if self.usual is None else f"A round usually takes {self.usual:.3g} s. "
         if self.held:
-            return f"{usual}End its process if it hangs, then `fedcore resume {self.run.path}`."
-        return f"{usual}`fedcore resume {self.run.path}` goes on with it."
+            return f"{usual}If its process is stalled, end it, then run `fedcore resume {self.run.path}`."
+        return f"{usual}To continue, run `fedcore resume {self.run.path}`."
 
 
 def hanging_runs(
@@ -50,8 +50,8 @@ def hanging_runs(
 
 
 def usual_seconds(run: Run, beside: list[Run]) -> float | None:
-    """Of a round: in the middle of those that the run has made; before the first, of the newest finished run that has
-    metrics. None if nobody knows.
+    """Median seconds of the run's rounds; before the first, those of the newest finished run that has metrics. None if
+    unknown.
     """
     ended = [other for other in beside if other.status == "finished"]
     newest = sorted(ended, key=lambda other: (str(other.info.get("started")), other.id), reverse=True)

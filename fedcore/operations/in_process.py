@@ -19,7 +19,7 @@ from fedcore.training.session import Session, concluding
 
 
 def stamp() -> str:
-    """The time, as names of runs tell it."""
+    """The time, in the form of names of runs."""
     return datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
 
 
@@ -30,10 +30,10 @@ def to_the_end(
     warn: Callable[[str], None] = lambda text: None,
     report: bool = True,
 ) -> Place:
-    """The folder of the run, after its last round and with its report, if it shall have one.
+    """Run all remaining rounds, write the report if one is wanted, and return the folder of the run.
 
-    after_round: called with what a round tells; warn: with what failed and does no harm to the run, if anything. Raises
-    what the engine, the stores and the ledger raise; an interrupted run can be resumed.
+    after_round: called with the RoundInfo of each round; warn: called with failures that do not harm the run. Raises
+    the errors of the engine, the stores and the ledger; an interrupted run can be resumed.
     """
 
     def conclude_it(run: Run) -> None:

@@ -113,7 +113,7 @@ def promote(run: Run, deployment: str, because: str, stamp: str, *, concluding: 
         if now.pruned or now.status not in ("finished", TRAINED if concluding else "finished"):
             what = "its model was removed" if now.pruned else f"it is {now.status}"
             remedy = "`fedcore resume` it: that concludes it." if now.status == TRAINED else "Promote a finished run."
-            raise RunError(f"run {run.id!r} cannot be the latest of {deployment!r}: {what}.", remedy)
+            raise RunError(f"run {run.id!r} cannot become the current run of {deployment!r}: {what}.", remedy)
         with writing(path.name):
             write_json(
                 path,

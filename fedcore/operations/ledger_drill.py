@@ -1,6 +1,6 @@
-"""What a copy of a ledger is worth, found out before it is needed: is it whole, and what would be lost with it?
+"""Checks of a copy of a ledger before it is needed: whether it is whole, and which records it lacks.
 
-A copy is compared with all that saw the ledger: the ledger itself, runs, and the populations that they were made on.
+A copy is compared with everything that saw the ledger: the ledger itself, runs, and their populations.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ PROMISE = ("epsilon", "delta")
 class Drill:
     """What was found about a copy.
 
-    populations: of each its records, budget, spent rho and open runs, in the copy. lost: of each that the ledger itself
-    has gone on with, what it recorded that the copy lacks. runs, places: runs and populations that saw a record which
-    the copy lacks. problems: why the copy is damaged, or of another chain. remarks: what could not be compared.
+    populations: records, budget, spent rho and open runs of each, in the copy. lost: for each population, the ledger's
+    later records, which the copy lacks. runs, places: runs and populations that saw a record which the copy lacks.
+    problems: why the copy is damaged, or of another chain. remarks: what could not be compared.
     """
 
     ledger: str

@@ -1,4 +1,4 @@
-"""Numbers about a run in progress for whoever collects such: a Prometheus text file, any OTLP endpoint, or both.
+"""Metrics of a run in progress, for monitoring systems: a Prometheus text file, any OTLP endpoint, or both.
 
     fedcore_rounds_total                     rounds made
     fedcore_round_seconds_total              seconds that they took
@@ -8,10 +8,11 @@
     fedcore_clients_per_second               clients asked in a second, in the last rounds
     fedcore_rho_spent, fedcore_rho_left      of the population's budget, by all runs
     fedcore_last_round_timestamp_seconds     when the last round was made, seconds since 1970
-    fedcore_run_active                       1 while the run goes on, 0 when it has ended
+    fedcore_run_active                       1 while the run is in progress, 0 after its end
 
 Counters begin at zero with each process that works on a run. Nothing here is computed from values of clients: counts,
-bytes and times are for operators, rho is what the ledger says. What cannot be told is a warning; no run waits for it.
+bytes and times are for operators, and rho is read from the ledger. If metrics cannot be sent, there is a warning, and
+no run waits for them.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ METRICS: dict[str, tuple[str, str, str]] = {
     "rho_spent": ("gauge", "1", "What all runs have spent of the population's budget."),
     "rho_left": ("gauge", "1", "What is left of the population's budget."),
     "last_round_timestamp_seconds": ("gauge", "s", "When the last round was made, seconds since 1970."),
-    "run_active": ("gauge", "1", "1 while the run goes on, 0 when it has ended."),
+    "run_active": ("gauge", "1", "1 while the run is in progress, 0 after its end."),
 }
 
 
@@ -57,7 +58,7 @@ def otlp_name(name: str) -> str:
 
 
 class Meter:
-    """Counts one run. warn: is told, once each, what could not be told to others."""
+    """Count one run. warn: called once for each kind of failure to write or send."""
 
     def __init__(self, session: Session, file: str | None = None, warn: Callable[[str], None] = lambda words: None):
         self.session, self.warn = session, warn

@@ -1,4 +1,4 @@
-"""What of runs is watched, and how: the table `[monitoring]` of a deployment file, and what of it a run is told."""
+"""What is monitored of runs, and how: the table `[monitoring]` of a deployment file, and the part that a run needs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Monitoring(BaseModel):
         900.0, ge=1, le=MOST_SECONDS, description="seconds after its time a start that has not happened is missed"
     )
     hanging: float = Field(
-        10.0, ge=2, le=1e6, description="rounds' times without a committed round, after which a run hangs"
+        10.0, ge=2, le=1e6, description="usual round times without a committed round, after which a run is stalled"
     )
     patience: float = Field(
         600.0, ge=1, le=MOST_SECONDS, description="seconds without a committed round that are never too long"
@@ -44,6 +44,6 @@ class Monitoring(BaseModel):
     metrics: str | None = Field(None, min_length=1, description="folder in which each deployment has a file of metrics")
 
     def of_run(self, deployment: str) -> RunMonitoring:
-        """What the runs of a deployment are told."""
+        """The part that the runs of a deployment need."""
         file = None if self.metrics is None else f"{self.metrics.rstrip('/')}/fedcore-{deployment}.prom"
         return RunMonitoring(runs_left=self.runs_left, metrics_file=file)

@@ -29,7 +29,7 @@ class Exporter:
         labels: Mapping[str, str],
         run: str,
     ):
-        logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # an endpoint that is away is not told of every time
+        logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # a missing endpoint is not reported every time
         reader = PeriodicExportingMetricReader(OTLPMetricExporter())
         resource = Resource.create({"service.name": "fedcore", "service.instance.id": run})
         self.provider = MeterProvider([reader], resource=resource, shutdown_on_exit=False)

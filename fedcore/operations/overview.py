@@ -287,7 +287,7 @@ def _deployment_rows(
 
 def _last(run: Run | None, journal: Journal | None, active: bool) -> tuple[str | None, str]:
     """(when the newest run began, how it went). active: whether Prefect has a flow run of it that did not end well, or
-    goes on
+    is in progress
     """
     if journal is not None:
         record = journal.runs[-1] if journal.runs else None

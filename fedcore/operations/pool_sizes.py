@@ -1,8 +1,8 @@
-"""How large a machine the runs of a deployment need, from `fedcore plan`, and how that is said to a work pool.
+"""How large a machine the runs of a deployment need, from `fedcore plan`, as settings of a work pool.
 
 A plan's memory is what its processes are likely to reach. Of the runs in docs/notes/capacity.md none reached more than
-1.35 times what its plan said, so a container may take HEADROOM times as much before it is stopped. Swap is closed where
-the pool can close it: exact sums of a private run must not reach a disk.
+1.35 times its plan, so a container may take HEADROOM times as much before it is stopped. Swap is disabled where the
+pool can do so: exact sums of a private run must not reach a disk.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ THREADS = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MK
 class Size:
     """What a run needs, all its processes together; of one whose workers are elsewhere, the process of the flow alone.
 
-    workers: of the local cluster, 0: none; memory_bytes: that are likely; limit_bytes: that it may take; disk_bytes: at
-    the place of its runs, at most, while it goes on; seconds: of all rounds, as likely
+    workers: of the local cluster, 0: none; memory_bytes: likely use; limit_bytes: largest use; disk_bytes: largest use
+    at the place of its runs, while it is running; seconds: of all rounds, likely
     """
 
     workers: int
@@ -96,7 +96,7 @@ def for_pool(item: Deployment, pool_type: PoolType, size: Size | None = None) ->
 
 
 def job_variables(pool_type: PoolType, size: Size | None) -> dict[str, Any]:
-    """What a pool of this type is told. A pool of processes can bound neither memory nor cores."""
+    """Job variables for a pool of this type. A pool of processes can bound neither memory nor cores."""
     found: dict[str, Any] = {} if pool_type == "process" else {"image": IMAGE}
     if size is None:
         return found

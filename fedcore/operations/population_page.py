@@ -62,8 +62,8 @@ def population_page(
     """Markdown: deployments, budget with a forecast, trends, latest runs, versions, and the runs of the folder `runs`
     on the population, by deployment.
 
-    starts: that are scheduled, by deployment, as far as somebody knows; now: the present, UTC; figures: whether there
-    are any, as data URIs
+    starts: known scheduled starts, by deployment; now: the present, UTC; figures: whether to include them, as data
+    URIs
     """
     newest, now = Population.open(path), now or datetime.now(UTC)
     mine = [run for run in list_runs(runs) if (run.info.get("population") or {}).get("id") == newest.id]
@@ -176,7 +176,7 @@ def budget_rows(balance: Balance, manifest: Manifest) -> list[dict[str, Any]]:
 def _forecast(
     population: Population, runs: Sequence[Run], starts: Mapping[str, Sequence[datetime]], now: datetime, figures: bool
 ) -> list[str]:
-    """When the budget ends as runs go on now; nothing where there is no budget that runs draw on."""
+    """When the budget ends if runs continue as now; nothing if no budget is charged."""
     if population.manifest.ledger is None:
         return []
     try:
@@ -239,7 +239,7 @@ def _latest(runs: str | Place, mine: set[str]) -> list[str]:
 
 
 def _runs(series: Sequence[SeriesOfRuns], runs: str | Place) -> list[str]:
-    """The newest runs of each series, under a heading of its own."""
+    """The newest runs of each series, under separate headings."""
     if not series:
         return ["None."]
     lines = [cell(f"Of each run {absolute(place(runs))}/RUN/report.html is the report."), ""]

@@ -57,17 +57,17 @@ def _which(given: Any) -> str:
 
 Schedules = Annotated[
     Annotated[Schedule, Tag("one")] | Annotated[list[Schedule], Tag("several")], Discriminator(_which)
-]  # told apart before they are read, so that an error names what is wrong in the one that was meant
+]  # distinguished before they are read, so that an error names what is wrong in the one that was meant
 
 
 class Scheduled(BaseModel):
-    """What is said of everything that a server starts: by how many schedules, or none; and how it is run."""
+    """Settings of everything that a server starts: its schedules, if any, and how it runs."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    schedule: Schedules | None = Field(None, description="one or several; without it started by hand")
+    schedule: Schedules | None = Field(None, description="one or several; without it, started manually")
     paused: bool = Field(False, description="its schedules start nothing until you resume them in the UI")
-    description: str = Field("", description="for people: what it is for, whom to ask")
+    description: str = Field("", description="free text, for example the purpose and a contact")
     tags: list[str] = Field(default_factory=list)
     readers: int | None = Field(
         None,

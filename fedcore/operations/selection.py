@@ -1,11 +1,11 @@
-"""Settings of a method compared on rows that the clients hold back.
+"""Settings of a method, compared on held-out rows of the clients.
 
-Every combination of the settings that are tried is trained like any other run, in the same way and from the same seed,
-but with a share of each client's rows held back (`validation`); the same rows for all. The one with the smallest loss
-on them is recommended, with what the information criteria say beside it. Candidates are ordinary runs, so that a
-comparison that was interrupted goes on with what is missing.
+Every combination of settings is trained like any other run, in the same way and from the same seed. A fraction of each
+client's rows is held out (`validation`), the same rows for all. The combination with the smallest loss on them is
+recommended; the information criteria are shown with it. Candidates are ordinary runs, so an interrupted comparison
+continues with the missing ones.
 
-Nothing of it is private: losses are exact, and so is the choice.
+None of this is private: losses are exact, and so is the choice.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Candidate:
     """A combination that was trained.
 
     tried: its settings that others have differently; run: its folder
-    loss: of the rows that were held back, the mean; bic, icl: NaN where the method tells none; status: as the run says
+    loss: mean over the held-out rows; bic, icl: NaN if the method has none; status: of the run
     """
 
     tried: Mapping[str, Any]
@@ -61,7 +61,7 @@ def combinations(tries: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """Every combination, the first settings varying slowest. Raises ConfigError for none, for too many, or for a value
     that is there twice."""
     if not tries:
-        raise ConfigError("nothing is tried.", "Name settings and values: --try components=2,3,5")
+        raise ConfigError("no settings to compare.", "Pass settings and values: --try components=2,3,5")
     for name, values in tries.items():
         if not values or len({repr(value) for value in values}) < len(values):
             raise ConfigError(f"{name} needs values that differ, at least one.")
@@ -80,7 +80,7 @@ def requests(
     of rows among them, and a name that runs cannot have.
     """
     if VALIDATION not in known_settings(method_class(request.method).Config):
-        raise ConfigError(f"{request.method} holds no rows back, so its settings cannot be compared on them.")
+        raise ConfigError(f"{request.method} has no held-out rows, so its settings cannot be compared.")
     if VALIDATION in flat(request.settings) or VALIDATION in tries:
         raise ConfigError(
             f"{VALIDATION} is no setting to compare or to keep: which rows are held back is the same for all, and the "
@@ -103,7 +103,7 @@ def requests(
 
 
 def run_name(name: str, tried: Mapping[str, Any]) -> str:
-    """`name` and what is tried; what does not fit into the name of a run is told by a digest."""
+    """`name` and the settings that are tried. A digest replaces what does not fit into the name of a run."""
     label = "-".join(f"{key}-{value}" for key, value in tried.items())
     fits = re.sub(r"[^A-Za-z0-9_.-]+", "-", label)[: max(LONGEST - len(name), 0)]
     if fits != label:
@@ -119,7 +119,7 @@ def compare(
 ) -> list[Candidate]:
     """All candidates, the smallest loss first; those without a finite one last.
 
-    train, resume: make a run of a request, or go on with one; both return its folder
+    train, resume: make a run of a request, or continue one; both return its folder
     progress: called with how many are done, of how many
 
     Raises RunError for a run of that name that was asked for something else, was given up, or is of an arithmetic that

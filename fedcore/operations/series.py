@@ -1,9 +1,9 @@
-"""What becomes of the runs of a deployment: how a new one compares with the latest, whether it takes its place.
+"""The runs of a deployment: how a new run compares with the current one, and whether it replaces it.
 
     runs/RUN/comparison.json  how RUN compared with the run that was the latest before it
 
-A series takes a run into account once it is finished. One that is "trained" is used by nobody who does not name it, and
-is never pruned. `conclude` makes it ready to be finished, and is done again after it was interrupted anywhere.
+A series uses a run once it is finished. A run that is only "trained" is used only by name, and is never pruned.
+`conclude` prepares it to be finished, and is repeated after any interruption.
 """
 
 from __future__ import annotations
@@ -141,9 +141,9 @@ class Conclusion:
 
 
 def conclusion_of(run: Run, method: Method, population: Population) -> Conclusion | None:
-    """How a run that was begun by a deployment ends, wherever it goes on; None if it was begun by none.
+    """How a run of a deployment ends, wherever it is continued; None for a run without a deployment.
 
-    What it would be compared on may be gone by now: that keeps nobody from finishing a run that was paid for. Raises
+    The data of its comparison may be gone by now. That does not prevent finishing a run that was charged. Raises
     RunError if run.json is damaged.
     """
     deployment, settings = run.info.get("deployment"), run.info.get("series")

@@ -117,7 +117,7 @@ def epsilon_of(run: Run) -> str | float:
     value = statement.get("epsilon") if isinstance(statement, dict) and statement.get("private") is True else None
     if not isinstance(value, (int, float)):
         return "not private"
-    return f"{value:.5g}, on somebody's word" if statement.get("vouched") else value
+    return f"{value:.5g}, assuming declarations" if statement.get("vouched") else value
 
 
 # --- in figures -------------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def budget_drawn(balance: Balance, payers: Sequence[Payer], runs: Sequence[Run],
 
 
 def deployment_row(series: SeriesOfRuns) -> dict[str, Any]:
-    """A deployment in one line: its newest run, and how that did beside the one before it."""
+    """A deployment in one line: its newest run, and how it compares with the one before it."""
     newest = series.points[0]
     before = next((one for one in series.points[1:] if one.status == "finished"), None)
     return {

@@ -77,9 +77,9 @@ def verify_statement(
     """Compare a statement (a run, its statement.json, or the one in its report.html) with itself, with the ledger and
     with the run.
 
-    run: its folder; by default the one that the file lies in, if that is a run's. ledger_url: where the ledger is; by
-    default where the population says, else FEDCORE_LEDGER or the user's own. Raises ConfigError for a file that is no
-    statement, Unreachable; what does not agree is reported.
+    run: its folder; by default the folder of the file, if that is a run's. ledger_url: where the ledger is; by default
+    as the population states, else FEDCORE_LEDGER or the user's ledger. Raises ConfigError for a file that is no
+    statement, Unreachable. Disagreements are reported, not raised.
     """
     path = files.place(file)
     if files.is_file(path / "run.json"):
@@ -140,7 +140,7 @@ def _found(
         with report.comparing("run.json and head.json of the run belong together."):
             opened = Run.open(folder)
     else:
-        report.not_checked.append("The run: the statement lies in no run's folder. Name it with --run.")
+        report.not_checked.append("The run: the statement is in no run's folder. Pass its run with --run.")
     if opened is not None:
         where: dict[str, Any] = opened.info.get("population") or {}
         try:
@@ -213,8 +213,8 @@ def _compare_ledger(report: StatementReport, said: PrivacyStatement, at: _At, le
     with report.comparing("The ledger holds the record that was the newest when the statement was made."):
         _check_head(report, said, population_id, ledger)
     if len(report.problems) > problems:
-        return  # of such a ledger nothing can be told
-    with report.comparing("The ledger's records give these charges, prices, totals and conversions, and no others."):
+        return  # such a ledger proves nothing
+    with report.comparing("The ledger's records give these charges, costs, totals and conversions, and no others."):
         through = None if said.ledger is None else said.ledger.seq
         found = _again(said, at, ledger, population_id, run_id, through).in_version(said.text_version)
         report.problems += differences(said, found).values()
@@ -274,4 +274,4 @@ def _since(report: StatementReport, said: PrivacyStatement, population_id: str, 
             f"epsilon = {then.epsilon:g}, delta = {then.delta:g}."
         )
     if balance.loss is not None and len(said.losses) == 0:
-        report.since.append("The ledger went back since and was gone on with: more may have been spent than it knows.")
+        report.since.append("The ledger lost records since, and the loss was acknowledged: more may have been spent.")

@@ -40,8 +40,8 @@ def equal_runs(
     check_not_by_period(population)
     if population.manifest.cohorts:
         raise ConfigError(
-            f"population {population.path.name!r} keeps its budget by cohort, for as many runs as clients arrive for.",
-            "Ask what a horizon buys, with --horizon auto in place of --runs.",
+            f"population {population.path.name!r} has per-cohort budgets: the number of runs depends on new clients.",
+            "Use --horizon auto instead of --runs.",
         )
     if not balance.rho_left > 0:
         raise BudgetExceeded(
@@ -76,12 +76,12 @@ def equal_runs(
 
 
 def check_not_by_period(population: Population) -> None:
-    """Raises ConfigError where each calendar period has a budget of its own: then there is nothing to share out."""
+    """Raises ConfigError if each calendar period has a separate budget: then there is no budget to divide."""
     if population.manifest.period is not None:
         raise ConfigError(
-            f"each calendar period of population {population.path.name!r} is read by as many runs as its schedule has, "
-            "whoever arrives.",
-            "Set the horizon to that number: runs a period, times the window. `fedcore train` says what a run costs.",
+            f"each calendar period of population {population.path.name!r} is read by as many runs as its schedule has. "
+            "New clients do not change that.",
+            "Set the horizon to that number: runs a period, times the window. `fedcore train` shows the cost of a run.",
         )
 
 

@@ -1,14 +1,14 @@
-"""What the rounds of a method cost on this machine: measured on a few clients, in this process, for a plan of a run.
+"""Time and memory of a method's rounds on this machine: measured on a few clients, in this process, for a plan of a
+run.
 
-The method's own functions answer the rounds for a few clients; the server's own step goes on from what they say. Only
-times and sizes leave this module. Nothing is written of what was computed, nothing is released, and the ledger is not
-opened here.
+The method's functions compute the rounds of a few clients, and its server step continues from their statistics. Only
+times and sizes leave this module. No computed value is written, nothing is released, and the ledger is not opened.
 
 For a run that is not private these are the first clients of two blocks. For a private one no client of the population
-is asked: stand-ins of the declared sizes answer (`fedcore.planning.stand_ins`), the phases are those of the run's
-schedule whether the trial met them or not, and the files that are read and measured hold stand-ins. Only of a
-population behind a URL two blocks are read, to time the transfer. So plans of neighbouring populations are equal but
-for times, and no number of plans adds up to anything.
+is read. Simulated clients of the declared sizes take their place (`fedcore.planning.stand_ins`). The phases are those
+of the run's schedule, whether the trial met them or not, and the files that are read and measured hold simulated
+clients. For a population behind a URL, two blocks are read, only to time the transfer. So plans of neighbouring
+populations are equal except for times, and any number of plans reveals nothing about clients.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LIMIT_SECONDS = 10.0
 REPEATS = 4
 SMALL, LARGE = 0.2, 0.4  # shares of the limit for the rounds of the first attempt, and of the second
 FIRST_CLIENTS = 16  # of the first attempt, at least, whose seconds say how many the limit has room for
-FIRST_BYTES = 2**18  # decoded, of the first attempt: so few small clients would mostly tell what calls take
+FIRST_BYTES = 2**18  # decoded, of the first attempt: so few small clients would mostly measure the calls
 PIECES = 2
 SCHEDULE_SECONDS = 60.0  # that a few stand-ins may take for the whole schedule, whatever the limit: it is then the same
 AS_MANY = 2**20  # times the clients, where a budget is too small for the trial to meet every phase
@@ -93,9 +93,9 @@ def calibrate(
 ) -> Calibration:
     """Measure rounds, reading, memories, commits and noise within about `limit` seconds.
 
-    facts_for: public facts for so many clients (None: private). plan: of the private run, and shape: of its stand-ins.
-    runs: where the run will be; files of zeros are written beside it, timed and removed. aside: whether the run has
-    room for what it makes of a block in one round and needs in the next (`CountsBlock.aside`).
+    facts_for: returns public facts for a number of clients (None: private). plan: of the private run, and shape: of its
+    simulated clients. runs: where the run will be; files of zeros are written there, timed and removed. aside: whether
+    the run has room for what it computes from a block in one round and needs in the next (`CountsBlock.aside`).
     """
     began = perf_counter()
     if shape is None:
@@ -185,7 +185,7 @@ def _measured(
 
 
 def _with_room(block: ClientBlock) -> ClientBlock:
-    """The block as it is in a cache with room beside it."""
+    """The block as it is in a cache with additional room."""
     return replace(block, aside=Aside(lambda size: True)) if isinstance(block, CountsBlock) else block
 
 

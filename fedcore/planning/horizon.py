@@ -1,10 +1,11 @@
-"""What a horizon buys where a budget is kept by cohort: how many runs a cohort should pay for, what each of them may
-spend, how many clients can pay in a steady state, what noise costs after 1, 10 and all runs of a horizon.
+"""Horizon of a budget by cohort: how many runs each cohort's budget should fund. For a horizon, this module computes
+what a run may spend, how many clients have budget left in a steady state, and the loss due to noise after 1, 10 and all
+runs.
 
-Let newcomers be a share q of the N clients at each run. Where every cohort pays for H runs, a run sees
-N (1 - (1 - q)^H) clients and has noise in proportion to sqrt(H): signal to noise is largest at about H = 1.26 / q, and
-72 % of the clients can then pay. Everything here is made from the budget, declared sizes and public facts; no data are
-opened.
+Let new clients be a fraction q of the N clients at each run. If every cohort's budget funds H runs, a run sees
+N (1 - (1 - q)^H) clients and has noise in proportion to sqrt(H). Signal to noise is largest at about H = 1.26 / q, and
+72 % of the clients then have budget left. Everything here uses the budget, declared sizes and public facts only; no
+data are opened.
 """
 
 from __future__ import annotations
@@ -75,11 +76,12 @@ def horizon_plan(
     arrivals: float | None = None,
     beside: Sequence[tuple[str, float]] = (),
 ) -> dict[str, Any]:
-    """What a run of each cohort's share buys. JSON-ready.
+    """Expected utility of a run under a horizon, as JSON values.
 
-    horizon: runs that a cohort pays for; None: the best one for so many newcomers. arrivals: their share at each run;
-    None: as the declared sizes of the cohorts say. beside: (name, rho of a run) of other schedules on the same
-    population, of which one run is made for each of these. Raises BudgetMissing, ConfigError, WrongKind, PrivacyError.
+    horizon: runs that a cohort's budget funds; None: the best one for this fraction of new clients. arrivals: fraction
+    of new clients at each run; None: from the declared sizes of the cohorts. `beside`: (name, rho of a run) of other
+    schedules on the same population, each with one run for each of these. Raises BudgetMissing, ConfigError, WrongKind,
+    PrivacyError.
     """
     budget = required_budget(population, balance)
     check_kind(method, population)
@@ -93,7 +95,7 @@ def horizon_plan(
     if nominal is None:
         raise ConfigError(
             f"population {population.path.name!r} has no declared size, from which the noise of a run is planned.",
-            "Name it: --set nominal_clients=N.",
+            "Declare it: --set nominal_clients=N.",
         )
     steady = share_able(come.share, horizon)
     seen = max(1, round(nominal * steady))
@@ -137,21 +139,21 @@ def horizon_plan(
 
 
 def _arrivals(population: Population, given: float | None) -> Arrivals:
-    """Raises ConfigError if nobody says how many come."""
+    """Raises ConfigError if the number of new clients is unknown."""
     if given is not None:
         if not 0 < given < 1:
-            raise ConfigError(f"arrivals are a share between 0 and 1 of the population, not {given:g}.")
+            raise ConfigError(f"arrivals must be a fraction of the population between 0 and 1, not {given:g}.")
         return Arrivals(given, "as given")
     found = declared_arrivals(population.manifest)
     if found is None:
         raise ConfigError(
-            f"the declared sizes of population {population.path.name!r} do not say how many clients come.",
-            "Say it: --arrivals .03 if 3 % of the clients at a run are newcomers.",
+            f"the declared sizes of population {population.path.name!r} do not show how many clients come.",
+            "Pass it: --arrivals 0.03 if 3 % of the clients at a run are new.",
         )
     return found
 
 
 def _runs_left(population: Population, balance: Balance, budget: Budget, price: Fraction) -> int:
-    """How many runs those can still pay for who were there first."""
+    """How many more runs the budget of the initial cohort allows."""
     accounts = cohort_accounts(population.manifest, balance)
     return max(0, math.floor(Fraction(accounts[0].rho if accounts else balance.rho_left) / price))

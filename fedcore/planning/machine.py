@@ -29,7 +29,7 @@ from fedcore.storage.files import Place, is_remote
 NOISE_CELLS = 4000
 FILES = 3  # of each size that are timed
 # The kernel counts a process's largest size from before its program was loaded, when it was a copy of this one; the
-# size of its present memory begins afresh, where the system tells it.
+# size of its present memory begins afresh, where the system reports it.
 FRESH = """
 from time import perf_counter
 started = perf_counter()
@@ -107,7 +107,7 @@ def written(runs: Place, each: float, state: Any, clients: int) -> Disk:
 
 
 def _file_seconds(path: Place, numbers: int) -> tuple[float, float, float]:
-    """Of writing so many zeros, of flushing them, of reading them: medians."""
+    """Median seconds of writing `numbers` zeros, of flushing and of reading them."""
     zeros, found = {"zeros": np.zeros(numbers)}, []
     for _ in range(FILES):
         found.append(
@@ -168,5 +168,5 @@ def started_process(method: str, private: bool) -> tuple[float, int, int]:
         return float(seconds), int(size), int(flow)
     except ValueError:
         raise ConfigError(
-            f"a fresh Python process cannot import the method {method!r}.", "Mend the installation."
+            f"a fresh Python process cannot import the method {method!r}.", "Fix the installation."
         ) from None

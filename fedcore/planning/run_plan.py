@@ -49,20 +49,20 @@ PREFECT_BYTES = 130 * 2**20  # of the process that has the run, beyond Dask
 ROUND_SECONDS = 0.02  # of Dask: the message out, the answer back
 FUTURE_SECONDS = 0.003  # of the scheduler
 BLOCK_BYTES = 3000  # of a block's entry while a manifest is read
-RELEASE_COMMITS = 2  # a charge, a publication and a copy, each durable, take so many commits of a round
+RELEASE_COMMITS = 2  # a charge, a publication and a copy, each durable, take this many commits of a round
 FUTURE_WORK = 0.25  # seconds of work that are put into a future
 AT_ONCE = 1.2  # of the longer of two things that two threads do, what both together take (docs/notes/benchmarks.md)
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What the run would have.
+    """Resources of the planned run.
 
-    workers: 0 for this process alone, None for what a run would have by default; prefect: whether a flow has them
-    cluster: whether each has a core and a disk of its own, like this machine's; cache_bytes: of decoded blocks, each
+    workers: 0 for this process alone, None for the default of a run; prefect: whether a flow has them
+    cluster: whether each has a separate core and disk, like this machine's; cache_bytes: of decoded blocks, each
     memory_bytes: that a process may have; deadline: seconds for all rounds; None: not bounded
-    clients: as if the population had so many; rows: as if each had so many (different tokens, of counts); None: as it
-    is, or as is declared, if the run is private
+    clients, rows: plan for this number of clients, and of rows of each (different tokens, of counts); None: those of
+    the population, or the declared ones if the run is private
     """
 
     workers: int | None = None
@@ -80,7 +80,7 @@ class Load:
     """Sizes of the population as the run sees it.
 
     sizes: decoded bytes of each block's training part; block_clients: of the block that has most; shares_commits:
-    whether cheap rounds do; remote: whether it is behind a URL; beside: `Method.kept_beside`
+    whether cheap rounds do; remote: whether it is behind a URL; `beside`: `Method.kept_beside`
     """
 
     clients: float
@@ -107,11 +107,11 @@ class Load:
 
 
 def load_of(method: AnyMethod, population: Population, clients: int | None, rows: int | None = None) -> Load:
-    """Of the population as it is; or of one with so many clients and rows of each, in blocks as this machine would
-    make.
+    """Load of the population as it is; or of one with this number of clients and of rows of each, in blocks as this
+    machine would make.
 
-    A private method's is always of the latter kind, and of declared sizes (`public_shape`): neither rows nor bytes of
-    the population enter it, nor its blocks.
+    A private method's load is always of the latter kind, with declared sizes (`public_shape`). It does not depend on
+    the population's rows, bytes or blocks.
     """
     leaf = population.clients_per_leaf
     if method.private:
@@ -386,7 +386,7 @@ def _workers_for(
     if seconds(high) > deadline:
         raise ConfigError(
             f"no number of workers up to {most} ends in {deadline:.0f} s: {high} need {seconds(high):.0f} s.",
-            "Allow more time, ask for fewer rounds, or make smaller blocks.",
+            "Allow more time, set fewer rounds, or make smaller blocks.",
         )
     while low < high:
         middle = (low + high) // 2
@@ -432,7 +432,7 @@ def _answering_bytes(kinds: Sequence[tuple[Timed, int]], load: Load, measured: C
 
 
 def _leaf_bytes(kind: Timed, clients: float) -> float:
-    """Of answering a leaf of so many clients: linear in them, from a piece and its half."""
+    """Of answering a leaf with this number of clients: linear in them, from a piece and its half."""
     each = max(0.0, kind.leaf_bytes - kind.half_bytes) / max(1, kind.clients - kind.clients // 2)
     return kind.leaf_bytes + each * max(0.0, clients - kind.clients)
 

@@ -1,10 +1,10 @@
-"""Clients that stand in for those of a population: nobody's data, with which a plan of a private run is made.
+"""Simulated clients in place of those of a population, for plans of private runs.
 
-What such a plan says must not depend on what people hold. So its trial rounds are made with clients that follow from
-public facts: kind, columns, clients of a leaf, whether counts have two halves, and rows that the method draws from its
-settings (`Method.likely_rows`).
-How many clients there are, and how much a client holds, is not public either: a plan takes the numbers that the owner
-declares, or that the plan's caller names.
+Such a plan must not depend on people's data. So its trial rounds use clients that follow from public facts: kind,
+columns, clients of a leaf, whether counts have two halves, and rows that the method draws from its settings
+(`Method.likely_rows`).
+The number of clients and the data of each are not public either. A plan uses the numbers that the owner declares, or
+that the plan's caller passes.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def public_shape(
     nominal = clients or nominal_clients(method, population)
     if nominal is None:
         raise ConfigError(
-            f"population {population.path.name!r} has no nominal number of clients, and a plan of a private run does "
+            f"population {population.path.name!r} has no declared number of clients, and a plan of a private run does "
             "not use the exact one.",
-            "Say --clients N, or declare it when the population is made (--nominal-clients).",
+            "Pass --clients N, or declare it at ingest (`--nominal-clients N`).",
         )
     manifest = population.manifest
     entries = rows or manifest.nominal_rows or ASSUMED_ROWS
@@ -83,7 +83,7 @@ def public_shape(
 
 
 def stand_ins(method: AnyMethod, public: PublicFacts, shape: Shape, clients: int, leaf: int = 0) -> ClientBlock:
-    """A leaf of so many clients. Asked again, the same ones; another leaf has others."""
+    """A leaf of simulated clients. The same call returns the same ones; another leaf has others."""
     generator = stream(public.seed, PURPOSE, leaf)
     mean = min(shape.entries, LARGEST_CLIENT)
     if public.kind == "counts":
@@ -101,8 +101,8 @@ def stand_ins(method: AnyMethod, public: PublicFacts, shape: Shape, clients: int
 
 @contextmanager
 def stored_stand_ins(method: AnyMethod, public: PublicFacts, shape: Shape, clients: int) -> Iterator[Population]:
-    """A population of one block of stand-ins in a folder of its own, which is removed. clients: of a block; fewer where
-    they are large."""
+    """A population of one block of simulated clients in a temporary folder. clients: of a block; fewer where they are
+    large."""
     most = max(1, min(clients, int(STORED_BYTES / max(shape.client_bytes, 1.0))))
     block = stand_ins(method, public, shape, most)
     matrix = block.csr if isinstance(block, CountsBlock) else (block.ptr, block.x)

@@ -1,5 +1,5 @@
-"""Rounds of a trial training, measured: the method's own functions answer for a few clients, and its server goes on
-from what they say. Only times and sizes are kept.
+"""Rounds of a trial training, measured: the method's functions compute the rounds of a few clients, and its server step
+continues from their statistics. Only times and sizes are kept.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedcore.rounds.statistics import Stack, Statistics, merge, merge_all, size_
 
 NUMBERS = re.compile(r"_?\d+")
 NOTHING_RELEASED = "nothing released"
-EVERY = 3  # round of a phase that many clients are timed in, beside the first ones
+EVERY = 3  # round of a phase that many clients are timed in, in addition to the first ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +124,8 @@ def scheduled_phases(plan: Sequence[PlannedRelease], rounds: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Rounds:
-    """What was made. ended: whether the method came to its end; state: the last one; made: how many rounds, in so many
-    seconds."""
+    """Rounds that were made. ended: whether the method came to its end; state: the last one; made: how many rounds;
+    seconds: of all of them."""
 
     kinds: list[Kind]
     ended: bool
@@ -139,7 +139,8 @@ class Rounds:
         return any(kind.stacked for kind in self.kinds)
 
     def growing(self, beside: bool) -> float:
-        """The seconds of them that would grow with the number of clients. beside: if these are timed beside others."""
+        """The seconds of them that would grow with the number of clients. `beside`: whether other clients ran next to
+        these."""
         shares = [sum(map(is_timed, range(len(kind.server)))) / max(1, len(kind.server)) for kind in self.kinds]
         return sum(
             kind.spent * (share if beside and not kind.memory else 1.0)
@@ -155,8 +156,9 @@ def is_timed(at: int) -> bool:
 
 @dataclass(frozen=True)
 class Trial:
-    """A training of a few clients. public: facts for so many clients; phase: of a round, by its number, the state and
-    the message; result: what the server gets in a round, from its number, the message and the clients' statistics."""
+    """A training of a few clients. public: returns facts for a number of clients; phase: of a round, by its number, the
+    state and the message; result: what the server gets in a round, from its number, the message and the clients'
+    statistics."""
 
     method: AnyMethod
     public: Callable[[int], PublicFacts]
@@ -166,10 +168,10 @@ class Trial:
     def run(
         self, pieces: Sequence[ClientBlock], limit: float, least: int = 3, few: Sequence[ClientBlock] = ()
     ) -> Rounds:
-        """For `limit` seconds, but at least so many rounds: what comes after a long start must be met as well.
+        """Run for `limit` seconds, but at least `least` rounds, so that rounds after a long start are measured as well.
 
-        few: clients whose answers the server gets, so that the others, who are timed, need not answer in every round
-        while they remember nothing; nobody: the server gets those of all
+        few: clients whose statistics the server gets. The others, which are timed, then need not answer in every round
+        while they have no memory. Empty: the server gets those of all
         """
         method, clients = self.method, sum(piece.clients for piece in few or pieces)
         state = method.init(self.public(clients))
@@ -240,8 +242,8 @@ def of_clients(method: AnyMethod, facts_for: Callable[[int | None], PublicFacts]
 def of_stand_ins(
     method: AnyMethod, public: PublicFacts, plan: Sequence[PlannedRelease], phases: Sequence[str], stand_for: int
 ) -> Trial:
-    """Of a private run: the server gets exact sums, as if each of the few stood for equally many of `stand_for`. Noise
-    would protect nobody, since nobody is among them."""
+    """Trial of a private run: the server gets exact sums, as if each of the few represented equally many of
+    `stand_for`. They need no noise, since the clients are simulated."""
 
     def phase(number: int, state: State, message: Message) -> str:
         return phases[min(number, len(phases)) - 1]
@@ -255,8 +257,8 @@ def of_stand_ins(
 
 
 def _as_of_all(grid: np.ndarray, times: int) -> np.ndarray:
-    """Sums as if every client stood for so many: the server knows the noise of the plan, which is meant for the whole
-    population, and beside it those of a few clients would be nothing."""
+    """Sums as if every client represented `times` clients: the server knows the noise of the plan, which is meant for
+    the whole population, and relative to it the sums of a few clients would vanish."""
     largest = int(np.abs(grid).max(initial=0))
     return grid * min(times, max(1, 2**61 // max(largest, 1)))
 

@@ -84,7 +84,7 @@ class ArrayWriter:
         return dtype
 
 
-_open = lru_cache(maxsize=OPEN_ARRAYS)(plain_array)  # the slot's digest tells two populations of one path apart
+_open = lru_cache(maxsize=OPEN_ARRAYS)(plain_array)  # the slot's digest distinguishes two populations of one path
 
 
 def open_array(slot: Slot, name: str, shape: tuple[int, ...], dtype: str) -> PlainArray:

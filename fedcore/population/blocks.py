@@ -39,8 +39,8 @@ class Aside:
         self.held: dict[tuple[str, int, int], np.ndarray] = {}
 
     def get(self, name: str, low: int, high: int, make: Callable[[], np.ndarray]) -> np.ndarray:
-        """(high - low,) those of the entries from low on: kept ones, or what `make` returns, which is kept if there is
-        room. name: tells what they are made of."""
+        """Return the (high - low,) values of the entries from `low` on: kept ones, or those that `make` returns, which
+        are then kept if there is room. name: identifies what the values are computed from."""
         found = self.held.get((name, low, high))
         if found is None:
             found = make()

@@ -116,7 +116,7 @@ class PlainArray:
 def _decompress(stored: memoryview, values: np.ndarray) -> None:
     from numcodecs import blosc
 
-    # Blosc is told where its buffer begins, and believes the header where it ends.
+    # Blosc gets where its buffer begins, and believes the header where it ends.
     if len(stored) < HEADER.size or HEADER.unpack_from(stored)[::2] != (values.nbytes, len(stored)):
         raise ValueError("another number of bytes")
     blosc.decompress(stored, values)

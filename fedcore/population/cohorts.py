@@ -1,9 +1,9 @@
-"""Cohorts of clients: by the append in which a client first came, so that a privacy budget can be kept for each.
+"""Cohorts of clients: one for each append, so that each has its own privacy budget.
 
-The clients of a cohort are ranges of indices, because new clients always follow known ones: nothing is stored for each
-client. `order` of a manifest is the list of these ranges, as pairs (cohort, number of clients); cohort 0 are holes,
-whose clients were forgotten. A population whose budget is not kept by cohort has an order only if it has holes: then
-everybody else is of cohort 1.
+New clients always follow known ones, so the clients of a cohort are ranges of indices. Nothing is stored for each
+client. `order` of a manifest lists these ranges as pairs (cohort, number of clients). Cohort 0 stands for holes, whose
+clients were forgotten. A population without a budget for each cohort has an order only if it has holes. All its other
+clients are then in cohort 1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedcore.storage.ranges import Ranges, holds, merged
 
-FOUNDERS: Final = 1  # number of the cohort of everybody who was there when cohorts began
+FOUNDERS: Final = 1  # number of the cohort of all clients when cohorts began
 HOLE: Final = 0
 Order = tuple[tuple[int, int], ...]
 
@@ -26,11 +26,12 @@ Order = tuple[tuple[int, int], ...]
 class Cohort(BaseModel):
     """One cohort: the clients that came with one append.
 
-    number:  from 1, the founders; every scheduled append after them opens the next one, also when nobody came
+    number:  counts from 1, the initial cohort. Each later append on a schedule opens the next one, also without new
+             clients
     token:   128 random bits, by which a ledger notices that two copies of a population were appended to separately
-    nominal: clients that the owner declared in public for this cohort; None: not declared
-    opened:  day of the append, UTC, as YYYY-MM-DD; of a pipeline's the day for which it was made
-    period:  label of the calendar period, where the unit is a client's data of one period; else None
+    `nominal`: declared number of clients in this cohort, which is public; None: not declared
+    opened:  day of the append, UTC, as YYYY-MM-DD; for an append by a pipeline, the day for which it was made
+    period:  label of the calendar period, where the unit is a client's data in one period; else None
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -43,7 +44,7 @@ class Cohort(BaseModel):
 
 
 def opened(number: int, nominal: int | None, period: str | None = None, day: str | None = None) -> Cohort:
-    """The cohort of this number, opened on this day (YYYY-MM-DD, today if None), with a token of its own."""
+    """Return a cohort with this number and a new random token. day: on which it opens, YYYY-MM-DD; None: today."""
     day = day or datetime.now(UTC).date().isoformat()
     return Cohort(number=number, token=new_token(), nominal=nominal, opened=day, period=period)
 
@@ -82,7 +83,7 @@ def fault(cohorts: Sequence[Cohort], order: Order, n_clients: int) -> str | None
 
 
 def clients_of(order: Order, ranges: Ranges) -> Ranges:
-    """Index ranges [first, stop) of the clients whose cohort lies in one of `ranges` (first, last), merged, ascending.
+    """Index ranges [first, stop) of the clients whose cohort is in one of `ranges` (first, last), merged, ascending.
 
     Holes belong to no range.
     """
@@ -95,7 +96,7 @@ def holes_of(order: Order) -> Ranges:
 
 
 def mask(ranges: Ranges, first: int, clients: int) -> np.ndarray:
-    """(clients,) bool: which of the clients from index `first` on lie in these ranges [first, stop)."""
+    """Return (clients,) bool: which clients, counted from index `first`, are in these ranges [first, stop)."""
     bounds = np.array(ranges, np.int64).ravel()
     return np.searchsorted(bounds, np.arange(first, first + clients), side="right") % 2 == 1
 

@@ -1,7 +1,7 @@
-"""The columns of a population of rows: their names, units and public bounds, and how each was made of its source.
+"""The columns of a population of rows: their names, units and public bounds, and how each was derived from its source.
 
-All of it is public on the word of whoever ingests: names and bounds are in the manifest, in results and in statements.
-Values are stored in the units that are named here, so that nothing has to be turned back.
+All of this is public, as the data owner declares at ingest: names and bounds are in the manifest, in results and in
+statements. Values are stored in the units that are stated here, so no result needs to be converted back.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class ColumnEntry(BaseModel):
     name:   unique in the population
     kind:   "number"; "boolean", 0 or 1; "date", a number of `unit` since 1970-01-01T00:00Z; "category", 1 where the
             source's column holds `value`, else 0
-    of:     the column of the source that it was made of
-    unit:   of its values, for people; empty if nobody said
-    low, high: public bounds, both or neither; no stored value lies outside
+    of:     the column of the source that it was derived from
+    unit:   of its values, for display; empty if it was not declared
+    low, high: public bounds, both or neither; every stored value is within them
     value:  of a category, else None
     format: of a date that was read from text in another form than ISO's, as strptime takes it, or several with `|`
             between them; else empty
-    outside: what becomes of a value out of bounds, or of one that is not in the list of the category; empty: it is
-            clipped, or its row invalid
+    outside: what happens to a value out of bounds, or to one that is not in the list of the category; empty: the value
+            is clipped, or its row is invalid
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)

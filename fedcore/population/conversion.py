@@ -1,7 +1,7 @@
-"""Versions that change what a population is, and not whom it holds.
+"""New versions that change the form of a population, but not its clients.
 
-Beginning cohorts: from then on the privacy budget of a population is kept for each append's clients by themselves. An
-append opens a cohort whether anybody came or not, so that the list of cohorts is the operator's calendar.
+Beginning cohorts: from then on the clients of each append are a cohort with a separate privacy budget. Every append
+opens a cohort, also without new clients, so the list of cohorts follows the operator's calendar and not the data.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from fedcore.population.store import Population
 
 
 def begin_cohorts(population: Population, record: Callable[[int, str, str], str]) -> Population:
-    """Makes a version in which everybody who is there is of cohort 1, the founders; its blocks are the same.
+    """Make a version with the same blocks, in which all clients are in cohort 1.
 
-    record: called with the number of the version that is converted, its checksum and a new token,
-        while nobody else can write; it records them in the ledger and returns the token that holds: that of an earlier
-        attempt at the same version, if there was one. What it raises is passed on, and nothing has happened.
+    record: called with the number of the version that is converted, its checksum and a new token, while the writer
+        lock is held. It records them in the ledger and returns the token to use: that of an earlier attempt at the
+        same version, if there was one. Its exceptions are passed on, and nothing has changed then.
 
-    Returns the population as it is if it has cohorts already. Raises PopulationError if this is not the newest version,
-    or if somebody else writes; ConfigError for a URL.
+    Returns the population unchanged if it already has cohorts. Raises PopulationError if this is not the newest
+    version, or if another process writes; ConfigError for a URL.
     """
     old = population.manifest
     if old.cohorts:
@@ -49,14 +49,14 @@ def open_cohort(
     through: str | None = None,
     delivered: Delivered | None = None,
 ) -> Population:
-    """The version that an append makes to which nobody came: the same clients, and one more cohort; of entries of
-    calendar periods all periods up to `through`.
+    """Make the version of an append without new clients: the same clients, and one more cohort. For a population of
+    calendar periods it opens all periods up to `through`.
 
-    nominal_clients: the new total of the sizes that the owner declares, or that of each period; None: not declared
-    delivered: the append of a pipeline to which no file came
+    nominal_clients: the new declared total of clients, or the declared number in each period; None: not declared
+    delivered: the append of a pipeline that received no file
 
-    Raises PopulationError if the population has no cohorts, this is not its newest version, or somebody else writes;
-    IngestError if its calendar does not go on with `through`; ConfigError for a URL.
+    Raises PopulationError if the population has no cohorts, this is not its newest version, or another process writes;
+    IngestError if `through` does not follow its calendar; ConfigError for a URL.
     """
     old = population.manifest
     if not old.cohorts:
@@ -68,7 +68,7 @@ def open_cohort(
         request = IngestRequest.of({"through": through, "nominal_clients": nominal_clients})
         dealt = calendars.declared(population, request)
         if not dealt.labels:
-            raise PopulationError("No period was named that is not declared.", "Say up to which: --through LABEL.")
+            raise PopulationError("There is no new period to declare.", "Pass the last new one: --through LABEL.")
         fields = versions.declaring(old.cohorts, dealt.labels, nominal_clients, old.order, day)
     else:
         fields = versions.opening(old, nominal_clients, day=day)

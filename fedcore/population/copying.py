@@ -125,7 +125,7 @@ def _refuse_others(store: Population, target: layout.Place) -> bool:
     for block in made.blocks:
         if found.get(block.slot, block.fingerprint) != block.fingerprint:
             raise PopulationError(
-                f"{target} was appended to on its own: its slot {block.slot} is another than that of {store.path}.",
+                f"{target} was appended to separately: its slot {block.slot} differs from that of {store.path}.",
                 remedy,
             )
     marker = layout.read_beside(target, MARKER)
@@ -209,7 +209,7 @@ def _copy_slot(store: Population, index: int, entry: BlockEntry, target: layout.
             files.flush(folder.parent)
             arrived = _fingerprint(target, entry) == (entry.fingerprint, entry.bytes)
     if not arrived:
-        raise PopulationError(f"What was written to {folder} is not there as it was written.", "Copy again.")
+        raise PopulationError(f"The files in {folder} differ from what was written.", "Copy again.")
     return entry.bytes
 
 

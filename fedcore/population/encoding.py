@@ -1,10 +1,10 @@
 """Encoding a population of words with a vocabulary: the same clients, as counts of the vocabulary's words and one cell
-for all others, in a place of their own.
+for all others, in another folder.
 
-The encoded population is the next version of the same one: it has its id, ledger, cohorts, declared sizes and forgotten
-clients, and knows the versions before by their checksums. So whatever was released of the words, and whatever runs
-release of the counts, is charged to one account. Ingesting the source again could not do that: nothing would tell that
-the people are the same.
+The encoded population is the next version of the same population. It keeps the id, ledger, cohorts, declared sizes and
+forgotten clients, and knows earlier versions by their checksums. So one account is charged for everything that is
+released from the words and from the counts. A second ingest of the source could not do that: no record would show that
+both populations hold the same people.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ def encode(
     *,
     split: bool = False,
 ) -> Population:
-    """Makes a population of counts at `dest` of one of words. vocabulary: words, in the order of the features; all
-    other words of a client are counted in one more feature, the last, `<other>`. split: a word that is not in the list
-    counts as its pieces, if the list has them (`fedcore.population.pieces`).
+    """Encode a population of words as a population of counts at `dest`. vocabulary: words, in the order of the
+    features. All other words of a client are counted in one more feature, the last, `<other>`. split: a word that is
+    not in the list counts as its pieces, if the list has them (`fedcore.population.pieces`).
 
-    Held-out words are encoded likewise. Holds a block at a time. progress: called with (blocks done, blocks). Raises
-    WrongKind unless the population holds words; PopulationError for a vocabulary with a word twice, or one that no
-    client can hold, and for a place that is not empty; ChunkError.
+    Held-out words are encoded in the same way. Holds one block at a time. progress: called with (blocks done, blocks).
+    Raises WrongKind unless the population holds words; PopulationError for a vocabulary with a word twice or with one
+    that no client can hold, and for a folder that is not empty; ChunkError.
     """
     if source.kind != "words":
         raise WrongKind(

@@ -1,12 +1,13 @@
-"""Forgetting clients: their data, ids and every version that had them go; the others stay as they are, where they are.
+"""Forgetting clients: delete their data, their ids and every version that had them; the other clients keep their
+places.
 
-Whoever is forgotten becomes a hole, a client with an empty id and no rows, so that leaves and untouched blocks stay. A
-block of holes alone is void. The order of writes lets the next writer finish what a kill has left, or undo it:
+A forgotten client becomes a hole, a client with an empty id and no rows, so leaves and untouched blocks do not change.
+A block of holes alone is void. After a kill, the order of writes lets the next writer finish or undo the change:
 
     forget.json -> new slots -> list of forgotten clients -> ledger -> new manifest
-        -> delete the manifests before it -> delete slots and lists that nobody names -> delete forget.json
+        -> delete earlier manifests -> delete slots and lists that no manifest names -> delete forget.json
 
-What was computed before stays: published values, models, what runs wrote elsewhere. Files are unlinked, not shredded.
+Earlier results remain: published values, models, and what runs wrote elsewhere. Files are unlinked, not shredded.
 """
 
 from __future__ import annotations
@@ -76,22 +77,22 @@ def forget(
     record: Callable[[int, str | None], object] | None = None,
     progress: Progress | None = None,
 ) -> Erased:
-    """Makes a version without these clients, and removes all versions before it, with every slot that only they name.
+    """Make a version without these clients, and remove all earlier versions, with every slot that only they name.
 
-    clients: ids; those that no client has are counted, also those that the rule of the population's ids refuses. Of
-        calendar periods all entries of a client go
-    cohorts_to: everybody of the cohorts 1 .. cohorts_to, whose declared size is then 0
-    without_trace: they are not kept in the list of forgotten clients. Who of them comes back is then a new client, with
-        a new budget: what was promised to that person holds for each of the two by itself.
-    open_runs: called once nobody else can write; names of runs that are not finished, which would lose their data
-    record: called with the number of the new version and the sha256 of the list (None: nobody is in it) before the
+    clients: ids. Unknown ones are counted, also those that the population's rule for ids refuses. For calendar
+        periods, all entries of a client are forgotten
+    cohorts_to: forget all clients in the cohorts 1 .. cohorts_to, whose declared size is then 0
+    without_trace: leave them out of the list of forgotten clients. One who returns is then a new client with a new
+        budget: the guarantee for this person covers each of the two separately, not both together.
+    open_runs: called with the writer lock held; returns names of unfinished runs, which would lose their data
+    record: called with the number of the new version and the sha256 of the list (None: the list is empty) before the
         version appears
     progress: called with (blocks done, blocks)
 
-    Nothing is written if there is nobody to forget, and no declared size of these cohorts to take off. Raises
-    PopulationError if there are open runs, somebody else writes, or this is not the newest version; ConfigError for a
-    URL. Nothing has happened then; after a kill or a
-    failing disk the next writer finishes, or undoes what was not yet visible: run the same command again.
+    Nothing is written if there is no client to forget and these cohorts have no declared size to subtract. Raises
+    PopulationError if there are open runs, another process writes, or this is not the newest version; ConfigError for
+    a URL. Nothing has changed then. After a kill or a disk failure, run the same command again: the next writer
+    finishes, or undoes what was not yet visible.
     """
     if cohorts_to is not None:
         _check_cohorts(population, cohorts_to)
@@ -125,11 +126,11 @@ def forget(
 def compact(
     population: Population, *, open_runs: Callable[[], Sequence[str]] = no_runs, progress: Progress | None = None
 ) -> Erased:
-    """Makes a version without holes, in blocks that are all new, and removes all versions before it.
+    """Make a version without holes, in new blocks, and remove all earlier versions.
 
-    It pays for a population with many holes (`WORTH_COMPACTING`), whose blocks and leaves are half empty. Clients get
-    other indices: runs on versions before cannot be resumed, nor applied with what their clients remember. Raises what
-    `forget` raises, and PopulationError if nobody is left.
+    This is useful for a population with many holes (`WORTH_COMPACTING`), whose blocks and leaves are half empty.
+    Clients get new indices: runs on earlier versions cannot be resumed, nor applied with their client memory. Raises
+    the errors of `forget`, and PopulationError if no client is left.
     """
     if not population.participants():
         raise PopulationError(f"No client is left in {population.path}.", "Delete its folder.")
@@ -184,7 +185,7 @@ def _check_cohorts(population: Population, cohorts_to: int) -> None:
         raise PopulationError(f"The population {population.path} has no cohorts.", "Name the clients instead.")
     if not FOUNDERS <= cohorts_to < known:
         raise PopulationError(
-            f"{population.path} has the cohorts 1-{known}; ..{cohorts_to} is no part of them that leaves the newest.",
+            f"{population.path} has the cohorts 1-{known}; ..{cohorts_to} does not leave the newest one.",
             "Name a smaller number; to remove all clients, delete the folder.",
         )
 
@@ -201,7 +202,7 @@ def _wanted(clients: Collection[str], rule: Rule) -> tuple[set[str], int]:
 
 
 def _chosen(population: Population, wanted: set[str], cohorts_to: int | None) -> tuple[dict[int, np.ndarray], int]:
-    """({block: (C,) bool, who of its clients is to be forgotten}, number of wanted ids that nobody has)."""
+    """({block: (C,) bool, which of its clients are forgotten}, number of wanted ids that no client has)."""
     aged = () if cohorts_to is None else population.participants(((FOUNDERS, cohorts_to),))
     chosen: dict[int, np.ndarray] = {}
     found: set[str] = set()
@@ -260,8 +261,8 @@ def _declared_without(manifest: Manifest, cohorts_to: int | None) -> dict[str, A
 
 
 def _still_declared(population: Population, cohorts_to: int | None) -> bool:
-    """Whether cohorts that are to go have a declared size yet. It goes whether anybody was in them or not: private runs
-    are planned by declared sizes, which must not tell whether a cohort's only client was there.
+    """Whether cohorts that are forgotten still have a declared size. It is removed even if they have no clients:
+    private runs are planned by declared sizes, which must not reveal whether a cohort's only client was there.
     """
     return cohorts_to is not None and any(one.nominal != 0 for one in population.manifest.cohorts[:cohorts_to])
 

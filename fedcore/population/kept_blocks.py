@@ -1,16 +1,16 @@
 """Decoded blocks that the runs of one `fedcore serve` share: what one of their processes has decoded and checked, the
 others map into memory.
 
-The process that serves keeps them (`Keeper`), in files without a name: they lie where temporary files do (TMPDIR),
-nobody can open them by a path, and they are gone with the last process that has them, however it ends. Processes of
-its runs ask it through a socket in a folder that only their user can open, a question to a connection, JSON in a line:
+The serving process keeps them (`Keeper`) in unnamed files in the folder for temporary files (TMPDIR). No path opens
+them, and they disappear when the last process that holds them ends, however it ends. Processes of its runs ask for
+blocks through a socket in a folder that only their user can open, one question for each connection, JSON in a line:
 
     {"get": BLOCK}     answered {} with the descriptor of its file, or {"room": bytes that there are for it}
     {"keep": BLOCK}    with the descriptor of a file, which is complete; not answered
 
 BLOCK is [the population's location, slot, digest of the slot, whether the held-out part is with it]; a file holds
-arrays (`fedcore.storage.raw_arrays`). A block goes with its slot, so that who is forgotten is not kept: in a folder
-nobody is given a block of which the slot is gone, and files are looked after every few seconds.
+arrays (`fedcore.storage.raw_arrays`). A block is dropped with its slot, so that data of forgotten clients are not kept.
+In a folder, no process is given a block whose slot is gone, and the slots are checked every few seconds.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from fedcore.storage import digests, files, raw_arrays
 if TYPE_CHECKING:
     from fedcore.population.store import Population
 
-VARIABLE = "FEDCORE_KEPT_BLOCKS"  # the folder of the socket, for the runs of whoever serves
+VARIABLE = "FEDCORE_KEPT_BLOCKS"  # the folder of the socket, for the runs of a serving process
 PREFIX, SOCKET = "fedcore-blocks-", "socket"
-PAUSE = 0.1  # seconds after somebody could not be heard
-PATIENCE, SILENT = 5.0, 60.0  # seconds for an answer, or for a question; in which nobody is asked after none came
+PAUSE = 0.1  # seconds after a failed connection
+PATIENCE, SILENT = 5.0, 60.0  # seconds for an answer, or for a question; without questions after none came
 LONGEST = 1 << 16  # bytes of a question or an answer
 LOOK, LOOK_ELSEWHERE = 5.0, 60.0  # seconds between looks for slots that are gone: in folders; behind URLs
 UNUSED, UNUSED_OWN = 600.0, 86400.0  # seconds after which a block makes way: for other populations; for its own
 CLOSED_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # no program that is started has the files; `recv_fds` forgets
 RIGHTS, INT = (socket.SOL_SOCKET, socket.SCM_RIGHTS), array("i").itemsize
-DESCRIPTORS = 4  # one in so many of those that a process may have is spent on blocks
+DESCRIPTORS = 4  # one in this many of a process's descriptors is spent on blocks
 ARRAYS = {CountsBlock: ("indptr", "indices", "data", "totals"), RowsBlock: ("ptr", "x")}
 
 Name = tuple[str, str, str, bool]
@@ -63,8 +63,8 @@ Name = tuple[str, str, str, bool]
 
 
 def shared(population: Population, index: int, heldout: bool, read: Callable[[], ClientBlock]) -> ClientBlock:
-    """Block `index`: the one that is kept; or what `read` returns, which is kept if there is room. Without anybody who
-    serves with kept blocks, `read()`.
+    """Return block `index`: the kept one, or the result of `read`, which is then kept if there is room. If no process
+    serves kept blocks, return `read()`.
 
     Arrays of a kept block are a private mapping of its file, whose pages all processes share until one writes to them.
     """
@@ -87,9 +87,9 @@ def shared(population: Population, index: int, heldout: bool, read: Callable[[],
     return block
 
 
-# Nobody answers, or another version of fedcore, or something else.
+# No process answers, or another version of fedcore, or something else.
 UNANSWERED = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
-_silent_until = 0.0  # nobody is asked before: one that hangs would cost PATIENCE for every block
+_silent_until = 0.0  # no question before: a stalled process would cost PATIENCE for every block
 
 
 def _ask(folder: str, question: Mapping[str, Any], file: int | None = None) -> tuple[dict[str, Any], int | None]:
@@ -98,7 +98,7 @@ def _ask(folder: str, question: Mapping[str, Any], file: int | None = None) -> t
     if time.monotonic() < _silent_until:
         raise TimeoutError
     place = os.stat(folder)
-    if place.st_uid != os.getuid() or place.st_mode & 0o077:  # that of somebody else, who came after ours was gone
+    if place.st_uid != os.getuid() or place.st_mode & 0o077:  # of another user, made after ours was gone
         raise PermissionError(folder)
     try:
         with socket.socket(socket.AF_UNIX) as asking:
@@ -237,7 +237,7 @@ class Keeper:
             return free if len(self.held) - len(unused) < self.most else 0
 
     def keep(self, name: Name, file: int) -> None:
-        """Takes the file over, if there is room. Blocks that nobody has asked for in a while make way for it."""
+        """Take the file over, if there is room. Blocks that were not requested for a while make way for it."""
         with self.lock:
             found = os.fstat(file)
             size = found.st_size if stat.S_ISREG(found.st_mode) else 0
@@ -253,8 +253,8 @@ class Keeper:
             self.bytes += size
 
     def drop_gone(self, remote: bool, over: Callable[[], bool] = lambda: False) -> None:
-        """Drops blocks of which the slot is gone, or of which that cannot be told. remote: of populations behind URLs,
-        or of those in folders"""
+        """Drop blocks whose slot is gone, or cannot be checked. remote: True for populations behind URLs, False for
+        those in folders"""
         for name in list(self.held):
             if over():
                 return
@@ -316,7 +316,7 @@ def keeping(limit: int) -> Iterator[Keeper]:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
         raise ConfigError(
-            f"Blocks cannot be kept: {error.strerror or error}.", "Name another, short place: TMPDIR=FOLDER."
+            f"Blocks cannot be kept: {error.strerror or error}.", "Set another folder with a short path: TMPDIR=FOLDER."
         ) from error
     keeper, over = Keeper(limit, _most_descriptors()), threading.Event()
     woken, wake = socket.socketpair()
@@ -341,7 +341,7 @@ def keeping(limit: int) -> Iterator[Keeper]:
 
 
 def _remove_dead() -> None:
-    """Folders of sockets at which nobody listens any more, which processes have left that were killed."""
+    """Remove folders of sockets at which no process listens any more, left by killed processes."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):
             found = folder.lstat()
@@ -367,7 +367,7 @@ def _answer(keeper: Keeper, listener: socket.socket, woken: socket.socket) -> No
             except OSError:  # no descriptor is left, most likely
                 time.sleep(PAUSE)
                 continue
-            with suppress(Exception), asking:  # whoever asked reads the block then
+            with suppress(Exception), asking:  # the process that asked reads the block then
                 asking.settimeout(PATIENCE)
                 _answer_one(keeper, asking)
 
@@ -384,7 +384,7 @@ def _answer_one(keeper: Keeper, asking: socket.socket) -> None:
     if file is not None:
         keeper.keep(name, file)
         return
-    with keeper.lock:  # so that nobody drops it before it is sent
+    with keeper.lock:  # so that it is not dropped before it is sent
         found = keeper.get(name)
         _send(asking, {} if found is not None else {"room": keeper.room(name[0])}, found)
 

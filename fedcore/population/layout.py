@@ -79,7 +79,8 @@ def vocabulary_file(path: AnyPlace, sha256: str) -> AnyPlace:
 
 
 def read_beside(path: Place, name: str) -> bytes | None:
-    """A small file kept beside the population's own; None if there is none. Raises PopulationError."""
+    """Read a small file in the population's folder that no version names; None if there is none. Raises
+    PopulationError."""
     try:
         return read_bytes(path / name)
     except FileNotFoundError:
@@ -90,7 +91,8 @@ def read_beside(path: Place, name: str) -> bytes | None:
 
 
 def write_beside(path: Place, name: str, content: bytes) -> None:
-    """Replaces a small file beside the population's own, whole. Raises OSError, PopulationError."""
+    """Replace a small file in the population's folder that no version names, as a whole. Raises OSError,
+    PopulationError."""
     write_whole(path / name, content, private=is_closed(path))
 
 
@@ -169,7 +171,7 @@ def is_occupied(path: Path) -> bool:
 
 
 class MayBeThere(OSError):
-    """A file that the disk refused to make durable, and to take back: nobody knows whether it will be there."""
+    """The disk refused to make a file durable and to remove it: whether it will be there is unknown."""
 
 
 def create_exclusively(file: Path, data: bytes) -> None:

@@ -122,15 +122,15 @@ class BlockEntry(_Frozen):
 
     @property
     def fingerprint(self) -> str:
-        """What tells the slot from every other."""
+        """A string that distinguishes the slot from every other."""
         return self.digest or ""
 
 
 class Provenance(_Frozen):
-    """Where the data came from. sources are base names only: a manifest tells nothing about the machine.
+    """Where the data came from. sources are base names only: a manifest reveals nothing about the machine.
 
     dropped_tokens: out-of-vocabulary tokens that were left out; bad_rows: rows that a tolerance let pass
-    clipped: values that lay outside of the bounds of their columns, and were clipped or read as missing
+    clipped: values outside the bounds of their columns, which were clipped or read as missing
     alike_ids: groups of different ids that are equal once folded (`fedcore.population.identifiers.folded`)
     records: of the sources, by the second count (`fedcore.population.ingest.second_count`); None: not counted
     stored, skipped: of the records that were read, those that are stored, and those of which nothing is kept
@@ -153,27 +153,27 @@ class Manifest(_Frozen):
     """See the fields. `checksum` is the sha256 of the manifest's own canonical JSON without that field.
 
     n_rows: rows, or tokens for counts, of the training part; dtype: of dense rows, else None; features: 1 for words;
-    nominal_clients: the size that the owner declares in public, None if not declared;
-    nominal_rows: likewise the rows of a client (different tokens, of counts);
+    nominal_clients: declared number of clients, which is public; None if not declared;
+    nominal_rows: declared rows of a client (different tokens, of counts), also public;
     public_for_evaluation: may be evaluated without a budget, and public_reason why.
     needs: features without which the manifest would be misread, of KNOWN.
         The rule of the client ids has no field (`fedcore.population.identifiers.Rule`): appends must follow it.
-    cohorts, order: who came with which append, where budgets are kept by cohort (`fedcore.population.cohorts`).
+    cohorts, order: which clients came with which append, where each cohort has a budget (`fedcore.population.cohorts`).
     deliveries: files that pipelines have ingested, of this version and of those before it, oldest first; occasions:
-    (pipeline, newest time for which it has appended), where budgets are kept by cohort
+    (pipeline, newest time for which it has appended), where each cohort has a budget
     (`fedcore.population.deliveries`).
-    removed: (version, checksum) of versions before that are gone because clients were forgotten.
-    period: how clients were dealt to entries of one client and one calendar period, each period a cohort; None: they
+    removed: (version, checksum) of earlier versions that were deleted because clients were forgotten.
+    period: how clients were split into entries of one client and one calendar period, each period a cohort; None: they
     were not (`fedcore.population.periods`).
-    halves: what was dealt to the training and to the held-out part of each client: whole documents, or single entries
-    (tokens, rows); None: nobody said (`fedcore.population.ingest.documents`).
-    columns: names, units and bounds of the columns, and how they were made; () where nobody named them
+    halves: what was split into a training and a held-out part for each client: whole documents, or single entries
+    (tokens, rows); None: not declared (`fedcore.population.ingest.documents`).
+    columns: names, units and bounds of the columns, and how they were derived; () if they were not declared
     (`fedcore.population.columns`).
-    records: nobody said whose the rows are: every client is one row, and a budget is per record.
-    image: (height, width) of the picture that a row is, line after line from the top; None: rows are no pictures.
-    suppression: sha256 of the list of clients that were forgotten (`fedcore.population.suppression`), None without one.
-    secret: 256 random bits of this version. Runs and ledgers know it by its checksum, which without the secret would
-    tell whoever guesses the data whether the guess is right; it stays beside the data.
+    records: no client column was declared: every client is one row, and a budget is per record.
+    image: (height, width) of the picture in a row, line after line from the top; None: rows are no pictures.
+    suppression: sha256 of the list of forgotten clients (`fedcore.population.suppression`), None without one.
+    secret: 256 random bits of this version, stored with the data. Runs and ledgers know the version by its checksum.
+    Without the secret, the checksum would confirm a correct guess of the data.
     """
 
     schema_version: Literal[2] = SCHEMA_VERSION
@@ -271,7 +271,7 @@ class Manifest(_Frozen):
 
     @property
     def column_names(self) -> tuple[str, ...] | None:
-        """Of the columns, in their order; None if nobody named them."""
+        """Names of the columns, in their order; None if they have no names."""
         return tuple(column.name for column in self.columns) or None
 
     @property
@@ -286,8 +286,8 @@ class Manifest(_Frozen):
 
     @property
     def one_whole(self) -> bool:
-        """Whether the held-out part is as good as the training part to whoever trains and serves these clients: their
-        documents were dealt to both, and nobody may be scored by them, since they are not public."""
+        """Whether training may use the held-out part as well as the training part. True if documents were split into
+        both and the data are not public, since clients may then not be scored on the held-out part."""
         return self.halves == "document" and not self.public_for_evaluation
 
     @property

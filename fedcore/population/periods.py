@@ -1,8 +1,8 @@
-"""Entries of one client and one calendar period: for budgets that promise privacy for each of them.
+"""Entries of one client and one calendar period, for budgets whose privacy unit is such an entry.
 
-The calendar is declared by the operator, from its first to its last period, and never taken from the data: it says
-which periods there are, also those in which nobody has data. Every period is a cohort. The id of an entry is
-`LABEL/CLIENT`, as in `2026-03/u17`, so that who is of which cohort follows from the id alone.
+The operator declares the calendar, from its first to its last period. It is never taken from the data, and also
+contains periods without data. Every period is a cohort. The id of an entry is `LABEL/CLIENT`, as in `2026-03/u17`, so
+the id alone determines the cohort.
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ def _next_first_day(unit: PeriodUnit, day: date) -> date:
 
 
 def labels_in_words(unit: PeriodUnit, first: str, ranges: Ranges) -> str:
-    """Numbers of a calendar that begins with the label `first`, as "2026-01 to 2026-03, 2026-06"; "none" if there is
-    none. Also of periods that nobody has declared yet. Raises ValueError for a label that is none, and for a number
-    below 1.
+    """Format numbers of periods in a calendar that begins with the label `first`, as "2026-01 to 2026-03, 2026-06";
+    "none" for no number. Works also for periods that are not declared yet. Raises ValueError for an invalid label and
+    for a number below 1.
     """
     if any(low < 1 for low, _ in ranges):
         raise ValueError("periods are numbered from 1")
@@ -158,7 +158,7 @@ def fault(periods: Periods | None, labels: Sequence[str | None]) -> str | None:
     return None
 
 
-# --- which period a time stamp lies in --------------------------------------------------------------------------------
+# --- which period a time stamp is in ----------------------------------------------------------------------------------
 
 
 class Stamp(NamedTuple):

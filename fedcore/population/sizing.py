@@ -19,7 +19,7 @@ BLOCK_BYTES = 32 << 20  # decoded, at most, but for the leaf in which they are r
 LEAST_BYTES = 2 << 20
 BLOCKS_PER_CORE = 2  # of the largest blocks that a population has
 MEMORY_SHARE = 64  # a block's part of a core's memory: a process holds some copies of it, and the libraries
-WORKERS = 2  # processes that answer blocks, unless somebody says how many
+WORKERS = 2  # processes that answer blocks, unless their number is set
 CONTROL_GROUP = Path("/sys/fs/cgroup")
 CONTROLS = ("memory.max", "memory/memory.limit_in_bytes")  # version 2, version 1
 
@@ -58,7 +58,7 @@ def block_limit(leaf: int, clients: int | None = None, size: int | None = None) 
 
 
 def explicit_clients_per_block(leaf: int, clients_per_block: int) -> int | None:
-    """clients_per_block of a manifest if somebody chose it; None for the usual one, which leaves it to the machine."""
+    """Return clients_per_block of a manifest if a user set it; None for the default, which depends on the machine."""
     return None if clients_per_block == block_limit(leaf).clients else clients_per_block
 
 
@@ -79,7 +79,7 @@ def is_small(clients: float, decoded: float) -> bool:
 
 
 def shared_out(sizes: Sequence[float], parts: int) -> list[list[int]]:
-    """The indices of `sizes` divided over so many parts, ascending in each part.
+    """Divide the indices of `sizes` into this many parts, ascending in each part.
 
     No part is larger than the smallest by more than the size of one index. Neighbours stay together, because sums over
     neighbouring leaves are small (`fedcore.rounds.statistics.FloatSum`): from the end, where blocks are large, each

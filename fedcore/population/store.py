@@ -125,8 +125,9 @@ class Population:
         return {**dict(self.manifest.removed), **{n: manifests.checksum(one) for n, one in there.items()}}
 
     def participants(self, cohorts: Ranges | None = None) -> Ranges:
-        """Index ranges [first, stop) of the clients in these cohorts, ranges (first, last) of their numbers; None:
-        everybody. Merged and ascending; clients that were forgotten are in none.
+        """Return the index ranges [first, stop) of the clients in these cohorts. The cohorts are given as ranges
+        (first, last) of their numbers; None: all clients. The result is merged and ascending, without forgotten
+        clients.
 
         Raises PopulationError for a cohort that this version does not have.
         """
@@ -180,7 +181,7 @@ class Population:
             )
         if self.kind == "words":
             raise WrongKind(
-                f"The population {self.path} holds words that are in no list.",
+                f"The population {self.path} holds words without a vocabulary.",
                 "Release a vocabulary with `fedcore population vocabulary`, then `fedcore population encode`.",
             )
         read: Callable[..., ClientBlock] = self._counts if self.kind == "counts" else self._rows
@@ -369,7 +370,7 @@ class Population:
             return self._damaged(index, str(damage)).message, 0, ids
         try:
             there = self.client_ids(index)
-            self._read_everything(index, entry)  # which may tell more exactly what is wrong
+            self._read_everything(index, entry)  # which may find more exactly what is wrong
         except ChunkError as error:
             return error.message, found.bytes, ids
         if wrong:
@@ -435,7 +436,7 @@ class Population:
         )
 
     def _versions(self) -> list[int]:
-        """Those that are there; none if that cannot be told now."""
+        """Existing versions; none if this is unknown now."""
         try:
             return self.versions()
         except (PopulationError, OSError):

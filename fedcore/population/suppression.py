@@ -1,10 +1,10 @@
-"""Who was forgotten, as keyed hashes: so that an id that comes back gets its old cohort, and with it what was spent.
+"""Forgotten clients, as keyed hashes. An id that comes back gets its old cohort again, with the budget it has spent.
 
     <path>/forgotten/key              32 random bytes as hexadecimal digits, mode 0600
     <path>/forgotten/<sha256>.txt     a line for the key, then one for each client: hash and cohort, sorted
 
-The hash is BLAKE2b-128 with the key. Who has the folder has both, and can tell whether an id that he knows is in the
-list; the list tells no id by itself.
+The hash is BLAKE2b-128 with the key. A process that can read the folder has both, and can check whether a known id is
+in the list. The list alone reveals no id.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class Suppression:
         return Suppression(self.key, hashes[order], of_each[order])
 
     def write(self, path: Place) -> str | None:
-        """Writes the list, and the key if it is not there, whole and durable; returns its name, None if nobody is in
-        it. Raises OSError.
+        """Write the list, and the key if it is not there, whole and durable. Returns the name of the list, None if it
+        is empty. Raises OSError.
         """
         if not len(self.hashes):
             return None

@@ -22,8 +22,8 @@ from fedcore.storage.parsing import parse_json
 
 @contextmanager
 def writing(population: Population) -> Iterator[Path]:
-    """Holds the writer lock of a population while its next version is made; yields its folder, where leftovers of
-    writers that died are gone. Raises PopulationError if somebody else writes, or this is not the newest version;
+    """Hold the writer lock of a population while its next version is made. Yields its folder, in which leftovers of
+    dead writers were removed. Raises PopulationError if another process writes, or this is not the newest version;
     ConfigError for a URL.
     """
     path = layout.writable(population.path)
@@ -61,8 +61,8 @@ def intend(path: Path, version: int) -> None:
 
 
 def sweep(path: Path) -> None:
-    """Removes what no manifest names, and finishes or undoes what somebody who forgot clients has left. Call with the
-    writer lock held. Raises PopulationError for a symbolic link, through which it would remove what is outside.
+    """Remove files that no manifest names, and finish or undo an interrupted forgetting of clients. Call with the
+    writer lock held. Raises PopulationError for a symbolic link, through which it would remove files elsewhere.
     """
     layout.refuse_links(path, 2)
     first = intended(path)
@@ -97,8 +97,8 @@ def intended(path: Place) -> int | None:
         return int(parse_json(content)["keeps"])
     except (ValueError, TypeError, KeyError) as error:
         raise PopulationError(
-            f"{path / layout.FORGET} is damaged; it says which versions are to go.",
-            'Write {"keeps": N} into it, N the newest version that has forgotten whom it should.',
+            f"{path / layout.FORGET} is damaged; it states which versions must be deleted.",
+            'Write {"keeps": N} into it; N is the newest version without the forgotten clients.',
         ) from error
 
 
@@ -124,9 +124,9 @@ def following(old: Manifest, provenance: Provenance, **changes: Any) -> Manifest
 
 
 def opening(old: Manifest, declared: int | None, newcomers: Order = (), day: str | None = None) -> dict[str, Any]:
-    """Fields of the version after `old` that an append opens a cohort with. declared: the new total of nominal clients,
-    None if nobody said one; newcomers: cohorts of the clients that follow, as pairs (cohort, clients); day: on which it
-    opens, YYYY-MM-DD, today if None. Raises PopulationError if the total is less than before.
+    """Return the fields of the version after `old`, in which an append opens a cohort. declared: the new declared total
+    of clients, None if not declared; newcomers: cohorts of the clients that follow, as pairs (cohort, clients); day: on
+    which it opens, YYYY-MM-DD, today if None. Raises PopulationError if the total is less than before.
     """
     before, nominal = old.nominal_clients, None
     if declared is not None and before is not None:
@@ -147,8 +147,8 @@ def opening(old: Manifest, declared: int | None, newcomers: Order = (), day: str
 def declaring(
     known: tuple[Cohort, ...], labels: Sequence[str], nominal: int | None, order: Order, day: str | None = None
 ) -> dict[str, Any]:
-    """Fields of a version whose calendar goes on with these periods, each a cohort. known: the cohorts of before;
-    nominal: clients that the owner declares for each of the new ones; order: of everybody; day: as for `opening`.
+    """Return the fields of a version that adds these periods to its calendar, each as a cohort. known: the earlier
+    cohorts; `nominal`: declared number of clients in each new one; order: of all clients; day: as for `opening`.
     """
     new = (cohorts.opened(number, nominal, label, day) for number, label in enumerate(labels, len(known) + 1))
     made = (*known, *new)

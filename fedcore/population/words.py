@@ -1,8 +1,8 @@
 """Words that are in no public list: how they are checked, held in memory and stored.
 
-In a population of kind `words` a client's tokens are kept as words. A block has a dictionary of its own words, sorted
-by their bytes, and counts of them in CSR form; nothing outside of the blocks knows a word, and no list of all words of
-the population exists anywhere.
+In a population of kind `words` a client's tokens are kept as words. Each block has a dictionary of the words in it,
+sorted by their bytes, and their counts in CSR form. Words are stored in blocks only, and no list of all words of the
+population exists.
 
 A word has 1 to LONGEST bytes of UTF-8 and fits on one line of a text file. All other tokens of a client, and those that
 are spelled like the name of the cell of other words, are counted together under NO_WORD, which is never released.
@@ -22,7 +22,7 @@ from fedcore.population.checks import LARGEST_COUNT, Rows
 
 LONGEST: Final = 64  # bytes
 WORD = np.dtype(f"S{LONGEST}")
-RECORD = np.dtype([("word", WORD), ("count", "<i8")])  # a word of a client in flight, beside `ptr` as in dense rows
+RECORD = np.dtype([("word", WORD), ("count", "<i8")])  # a word of a client in flight, with `ptr` as in dense rows
 NO_WORD: Final = b""
 OTHER: Final = "<other>"  # last in a vocabulary: the cell of all words that are not in it
 

@@ -48,7 +48,7 @@ class _Batch:
 
 
 class PopulationWriter:
-    """Makes one version of a population. Use it as a context manager:
+    """Write one version of a population. Use it as a context manager:
 
         with PopulationWriter(path, "counts", features=1000) as writer:
             writer.write(ids, matrix)          # as often as needed, any number of whole clients each time
@@ -59,21 +59,21 @@ class PopulationWriter:
 
     kind, features: as in the manifest; dtype: of dense rows, "float32" or "float64"
     clients_per_leaf: L; clients_per_block: rounded up to a multiple of L; None: as suits this machine's cores
-    block_bytes: a block with so many decoded bytes closes at its next leaf boundary; None: as suits its memory
+    block_bytes: decoded bytes after which a block closes at its next leaf boundary; None: as suits the machine's memory
     stream_bytes: what an array may hold in memory while it is written; larger ones are written chunk by chunk
     vocabulary: the tokens, one for each feature, or None
-    nominal_clients: the size that the owner declares in public; nominal_rows: rows of a client (different tokens, of
-        counts) that the owner declares
-    public_for_evaluation: the reason why anybody may evaluate on these data, or None if nobody may
+    nominal_clients: declared number of clients, which is public; nominal_rows: declared rows of a client (different
+        tokens, of counts)
+    public_for_evaluation: the reason why evaluations on these data need no budget, or None if they need one
     ledger: {"id": ..., "url": ...} or None
-    period, labels: of a population of entries, of one client and one calendar period: how they are dealt, and the
-        periods that this version declares beside those of the parent, each a cohort. Ids are then as
-        `fedcore.population.periods` says, and nominal_clients is the size of each of `labels`
-    halves: what was dealt to training and held-out part, for the manifest: "document" or "entry", or None
-    columns: names, units and bounds of the columns of rows, in their order; () if nobody names them. What lies outside
-        of the bounds is refused
-    records: whether every client is one row, of which nobody said whose it is
-    image: (height, width) of the picture that a row is, or None
+    period, labels: for a population of entries of one client and one calendar period: how rows are split into entries,
+        and the periods that this version adds to those of the parent, each a cohort. Ids then have the form that
+        `fedcore.population.periods` describes, and nominal_clients is the number in each period of `labels`
+    halves: what was split into a training and a held-out part, for the manifest: "document" or "entry", or None
+    columns: names, units and bounds of the columns of rows, in their order; () if they were not declared. Values
+        outside the bounds are refused
+    records: whether every client is one row, because no client column was declared
+    image: (height, width) of the picture in a row, or None
     fold_ids: ids are stored folded, so that ids that differ in case or blanks only are one client; of a new population
     parent: the version to make a new version of (see `extending`); None makes a new population
     """
@@ -158,9 +158,9 @@ class PopulationWriter:
         """A writer of the next version of `parent`: same id, kind, features, leaf size, vocabulary, ledger...
 
         The new version must hold the parent's clients at their old indices: pass on its blocks in order with `keep`,
-        or write their clients anew. If the parent has cohorts, but no calendar periods, the version opens the next one,
-        whose declared size is what `nominal_clients`, the new total, is above the parent's (None if either is not
-        declared).
+        or write their clients again. If the parent has cohorts, but no calendar periods, the version opens the next
+        cohort. Its declared size is the difference between `nominal_clients`, the new total, and the parent's total
+        (None if either is not declared).
 
         changes: any of the writer's other settings.
         """
@@ -304,7 +304,7 @@ class PopulationWriter:
             self._open = None
 
     def _await_closed(self, blocks: int = 0, size: int = 0) -> None:
-        """Until so many are being closed, with so many bytes."""
+        """Wait until at most `blocks` blocks with at most `size` bytes are being closed."""
         while self._closing and (len(self._closing) > blocks or sum(held for held, _ in self._closing) > size):
             with self._writing():
                 self._blocks.append(self._closing[0][1].result())
@@ -383,7 +383,7 @@ class PopulationWriter:
             raise PopulationError("An earlier write of this writer failed half-way.", "Start again with a new writer.")
 
     def _holes(self, clients: int) -> np.ndarray | None:
-        """(clients,) bool: which of the next clients the parent has forgotten; None: it has forgotten nobody."""
+        """(clients,) bool: which of the next clients the parent has forgotten; None: none of them."""
         if self.parent is None or not self.parent.holes:
             return None
         return self.parent.are_holes(self.clients, clients)
@@ -488,7 +488,7 @@ class PopulationWriter:
         return Vocabulary(sha256=sha256, size=len(self.tokens))
 
     def _membership(self, newcomers: Order | None) -> dict[str, Any]:
-        """Public fields and those about cohorts, of which a version opens the next one, whether anybody came or not."""
+        """Public fields and those about cohorts. A version opens the next cohort, also without new clients."""
         if self.public["period"] is not None:
             return {**self.public, **self._calendar()}
         if self.parent is None:
@@ -503,7 +503,7 @@ class PopulationWriter:
         return {**self.public, **fields}
 
     def _calendar(self) -> dict[str, Any]:
-        """Fields about cohorts where each is a calendar period: those declared, whoever has data in them."""
+        """Fields about cohorts where each is a calendar period: the declared ones, with or without data."""
         old = None if self.parent is None else self.parent.manifest
         known, before = ((), ()) if old is None else (old.cohorts, old.order)
         fields = versions.declaring(known, self.labels, self.declared, (*before, *self._dealt), self.day)

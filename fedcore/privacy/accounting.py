@@ -1,4 +1,4 @@
-"""Budgets, and sums of prices without rounding.
+"""Budgets, and sums of privacy costs without rounding.
 
 A budget (epsilon, delta) is turned once into (rho_max, delta_conv, delta_extra), in Gaussian differential privacy
 (`fedcore.privacy.gdp`, docs/privacy/gdp.md). A release costs (rho, delta'), rho = mu^2 / 2. What is spent keeps

@@ -12,7 +12,7 @@ DIGITS = 32  # of a token, hexadecimal
 
 @dataclass(frozen=True, slots=True)
 class Participants:
-    """Cohorts that take part in a run; only they pay for it.
+    """Cohorts that take part in a run; only their accounts are charged.
 
     ranges: (first, last) of their numbers, merged, ascending, not empty
     tokens: of all cohorts of the population's version, by number: number i + 1 has tokens[i]

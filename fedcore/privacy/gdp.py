@@ -1,6 +1,6 @@
 """Gaussian differential privacy (GDP): the exact trade-off of the Gaussian mechanism, and its (epsilon, delta).
 
-A release is mu-GDP if it is no easier to tell two neighbouring populations apart by it than N(0, 1) and N(mu, 1). Such
+A release is mu-GDP if distinguishing two neighbouring populations by it is no easier than N(0, 1) from N(mu, 1). Such
 releases compose exactly, sum mu^2, also when each is chosen after seeing the ones before (Koskela, Tobaben, Honkela,
 arXiv 2209.15596; Smith, Thakurta, arXiv 2210.17520), and mu-GDP is (epsilon, delta(epsilon; mu))-DP for every epsilon
 (Dong, Roth, Su 2022). A release costs rho = mu^2 / 2. Numbers are balls of Arb (python-flint), rounded to
@@ -58,7 +58,7 @@ def _phi(x: arb) -> arb:
 
 
 def rounded(exact: arb, *, up: bool) -> float:
-    """The float nearest to an exact ball, or the next one where that lies on the wrong side."""
+    """The float nearest to an exact ball, or the next one if that is on the wrong side."""
     from flint import arb
 
     value = float(exact)

@@ -18,7 +18,7 @@ from hashlib import blake2b
 import numpy as np
 
 FEWEST, MOST = 2**6, 2**18  # cells
-CONTINUE, OUTCOMES = 3, 8  # the noise has the law P(k) ~ (3/8)^|k|, so that one id changes odds by at most 8/3 < e
+CONTINUE, OUTCOMES = 3, 8  # the noise has P(k) ~ (3/8)^|k|, so that one id changes odds by at most 8/3 < e
 VARIANCE = 2 * (CONTINUE / OUTCOMES) / (1 - CONTINUE / OUTCOMES) ** 2  # of the noise of one cell
 SIGNIFICANT = 4.0  # standard deviations of the estimate without a common id
 MANY = 0.01  # of the ids of the smaller population
@@ -35,7 +35,7 @@ class Sketch:
 
     @classmethod
     def empty(cls, ids: int) -> Sketch:
-        """For about so many ids: half as many cells give the estimate its smallest error."""
+        """An empty sketch for about this number of ids: half as many cells give the estimate its smallest error."""
         m = 2 ** round(math.log2(max(ids / 2, 1)))
         return cls(np.zeros(min(max(m, FEWEST), MOST), np.int64), 0, 0)
 
@@ -49,7 +49,7 @@ class Sketch:
 
     @property
     def outgrown(self) -> bool:
-        """Whether it has so many more ids than cells that a new, larger one estimates much better."""
+        """Whether it has far more ids than cells, so that a new, larger one would estimate much better."""
         return self.ids > 32 * len(self.cells) and len(self.cells) < MOST
 
     def to_bytes(self) -> bytes:
@@ -122,7 +122,7 @@ def keyed_block(fingerprint: str, key: bytes) -> bytes:
 
 
 def key_name(key: bytes) -> str:
-    """By which sketches of different keys are told from each other. It does not give the key away."""
+    """A name that distinguishes sketches of different keys. It does not reveal the key."""
     return blake2b(key=key, digest_size=8, person=OF_KEY).hexdigest()
 
 

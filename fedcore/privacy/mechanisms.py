@@ -2,7 +2,7 @@
 
     SecureNoise          rounded Gaussian on bits of the operating system: the only noise that protects people
     TestNoise            pseudo-random, repeatable, anyone with the key can subtract it: a run with it is not private
-    simulated_gaussian   continuous, for the experiments of papers; protects nobody
+    simulated_gaussian   continuous, for the experiments of papers; gives no privacy
 
 The argument is docs/privacy/rounded-gaussian.md.
 """
@@ -50,7 +50,8 @@ def ready(planned: PlannedRelease, values: np.ndarray) -> None:
 
 
 class SecureNoise:
-    """Rounded Gaussian noise, exact in law, on bits of the operating system: `fedcore.privacy.rounded_gaussian`.
+    """Rounded Gaussian noise with its exact distribution, from bits of the operating system:
+    `fedcore.privacy.rounded_gaussian`.
 
     There is no seed to set and none to find. Argument: docs/privacy/rounded-gaussian.md.
     """
@@ -72,7 +73,7 @@ class SecureNoise:
 
 
 class TestNoise:
-    """Repeatable noise for tests; protects nobody.
+    """Repeatable noise for tests; gives no privacy.
 
     A function of (key, round, name), and of nothing else (not of the run, not of the attempt), so that a disturbed run
     ends in the same bits as an undisturbed one.

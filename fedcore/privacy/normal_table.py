@@ -1,7 +1,7 @@
 """The table of half-normal quantiles that `fedcore.privacy.rounded_gaussian` looks up, and the proof of its error.
 
-    python -m fedcore.privacy.normal_table          makes the table anew and proves its bound
-    python -m fedcore.privacy.normal_table --write  and writes it beside this module
+    python -m fedcore.privacy.normal_table          computes the table again and proves its bound
+        python -m fedcore.privacy.normal_table --write  and writes it to this module's folder
 
 z(u) = Q^-1(u / 2) for u in (0, 1), with Q = 1 - Phi. An argument is a whole number k of 63 bits that stands for
 u = k 2^-63. Every octave [2^e, 2^(e+1)) of k from e = 42 on is cut into 32 pieces; on each of them z is a polynomial of

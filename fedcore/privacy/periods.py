@@ -1,9 +1,9 @@
-"""Promises for one client and one calendar period, and what they mean for a client's whole life
+"""Guarantees for one client and one calendar period, and the privacy loss of a client over all periods
 (docs/privacy/client-periods.md).
 
-Each period is a cohort of entries, one for each client that has data in it, with an account of its own. A run reads at
+Each period is a cohort of entries, one for each client that has data in it, with a separate account. A run reads at
 most `window` periods. A client with entries in T periods moves a sum of a run by at most as many sensitivities as the
-run reads of them, k <= window, so that the run costs it k^2 times its price. Over all runs that is at most
+run reads of them, k <= window, so the run costs this client k^2 times its rho. Over all runs that is at most
 window T rho_max, whatever the runs are.
 """
 
@@ -19,7 +19,7 @@ from fedcore.privacy.accounting import Budget, rounded_up
 from fedcore.privacy.gdp import mu_of
 from fedcore.storage.ranges import Ranges
 
-SHOWN: Final = (12, 24)  # numbers of periods for which the bound is said
+SHOWN: Final = (12, 24)  # numbers of periods for which the bound is shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,8 @@ def periods_in(ranges: Ranges) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """What a client with data in so many periods loses at most; None: in every period, by what was spent so far."""
+    """Largest privacy loss of a client with data in `periods` periods; None: in every period, by what was spent so
+    far."""
 
     periods: int | None
     rho: float
@@ -62,7 +63,7 @@ def bound(budget: Budget, terms: PeriodTerms, periods: int) -> Lifetime:
 
 
 def bounds(budget: Budget, terms: PeriodTerms) -> tuple[Lifetime, ...]:
-    """Those that are said wherever such a budget is shown."""
+    """The bounds that are shown with every such budget."""
     return tuple(bound(budget, terms, periods) for periods in SHOWN)
 
 

@@ -1,4 +1,4 @@
-"""A planned release: what a run will publish about people, and its price, known before any data are opened."""
+"""A planned release: what a run will publish about people, and its privacy cost, known before any data are opened."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class NoiseShare(Terms):
 
 @dataclass(frozen=True, slots=True)
 class PlannedRelease:
-    """One noised array of integers on a grid.
+    """One noisy array of integers on a grid.
 
     name:        unique in the run
     round:       the round that makes it, counted from 1
@@ -77,11 +77,11 @@ class PlannedRelease:
     sensitivity: largest L2 norm, in grid units, by which one unit (a client, say) can change the *whole* array;
                  an integer, so that it can be checked without rounding
     noise_multiplier: scale of the Gaussian noise divided by the sensitivity
-    argument:    the page of docs/privacy that argues the sensitivity
+    argument:    the page of docs/privacy that proves the sensitivity
     composition: one sentence for the statement, e.g. "one cell per client: all cells cost one release"
     delta:       what a thresholding step adds; 0 for noise alone
     optional:    whether the run can end before the round of this release, and is of use then: the last ones may be
-                 given up to pay for a value that was drawn and lost
+                 skipped to make up for a lost release
     noise_share: of a release that is the sum of several sites; None: one place adds all of the noise. With a share,
                  `noise_multiplier`, `scale` and `rho` are those of the shares that the attacker does not know
     """
@@ -105,12 +105,12 @@ class PlannedRelease:
 
     @property
     def rho(self) -> float:
-        """Price 1/(2 sigma**2) of Gaussian noise, mu**2/2 of mu-GDP, rounded up (docs/privacy/rounded-gaussian.md)."""
+        """Cost 1/(2 sigma**2) of Gaussian noise, mu**2/2 of mu-GDP, rounded up (docs/privacy/rounded-gaussian.md)."""
         return math.nextafter(math.nextafter(0.5 / self.noise_multiplier**2, math.inf), math.inf)
 
     @property
     def scale(self) -> float:
-        """Scale of the noise in grid units, rounded up: never less noise than the price is for."""
+        """Scale of the noise in grid units, rounded up: never less noise than the cost assumes."""
         product = self.noise_multiplier * self.sensitivity
         exact = Fraction(self.noise_multiplier) * self.sensitivity
         return product if Fraction(product) >= exact else math.nextafter(product, math.inf)
@@ -125,7 +125,7 @@ class PlannedRelease:
         return int(np.prod(self.shape))
 
     def to_json(self) -> dict[str, Any]:
-        """With the price."""
+        """The release as JSON values, with its cost rho."""
         return {**entries(self), "rho": self.rho}
 
     @classmethod

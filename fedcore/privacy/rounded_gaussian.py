@@ -179,7 +179,7 @@ def _magnitude(k: int, scale: Fraction, bits: Bits, guess: int) -> int:
     """round(scale z(U)) for a U in [k, k + 1) 2^-63 whose further bits are drawn as they are needed.
 
     U is compared with the thresholds 2 Q((j - 1/2) / s) and 2 Q((j + 1/2) / s) of the guess j, in balls 64 bits more
-    precise than what is known of U. j is returned only if all that U may still be lies between them; any guess leads to
+    precise than what is known of U. j is returned only if all possible values of U are between them; any guess leads to
     the same j.
     """
     from flint import arb, ctx
@@ -212,7 +212,7 @@ def _threshold(odd: int, scale: Fraction) -> arb:
 
 
 def _start(u: arb, scale: Fraction) -> int:
-    """About where round(s z(u)) lies."""
+    """Approximate value of round(s z(u))."""
     from flint import arb
 
     about = u.erfcinv() * arb(2).sqrt() * scale.numerator / scale.denominator

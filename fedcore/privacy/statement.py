@@ -1,4 +1,4 @@
-"""The privacy statement of a run: what is promised, to whom, at what price, and what is not covered."""
+"""The privacy statement of a run: its guarantee, the privacy unit, the cost, and what is not covered."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ NOT_PRIVATE = ("Everything: nothing in this run protects the people in the data.
 
 @dataclass(frozen=True, slots=True)
 class ChargedRelease:
-    """A release that was charged `attempts` times. rho: of all attempts, rounded up; noise: names of its laws."""
+    """A release that was charged `attempts` times. rho: of all attempts, rounded up; noise: names of its
+    distributions."""
 
     planned: PlannedRelease
     attempts: int
@@ -110,8 +111,9 @@ class ReleasedWords:
 
 @dataclass(frozen=True, slots=True)
 class PaidByCohorts:
-    """ranges of the cohorts that took part and paid. named: whether the run named them, or was made before there were
-    any. known: how many there are. most: the segment that has spent most; most_of_them: of those that took part.
+    """ranges of the cohorts that took part and were charged. named: whether the run named them, or was made before
+    there were any. known: how many there are. most: the segment that has spent most; most_of_them: of those that took
+    part.
     """
 
     ranges: Ranges
@@ -123,8 +125,8 @@ class PaidByCohorts:
 
 @dataclass(frozen=True, slots=True)
 class PromisedByPeriod:
-    """A promise per client and calendar period. lifetime: what a client loses at most over so many periods, at last
-    over all so far. first: label of the first period, if it is known.
+    """A guarantee per client and calendar period. lifetime: largest privacy loss of a client over several periods, the
+    last over all so far. first: label of the first period, if it is known.
     """
 
     unit: PeriodUnit
@@ -135,19 +137,19 @@ class PromisedByPeriod:
 
 @dataclass(frozen=True, slots=True)
 class PrivacyStatement:
-    """private: whether a promise is made; reason: why not, if not.
+    """private: whether there is a guarantee; reason: why not, if not.
 
     unit, relation: what is hidden. epsilon, delta, rho: what the run's charged releases cost, forfeited ones included,
     at the delta of the population's budget; mu: sqrt(2 rho). releases: one entry for each charged release. given_up:
-    the round from which on releases were given up to pay for lost ones; None: none was. population: None only if
-    nothing is promised. ended: whether the run may still spend more. start: what the run started from, treated as
-    public; empty if from nothing. vouched: what is public by somebody's word alone: the promise holds only if all of it
-    is so, hence it is part of the headline. public_schema: why columns, bounds, vocabulary and thresholds are public;
-    empty if nobody said. shared_ids: what the budget owner declared of ids that are also in other populations, oldest
-    first. sites: of a run over several sites. cohorts: where the budget is kept by cohort. periods: of a promise per
-    client and calendar period. vocabulary: where the columns are words that were released of the same population, from
-    the same account, before; None: the vocabulary is taken as public. share: name of the share of the budget that paid,
-    where it is divided; else empty. together: of a run that started from what a run of the same account released.
+    first round whose releases were skipped to make up for lost ones; None: none were. population: None only if
+    there is no guarantee. ended: whether the run may still spend more. start: what the run started from, treated as
+    public; empty if from nothing. `vouched`: what was declared public, and not verified. The guarantee holds only if
+    all of it is public, so it is part of the headline. public_schema: why columns, bounds, vocabulary and thresholds
+    are public; empty if not declared. shared_ids: declarations of the budget owner on ids that are also in other
+    populations, oldest first. sites: of a run over several sites. cohorts: for a budget by cohort. periods: of a
+    guarantee per client and calendar period. vocabulary: if the columns are words that the same account released from
+    the same population before; None: the vocabulary is taken as public. share: name of the sub-budget that was charged;
+    else empty. together: of a run that started from what a run of the same account released.
     ledger: its newest record. text_version: of its sentences (`fedcore.privacy.statement_texts`).
     """
 
@@ -411,7 +413,7 @@ def _line(entry: ChargedRelease) -> str:
 
 
 def no_privacy(reason: str) -> PrivacyStatement:
-    """Of a run that protects nobody, and why."""
+    """Statement of a run without a privacy guarantee, and why it has none."""
     return PrivacyStatement(False, reason, not_covered=NOT_PRIVATE, trust_model="")
 
 
@@ -427,11 +429,11 @@ def private_statement(
     started_from: str | None = None,
     through: int | None = None,
 ) -> PrivacyStatement:
-    """What the ledger's chain says that this run may claim. start: what it started from; started_from: the run of the
-    same population that released that, if one did; vouched: what is public by somebody's word alone, each in a clause;
-    first_period: label of the first period of the population's calendar, None where it has none; vocabulary: the runs
-    of the account that released the words that are the population's columns, empty where its vocabulary came from
-    elsewhere; through: number of the last record that counts, None for all. Raises the ledger's errors.
+    """What this run may claim according to the ledger's chain. start: what it started from; started_from: the run of
+    the same population that released that, if one did; `vouched`: what was declared public and not verified, each in a
+    clause; first_period: label of the first period of the population's calendar, None where it has none; vocabulary:
+    the runs of the account that released the words that are the population's columns, empty where its vocabulary came
+    from elsewhere; through: number of the last record that counts, None for all. Raises the ledger's errors.
     """
     account = ledger.account(population_id, through=through)
     if run_id not in account.runs:

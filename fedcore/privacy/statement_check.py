@@ -1,4 +1,4 @@
-"""A privacy statement as somebody holds it: read, computed again from its own numbers, compared with another one."""
+"""A stored privacy statement: read, recomputed from its own numbers, and compared with another one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedcore.privacy.statement import CostWithStart, PrivacyStatement, SpentOfBu
 from fedcore.privacy.statement_texts import VERSIONS
 from fedcore.storage.parsing import JsonObject, parse_json
 
-SLACK = 1e-9  # relative: by so much the rho of a raise to the same budget may differ by rounding
+SLACK = 1e-9  # relative: by this much the rho of a raise to the same budget may differ by rounding
 DERIVED = ("privacy", "text")
 NAMES = {field.name for field in fields(PrivacyStatement)}
 
@@ -91,11 +91,11 @@ def _numbers(statement: PrivacyStatement) -> Iterator[str]:
             return
         cost = entry.attempts * Fraction(planned.rho)
         if entry.rho != rounded_up(cost):
-            yield _says(f"The price of release {planned.name!r}", entry.rho, rounded_up(cost), "by its noise")
+            yield _says(f"The cost of release {planned.name!r}", entry.rho, rounded_up(cost), "by its noise")
         spent, deltas = spent + cost, deltas + entry.attempts * Fraction(planned.delta)
     rho, delta = rounded_up(spent), rounded_up(deltas)
     if statement.rho != rho:
-        yield _says("rho", statement.rho, rho, "by the prices of its releases")
+        yield _says("rho", statement.rho, rho, "by the costs of its releases")
     if statement.delta != delta:
         yield _says("delta", statement.delta, delta, "by its budget and its thresholding steps")
     if statement.epsilon != (epsilon := budget.epsilon_of(rho)):
@@ -127,7 +127,7 @@ def _both(both: CostWithStart | None, budget: Budget, rho: float, delta: float) 
 def _budget(statement: PrivacyStatement, budget: SpentOfBudget, rho: float) -> Iterator[str]:
     """rho: of the run."""
     before = 0.0 if statement.spent_before is None else statement.spent_before.rho
-    least = max(rho, before) if statement.cohorts else rounded_up(exact_sum((rho, before)))  # by cohort others may pay
+    least = max(rho, before) if statement.cohorts else rounded_up(exact_sum((rho, before)))  # by cohort, maybe others
     if exact_sum((budget.delta_conv, budget.delta_extra)) > Fraction(budget.delta):
         yield "The parts of the budget's delta are more than all of it."
     if abs((largest := budget.rho_of(budget.epsilon)) - budget.rho_max) > SLACK * largest:
@@ -135,7 +135,7 @@ def _budget(statement: PrivacyStatement, budget: SpentOfBudget, rho: float) -> I
     if not least <= budget.rho_spent <= budget.rho_max:
         what = "this run and of what was spent before" if before else "this run"
         yield (
-            f"All runs together have spent rho = {budget.rho_spent:.6g}, which does not lie between that of "
+            f"All runs together have spent rho = {budget.rho_spent:.6g}, which is not between that of "
             f"{what}, {least:.6g}, and the budget's, {budget.rho_max:.6g}."
         )
     if budget.epsilon_spent != (spent := budget.epsilon_of(budget.rho_spent)):

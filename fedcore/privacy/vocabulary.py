@@ -1,10 +1,10 @@
 """A vocabulary that is released from the words of clients: lists, weights, the threshold, and what is published.
 
 Every client lists its most frequent words, at most LIST of them, and gives each of k words the weight
-floor(2^16 / sqrt k). Gaussian noise is added to the sum of every word that somebody lists, and the words whose noised
-sum is above a threshold T are published with it. T is so high that the words of one client only stay below it together,
-but for a probability delta', which the release costs beside its rho. Nothing else is ever told of the list of all
-words: not one of them, not how many there are. Argument: docs/privacy/vocabulary.md.
+floor(2^16 / sqrt k). Gaussian noise is added to the sum of every listed word, and the words whose noisy sum is above a
+threshold T are published with it. T is so high that words of only one client all stay below it, except with a
+probability delta', which the release costs in addition to its rho. Nothing else of the list of all words is ever
+released: not one of them, and not how many there are. Argument: docs/privacy/vocabulary.md.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from flint import arb
 
 LIST: Final = 300  # words of a client
-SHARE: Final = 0.3  # of the budget, unless somebody says otherwise
-STRONG: Final = 1500.0  # n sqrt(2 rho) above which several releases, and a private list at all, pay
+SHARE: Final = 0.3  # of the budget, by default
+STRONG: Final = 1500.0  # n sqrt(2 rho) above which several releases, and a private list at all, are useful
 SHARES: Final = (Fraction(1, 10), Fraction(3, 10), Fraction(6, 10))  # of rho and delta', of several releases
 MOST: Final = 2**17  # words that one release publishes at most, the largest ones: far more than a threshold lets pass
-COLUMNS: Final = 1 + LONGEST // 8  # of a published row: the noised sum, and the word's bytes
+COLUMNS: Final = 1 + LONGEST // 8  # of a published row: the noisy sum, and the word's bytes
 ARGUMENT: Final = "docs/privacy/vocabulary.md"
 COMPOSITION: Final = (
     "words that clients list, each with one noised sum, published above a threshold; delta' for the words that only "
@@ -51,8 +51,9 @@ WEIGHTS = np.array([0, *(math.isqrt(GRID_NORM**2 // k) for k in range(1, LIST + 
 def listed(block: WordsBlock, known: np.ndarray, chosen: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """(entries of the block that are in their clients' lists, their weights), both (m,) int64.
 
-    known: (V,) WORD, sorted, words that were released before, which nobody lists again. chosen: (C,) bool, clients who
-    take part; None: all. A list holds the most frequent words; where counts are equal, those whose bytes come first.
+    known: (V,) WORD, sorted, words that were released before, which no client lists again. chosen: (C,) bool, clients
+    who take part; None: all. A list holds the most frequent words; where counts are equal, those whose bytes come
+    first.
     """
     of_word = (block.words != NO_WORD) & ~np.isin(block.words, known)
     owner = np.repeat(np.arange(block.clients), np.diff(block.indptr))
@@ -128,13 +129,13 @@ def strength(nominal_clients: int, rho: float) -> float:
 
 
 def in_words(nominal_clients: int | None, rho: float) -> str:
-    """Whether a private list is worth its price, for a person."""
+    """Describe the expected utility of a private list."""
     if nominal_clients is None:
-        return f"unknown without a declared size: a private list pays from n sqrt(2 rho) of about {STRONG:g} on"
+        return f"unknown without a declared size: a private list is useful for n sqrt(2 rho) above about {STRONG:g}"
     found = f"n sqrt(2 rho) = {strength(nominal_clients, rho):.4g}"
     if strength(nominal_clients, rho) > STRONG:
-        return f"good: {found}, and a private list pays from about {STRONG:g} on"
-    return f"weak: {found}; a private list pays from about {STRONG:g} on, below it bring a public list"
+        return f"good: {found}, and a private list is useful above about {STRONG:g}"
+    return f"weak: {found}; a private list is useful above about {STRONG:g}. Below it, use a public list"
 
 
 def planned_releases(
@@ -166,8 +167,8 @@ def name_of(number: int) -> str:
 
 
 def published(words: np.ndarray, noised: np.ndarray, planned: PlannedRelease) -> np.ndarray:
-    """(K, COLUMNS) int64 of the words whose noised sums are above the threshold, sorted by their bytes. The MOST
-    largest, should there be more. words: (W,) WORD, sorted; noised: (W,) int64.
+    """(K, COLUMNS) int64 of the words whose noisy sums are above the threshold, sorted by their bytes. The MOST
+    largest, should there be more. words: (W,) WORD, sorted; `noised`: (W,) int64.
     """
     kept = np.flatnonzero(noised > threshold(planned.scale, planned.delta))
     if len(kept) > MOST:
@@ -179,5 +180,5 @@ def published(words: np.ndarray, noised: np.ndarray, planned: PlannedRelease) ->
 
 
 def words_of(value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(words (K,) WORD, noised sums (K,)) of a published value."""
+    """(words (K,) WORD, noisy sums (K,)) of a published value."""
     return np.ascontiguousarray(value[:, 1:]).astype("<i8").view(WORD).reshape(-1), value[:, 0]

@@ -40,7 +40,7 @@ class BlockCache:
         return block
 
     def aside(self, key: Key, training: str, limit: int) -> Aside | None:
-        """What this training keeps beside the block, if the block is kept. That of the training before goes."""
+        """What this training keeps with the block, if the block is kept. That of the training before is dropped."""
         if not training or limit <= 0:
             return None
         if training != self.training:

@@ -33,8 +33,8 @@ from fedcore.storage.ranges import Ranges
 
 DEFAULT_CACHE_BYTES, MOST_CACHE_BYTES = 512 * 2**20, 2**50
 DEFAULT_STREAM_ABOVE = 512 * 2**20
-WRITTEN = "files of memories"  # name of the digests of what was written, beside the statistics of the clients
-Answering = Callable[[Message, int], Statistics | None]  # of (message, block); None: nobody is in the block
+WRITTEN = "files of memories"  # name of the digests of what was written, among the statistics of the clients
+Answering = Callable[[Message, int], Statistics | None]  # of (message, block); None: no client is in the block
 MOST_PARTS = 8  # of a leaf that are answered one by one: their overhead is then that of a copy
 ZIPPED = ".zip"  # of files of memories of before there were raw arrays, which are not read any more
 AHEAD_BYTES = 64 * 2**20  # a block that is larger, decoded, is read when it is needed, so that only one is in memory
@@ -48,10 +48,10 @@ class Source:
     cache_bytes: how much of decoded blocks and memories a process may keep
     stream_above: a block of dense rows that is larger, decoded, is read while it is used, if the method can
     durable: whether the memories of this round are to be flushed to the disk; their names are when they are committed
-    training: names the course of a training in which a process may use what it kept of its own answers
+    training: name of the training in which a process may use what it kept of earlier answers
     memory_digests: {name: digest} of the files in memory_in; None: not known, so not compared
-    ranges: index ranges [first, stop) of the clients who take part, ascending with gaps between them; None: everybody
-    manifest: `Population.checksum` of the version that is read; None: nobody compares
+    ranges: index ranges [first, stop) of the clients who take part, ascending with gaps between them; None: all clients
+    manifest: `Population.checksum` of the version that is read; None: not compared
     """
 
     population: str
@@ -80,7 +80,7 @@ _populations: dict[tuple[str, int, str | None], Population] = {}
 
 
 def _population(source: Source) -> Population:
-    """Raises PopulationError if another version of this number lies there than the training reads."""
+    """Raises PopulationError if the stored version of this number is not the one that the training reads."""
     key = (source.population, source.version, source.manifest)
     if key not in _populations:
         population = Population.open(source.population, version=source.version)
@@ -246,7 +246,7 @@ def answer_block(method: AnyMethod, source: Source, message: Message, index: int
 
 class _Remembered:
     """The memories of a block's clients, put together leaf by leaf while each is in the cache, in the order that a file
-    gives them back in: other orders have other last bits in products. wanted: whether anybody will ask for them."""
+    gives them back in: other orders have other last bits in products. wanted: whether they will be needed."""
 
     def __init__(self, block: int, clients: int, wanted: bool) -> None:
         self.block, self.clients, self.wanted = block, clients, wanted
@@ -282,7 +282,7 @@ def nobody_takes_part(source: Source, population: Population, index: int) -> boo
 def participants_of(
     method: AnyMethod, source: Source, population: Population, index: int, heldout: bool = False
 ) -> ClientBlock:
-    """The block; or, if nobody in it takes part, one without clients at its place, for which nothing is read."""
+    """The block; or, if no client in it takes part, one without clients at its place, for which nothing is read."""
     if not nobody_takes_part(source, population, index):
         return block_for(method, source, population, index, heldout)
     entry = population.blocks[index]
@@ -295,10 +295,10 @@ def participants_of(
 
 
 def participating(block: ClientBlock, clients_per_leaf: int, ranges: Ranges | None) -> Iterator[ClientBlock]:
-    """The leaves of the block, cut at the ranges of the clients who take part: every part of a leaf keeps its place. A
-    block without clients is one part, so that nobody's answer has its statistics too.
+    """The leaves of the block, cut at the ranges of the clients who take part. Every part of a leaf keeps its place. A
+    block without clients is one part, so that the answer of no client has statistics too.
 
-    Where a leaf would fall into many parts, those who take part are put together instead, which takes a copy: exact
+    If a leaf would fall into many parts, the clients who take part are put together instead, which takes a copy. Exact
     sums are the same.
     """
     if block.clients == 0:
@@ -319,7 +319,7 @@ def participating(block: ClientBlock, clients_per_leaf: int, ranges: Ranges | No
 
 
 def within(ranges: Ranges, first: int, stop: int) -> Ranges:
-    """What of the index ranges [low, high) lies in [first, stop)."""
+    """The parts of the index ranges [low, high) that are in [first, stop)."""
     return tuple((max(low, first), min(high, stop)) for low, high in ranges if low < stop and first < high)
 
 

@@ -142,7 +142,7 @@ class Training:
 
     def answer(self) -> bool:
         """Get what the server will see: statistics, or published values if the method is private. False: finished, or
-        the rounds from this one on were given up to pay for values that were lost.
+        the remaining rounds are skipped to make up for lost values.
 
         In a private run nothing raw outlives this call.
         """
@@ -227,7 +227,7 @@ class Training:
 
     def _map(self, message: Message) -> Statistics:
         # What an attempt left that was not committed is written again, file by file, to the same values. It is not
-        # removed: if another process has gone on with the run meanwhile, these are its clients' memories now.
+        # removed: if another process has continued the run meanwhile, these are its clients' memories now.
         before, after = self._memories(), self.run.memory_folder(self.round)
         source = replace(
             self.source,

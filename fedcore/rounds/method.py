@@ -37,7 +37,7 @@ from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics
 
 Message = Any  # a frozen dataclass of arrays and scalars
-State = Any  # likewise; what the next round needs, and what a checkpoint holds
+State = Any  # the same; what the next round needs, and what a checkpoint holds
 INCOMPLETE_ROWS = "A row with a missing or infinite value in any column is left out."  # see `Method.left_out`
 Memory = dict[str, np.ndarray]  # per-client state of a block; first axis = clients
 # Personalised outputs. First axis = clients; of those whose name begins with ROWS, the rows of the clients.
@@ -50,23 +50,23 @@ StateT = TypeVar("StateT")
 
 @dataclass(frozen=True, slots=True)
 class PublicFacts:
-    """What a method may know before any client has answered.
+    """Facts that a method may use before any client has answered.
 
     kind, features, clients_per_leaf: from the manifest; the schema is public
-    nominal_clients: the size that the owner declared; None if nobody declared one
+    nominal_clients: the declared number of clients; None if not declared
     clients:  the exact number of clients; always None for a private run
     rho:      budget of this run without its spares; None for a non-private run
-    seed:     names the streams of simulation randomness (never of noise that protects people)
+    seed:     of the streams of simulation randomness (never of privacy noise)
     relation: neighbouring relation of the population's budget: "add_or_remove_one" or "replace_one"
     warm_start: public arrays by name that the run starts from (released earlier, or declared public), or None
-    unit:     what the population's budget protects: "client" or "record"; the latter only for methods that say so in
+    unit:     what the population's budget protects: "client" or "record"; the latter only for methods that list it in
               `units`
-    halves:   how the owner says that clients' data were dealt to the training part and the held-out part: whole
-              documents, or single tokens; None if nobody says. Never found out by looking: whether there is a held-out
-              part can depend on a single client
-    one_whole: whether the held-out part is as good as the training part to this run (`Manifest.one_whole`)
+    halves:   how the owner declares that clients' data were split into the training part and the held-out part: whole
+              documents, or single tokens; None if not declared. Never found by looking at the data: whether there is a
+              held-out part can depend on a single client
+    one_whole: whether this run may use the held-out part like the training part (`Manifest.one_whole`)
     rows:     the exact number of rows; always None for a private run
-    image:    (height, width) where the owner declared that a row is a picture; of the schema, like features
+    image:    (height, width) if the owner declared that a row is a picture; part of the schema, like features
     """
 
     kind: Kind
@@ -87,10 +87,10 @@ class PublicFacts:
 
 @dataclass(frozen=True, slots=True)
 class RoundInfo:
-    """What a person or a plot needs to know of a round; the next round never reads it.
+    """Information on a round for people and plots; the next round never reads it.
 
-    scalars: one number for each name, the same names in every round of a phase; they become the metrics row, and each
-        name is declared in `Method.metrics`
+    scalars: one number for each name, the same names in every round of a phase. They become the metrics row, and
+        `Method.metrics` declares each name
     note:    one line for the log, or empty
     """
 
@@ -100,11 +100,11 @@ class RoundInfo:
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """What a private run is likely to be worth, by public facts alone.
+    """Expected utility of a private run, from public facts only.
 
-    word:   how good it is; a run whose word is "none" is refused, unless its setting `anyway` is true
-    expect: what to expect of it, in words
-    loss:   in `unit`, about how much is lost to noise; None: nobody knows
+    word:   rating of the run; a run with the rating "none" is refused, unless its setting `anyway` is true
+    expect: what to expect, in words
+    loss:   approximate loss due to noise, in `unit`; None: unknown
     """
 
     word: Literal["none", "weak", "fair", "good"]
@@ -121,8 +121,8 @@ class PrivateSettings(Protocol):
     """The settings that every private method has.
 
     epsilon: what a run may spend, at the delta of the population's budget; None: all that is left
-    spare_releases: reserved for values that are drawn and lost, each at the price of the dearest release
-    nominal_clients: the public size of the population; None: that of the manifest
+    spare_releases: reserve releases for lost values, each at the cost of the most costly release
+    nominal_clients: the declared number of clients; None: that of the manifest
     """
 
     @property
@@ -136,46 +136,46 @@ class PrivateSettings(Protocol):
 
 
 def took_no_part() -> RunError:
-    """What `personalise` raises for clients whose memories it needs, and who have none."""
+    """The error of `personalise` for clients whose memory it needs, and that have none."""
     return RunError(
-        "these clients took no part in the run, and what each client is given is made of what it remembers.",
-        "Name the population that the run was trained on, or train on this one.",
+        "these clients took no part in the run, and per-client outputs need their memory of it.",
+        "Pass the population that the run was trained on, or train on this one.",
     )
 
 
 class Method(ABC, Generic[ConfigT, StateT]):
-    """A method with its settings. All functions are pure, and the object is never changed after it was made.
+    """A method with its settings. All functions are pure, and the object never changes.
 
     name:    of the method, as on the command line
     kinds:   the kinds of population that it can read; `kind` is that of these settings
-    arithmetic_version: changes whenever the bits of `client_update` do; a run is resumed only with its own
+    arithmetic_version: must change whenever the bits of `client_update` do; a run is resumed only with the same version
     Config:  its settings, a frozen pydantic model in which every field has a default
-    State:   a frozen dataclass of arrays and scalars; see `fedcore.storage.arrays` for what may be in one
+    State:   a frozen dataclass of arrays and scalars; `fedcore.storage.arrays` lists the allowed types
     metrics: every scalar that a `RoundInfo` may hold
-    units:   units of privacy that the method has an argument for
-    facts_in_state: fields of the state that repeat those of PublicFacts; a run continues only with its own
+    units:   privacy units for which the method has a proof
+    facts_in_state: fields of the state that repeat those of PublicFacts; a run continues only with the same values
     streams_rows: whether `client_update` can read the rows of a block part by part, so that a block need not fit in
         memory
     accepts_warm_start: whether a run may start from public arrays (`PublicFacts.warm_start`)
-    warm_starts_for: names of other methods whose runs may start from what a run of this one ends with
-    series_arrays: names of arrays of a warm start that tell what runs of this method on this very population have
-        released so far; runs on another one start without them, and so do runs of another method that does not name
+    warm_starts_for: names of other methods whose runs may start from the result of a run of this one
+    series_arrays: names of arrays of a warm start that hold what runs of this method on this population have released
+        so far; runs on another population start without them, and so do runs of another method that does not list
         them too
-    scores_use_memories: whether `score_block` wants what the clients of the run remember
-    outputs_use_memories: whether `personalise` does; where it does not, it is given None
-    serves_newcomers: whether `personalise`, given None, makes for clients that took no part what they would remember
-    free_settings: names of settings of `personalise`, `score_block`, `score_table` and `headline`, which neither the
-        clients' answers nor the server's moves depend on, but through what they are asked: what they do is a function
-        of what a run has ended with, so that they may be given anew to a run that was made
+    scores_use_memories: whether `score_block` needs the client memory of the run
+    outputs_use_memories: whether `personalise` needs it; if not, it gets None
+    serves_newcomers: whether `personalise`, given None, computes the memory of clients that took no part
+    free_settings: names of settings of `personalise`, `score_block`, `score_table` and `headline` on which neither the
+        clients' answers nor the server's moves depend, except through the messages. Their effect is a function of the
+        final state of a run, so an existing run may get new values of them
     main_settings: the settings that `--help`, forms and the method's page show first, in this order; all others are
         under "Advanced". At most `MOST_MAIN`; a method with no more settings in all may leave it empty
-    personalises_all_documents: whether a client's outputs are made of both halves of its documents, where these were
-        dealt to halves and are not public for evaluation (`joined`); for methods of counts
-    algorithm: what runs are said to train, of a method without a setting of this name; empty: nothing is said
-    moved_settings: settings that the method had and has no more, "name" or "name=value", with what to read of them in
-        the error that refuses one: "is the method mixed_effects now"
-    fixed_settings: settings that the method had and that are constants now, with their values. Runs and files that have
-        this value are as they were; another value is refused
+    personalises_all_documents: whether a client's outputs use both halves of its documents, if these were split into
+        halves and are not public for evaluation (`joined`); for methods of counts
+    algorithm: name of the algorithm of runs, for a method without a setting of this name; empty: none is shown
+    moved_settings: settings that the method had and has no more, "name" or "name=value", with the text of the error
+        that refuses one: "is the method mixed_effects now"
+    fixed_settings: settings that the method had and that are constants now, with their values. Runs and files with
+        this value stay valid; another value is refused
     feature_outputs: names of outputs of `personalise` whose last axis are the features of the population
     usual_share: fraction of the whole budget that a private run takes if its settings give no epsilon; None: all that
         is left
@@ -229,7 +229,7 @@ class Method(ABC, Generic[ConfigT, StateT]):
     @property
     @abstractmethod
     def private(self) -> bool:
-        """Whether these settings release only noised values."""
+        """Whether these settings release only noisy values."""
 
     @property
     @abstractmethod
@@ -238,34 +238,35 @@ class Method(ABC, Generic[ConfigT, StateT]):
 
     @abstractmethod
     def plan(self, public: PublicFacts) -> Sequence[PlannedRelease]:
-        """Every noised release of the run and its price, from settings and public facts alone; empty if not private.
+        """Every noisy release of the run and its privacy cost, from settings and public facts only; empty if not
+        private.
 
         Raises ConfigError if there can be no such run.
         """
 
     @abstractmethod
     def release_values(self, message: Message, statistics: Statistics) -> dict[str, np.ndarray]:
-        """The int64 grid values to be noised in this round, by planned name; the engine does the rest."""
+        """The int64 grid values that get noise in this round, by planned name; the engine does the rest."""
 
     @property
     def private_settings(self) -> PrivateSettings:
-        """The settings that say what a private run may spend. Raises MethodError if the method has none."""
+        """The settings of a private run's budget. Raises MethodError if the method has none."""
         raise MethodError(f"method {self.name!r} has no settings of a private run.")
 
     @property
     def nominal_clients(self) -> int | None:
-        """The public number of clients that the settings name; None: that of the manifest."""
+        """The declared number of clients in the settings; None: that of the manifest."""
         return None
 
     def settings_of_bounds(self, bounds: Bounds) -> Mapping[str, Any]:
         """Settings that follow from the public bounds of the population's columns, where these settings leave them
-        open. A run records them as if somebody had chosen them.
+        open. A run records them as if they had been set.
         """
         return {}
 
     def settings_of_columns(self, columns: Sequence[ColumnEntry]) -> Mapping[str, Any]:
-        """Settings that follow from how the population's columns were declared, likewise; none may be named. Raises
-        ConfigError for a setting that names a column which there is not.
+        """Settings that follow from the declarations of the population's columns, in the same way; columns may have no
+        names. Raises ConfigError for a setting with a column that does not exist.
         """
         return {}
 
@@ -281,66 +282,66 @@ class Method(ABC, Generic[ConfigT, StateT]):
 
     @abstractmethod
     def message(self, state: StateT) -> Message | None:
-        """What the server says in this round; None when the run is finished."""
+        """The server's message in this round; None when the run is finished."""
 
     @abstractmethod
     def client_update(
         self, message: Message, block: ClientBlock, memory: Memory | None
     ) -> tuple[Statistics, Memory | None]:
-        """The answer of one leaf of clients. Called leaf by leaf; may be called again for the same leaf.
+        """Compute the answer of one leaf of clients. Called leaf by leaf; may be called again for the same leaf.
 
-        A private method returns no memory. `block.heldout` is None unless `reads_heldout(message)`, and also then where
+        A private method returns no memory. `block.heldout` is None unless `reads_heldout(message)`. It is also None if
         no client of the block has a held-out part.
         """
 
     def check_message(self, message: Message, features: int) -> None:
-        """Raises SensitivityError for a message with which the bound on a client's contribution would not hold.
+        """Raise SensitivityError for a message with which the bound on a client's contribution would not hold.
 
-        The clients of a block call it before they answer. features: of the population. By default, for a private
-        method: unless every number is finite, and in the range that its field declares
-        (`fedcore.rounds.messages.between`). Override it where the bound also relies on the shapes of arrays.
+        The clients of a block call it before they answer. features: of the population. By default it checks, for a
+        private method, that every number is finite, and in the range that its field declares
+        (`fedcore.rounds.messages.between`). Override it if the bound also depends on the shapes of arrays.
         """
         if self.private:
             check_numbers(message)
 
     def reads_heldout(self, message: Message) -> bool:
-        """Whether clients answer this message from their held-out part as well, which is otherwise kept for evaluation.
+        """Whether clients also use their held-out part to answer this message; otherwise it is kept for evaluation.
 
-        Only for private methods, whose unit is a client with everything it holds: scores of a run that saw what it is
-        scored on would say little.
+        Only for private methods, whose unit is a client with all its data. Scores on data that a run has used would
+        mean little.
         """
         return False
 
     @abstractmethod
     def server_update(self, state: StateT, result: Mapping[str, Any]) -> tuple[StateT, RoundInfo]:
-        """result: published noised values by planned name if private, else the finished statistics by name."""
+        """result: published noisy values by planned name if private, else the finished statistics by name."""
 
     def phase(self, state: StateT, message: Message) -> str:
-        """What kind of round this is; rounds of one phase cost about the same, and a plan counts them together."""
+        """The kind of this round. Rounds of one phase cost about the same, and a plan counts them together."""
         return "rounds"
 
     @property
     def kept_beside(self) -> float:
-        """Bytes that may be kept beside a cached block (`CountsBlock.aside`) for each of its decoded ones."""
+        """Bytes that may be kept with a cached block (`CountsBlock.aside`) for each of its decoded ones."""
         return 0.0
 
     def clients_kept_apart(self, clients: int) -> int:
-        """Of how many clients the server keeps single answers (`Stack`) in a round, at most."""
+        """Largest number of clients whose separate answers (`Stack`) the server keeps in a round."""
         return clients
 
     # --- what a run shows -------------------------------------------------------------------------------------------
 
     def outcome(self, state: StateT) -> str:
-        """What a finished run has found, or why nothing, in one line; empty if there is nothing to tell."""
+        """What a finished run has found, or why it found nothing, in one line; empty if there is nothing to report."""
         return ""
 
     def rows_used(self, state: StateT) -> tuple[float, float] | None:
         """(share of the rows that a finished run has used, its standard error by the noise); None if that is unknown.
-        Made of released and declared numbers alone, never of an exact count of a private run."""
+        Uses released and declared numbers only, never an exact count of a private run."""
         return None
 
     def result(self, state: StateT, features: Features) -> Result:
-        """What the run has learnt, as tables and figures for people; empty before there is anything."""
+        """The run's result as tables and figures; empty before there is any."""
         return Result()
 
     def segments(self, state: StateT) -> Sequence[int]:
@@ -362,13 +363,14 @@ class Method(ABC, Generic[ConfigT, StateT]):
         raise ConfigError(f"is one of method {self.name!r}, which leaves nothing to start from.")
 
     def checked_warm_start(self, arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
-        """The arrays as float64. Raises ConfigError, naming `what`, unless a run over so many features can use them."""
+        """The arrays as float64. Raises ConfigError, naming `what`, unless a run over `features` features can use
+        them."""
         raise ConfigError(f"method {self.name!r} does not start from given values, such as {what}.", "Leave it out.")
 
     # --- after training ---------------------------------------------------------------------------------------------
 
     def free_settings_in_force(self, state: StateT) -> dict[str, Any]:
-        """The settings that may be given to a run that was made, as JSON; of what the run chose itself, its choice."""
+        """The settings that may change after a run, as JSON. If the run chose a value itself, its choice."""
         found: dict[str, Any] = self.config.model_dump(mode="json", include=set(self.free_settings))
         return {name: found[name] for name in self.free_settings}
 
@@ -379,7 +381,7 @@ class Method(ABC, Generic[ConfigT, StateT]):
         raise ConfigError(f"method {self.name!r} has no outputs for single clients.")
 
     def outlier_distances(self, state: StateT, block: ClientBlock, memory: Memory | None) -> np.ndarray:
-        """(C, R) float64: how far each client is from what all share, by component, in units of the distance beyond
+        """(C, R) float64: distance of each client from the common model, by component, in units of the distance beyond
         which it counts as apart; NaN where a component does not count.
         """
         raise ConfigError(f"runs of method {self.name!r} have no penalty that could leave clients apart.")
@@ -395,7 +397,7 @@ class Method(ABC, Generic[ConfigT, StateT]):
         raise ConfigError(f"runs of method {self.name!r} cannot be scored on held-out data.", "Choose another method.")
 
     def headline(self, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """The row of a table of scores (as JSON) for what the run gives its clients; by it runs are compared."""
+        """The row of a table of scores (as JSON) by which runs are compared: that of the run's per-client outputs."""
         return next((row for row in rows if row.get("method") == "this run"), rows[0])
 
     @property
@@ -405,41 +407,41 @@ class Method(ABC, Generic[ConfigT, StateT]):
     # --- budgets over several runs ----------------------------------------------------------------------------------
 
     def budget_sketch(self, public: PublicFacts, plan: Sequence[PlannedRelease]) -> dict[str, Any]:
-        """What a run with this plan buys, as JSON; made from public facts, no data are opened."""
+        """Expected utility of a run with this plan, as JSON; made from public facts, no data are opened."""
         return {"rounds": max((planned.round for planned in plan), default=0), "releases": len(plan)}
 
     def worth(self, public: PublicFacts) -> Worth | None:
-        """What a run with these facts is likely to be worth, for a person who may ask for it or not; made from public
-        facts, no data are opened. None if the method cannot say.
+        """Expected utility of a run with these facts, for a person who decides about it; made from public facts, no
+        data are opened. None if the method cannot predict it.
         """
         return None
 
     def left_out(self, columns: Features) -> str:
-        """Which rows a run leaves out without an error, in sentences for people; empty if it reads every row or ends at
-        one that it cannot read. Made from the settings and the declared columns alone."""
+        """Describe which rows a run leaves out without an error; empty if it reads every row or fails at one that it
+        cannot read. Uses the settings and the declared columns only."""
         return ""
 
     def likely_warm_start(self, public: PublicFacts) -> dict[str, np.ndarray] | None:
-        """Stand-ins, of the right shapes, for what a run with these facts would leave to the next one, so that the runs
-        of a series can be planned one after the other; None if runs do not start warm.
+        """Simulated arrays, of the right shapes, that a run with these facts would leave to the next one. With them the
+        runs of a series can be planned one after the other; None if runs do not start warm.
         """
         return None
 
     def tries(self) -> Mapping[str, Sequence[Any]]:
-        """Values of settings that are worth comparing on held-out rows when nobody says which; empty if none are known.
+        """Default values of settings to compare on held-out rows; empty if none are known.
         For methods with a setting `validation`."""
         return {}
 
     @property
     def held_back_share(self) -> float:
-        """The share that is held back when settings are compared and nobody says how much."""
+        """The default fraction of rows that is held out when settings are compared."""
         return 0.2
 
     # --- plans of runs ----------------------------------------------------------------------------------------------
 
     def likely_rows(self, public: PublicFacts, count: int, generator: np.random.Generator) -> np.ndarray:
-        """(count, features) rows as clients may hold them, drawn from settings and public facts alone. A plan of a
-        private run times its rounds with them, because it may not look at the clients' own. By default three groups.
+        """(count, features) plausible rows, drawn from settings and public facts only. A plan of a private run times
+        its rounds with them, because it may not read the clients' rows. By default three groups.
         """
         groups = generator.normal(scale=4.0, size=(3, public.features))
         rows: np.ndarray = groups[generator.integers(3, size=count)] + generator.normal(size=(count, public.features))
@@ -450,7 +452,7 @@ AnyMethod: TypeAlias = Method[Any, Any]
 
 
 class NonPrivateMethod(Method[ConfigT, StateT]):
-    """A method that releases exact sums: it only has to say why it is not private."""
+    """A method that releases exact sums. It only has to state why it is not private."""
 
     @property
     def private(self) -> bool:
@@ -468,7 +470,7 @@ class NonPrivateMethod(Method[ConfigT, StateT]):
 
 
 class PrivateMethod(Method[ConfigT, StateT]):
-    """A method that releases noised values, in all or in some of its settings. Its settings are `PrivateSettings`.
+    """A method that releases noisy values, in all or in some of its settings. Its settings are `PrivateSettings`.
 
     Settings in which it is not private override `private` and `not_private_because`.
     """

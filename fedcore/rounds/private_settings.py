@@ -15,7 +15,7 @@ LONGEST = 10_000  # runs of a horizon
 
 def _without_epsilon(value: int | None, info: ValidationInfo) -> int | None:
     if value is not None and info.data.get("epsilon") is not None:
-        raise ValueError("a run's share of the budget is its horizon or its epsilon, not both")
+        raise ValueError("horizon and epsilon exclude each other: each sets the run's budget")
     return value
 
 
@@ -25,60 +25,60 @@ def _named_cohorts(value: str) -> str:
     except ValueError:
         named = False
     if not named:
-        raise ValueError(f'cohorts are "{ABLE}", or numbers from 1 such as 1-27 or 1-27,30')
+        raise ValueError(f'cohorts must be "{ABLE}", or numbers from 1 such as 1-27 or 1-27,30')
     return value
 
 
 class PrivateRunSettings(BaseModel):
-    """What every private run can be told of its budget, and of who takes part. A private method's `Config` inherits it.
+    """Settings of every private run: its budget, and which clients take part. A private method's `Config` inherits
+    them.
 
-    horizon to cohorts are for budgets that are kept by cohort (docs/privacy/cohorts.md).
+    The settings from horizon to cohorts are for per-cohort budgets (docs/privacy/cohorts.md).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     epsilon: float | None = Field(
-        None, gt=0, le=100, description="this run's share of the population's budget; None: all that is left"
+        None, gt=0, le=100, description="this run's part of the population's budget; None: all that is left"
     )
     horizon: Annotated[int | None, AfterValidator(_without_epsilon)] = Field(
         None,
         ge=1,
         le=LONGEST,
-        description="instead of epsilon, where the budget is kept by cohort: each cohort of clients pays for so many "
-        "runs",
+        description="instead of epsilon, for a per-cohort budget: number of runs that each cohort's budget funds",
     )
     at_least: int | None = Field(
         None,
         ge=1,
-        description="declared number of clients in cohorts that can pay, below which a run waits for newcomers; None: "
-        "one cohort",
+        description="declared number of clients in cohorts with enough budget, below which a run waits for new "
+        "clients; None: one cohort",
     )
     recent_cohorts: int | None = Field(
-        None, ge=1, description="only the newest so many cohorts take part; None: all that can pay"
+        None, ge=1, description="only this many of the newest cohorts take part; None: no limit"
     )
     cohorts: Annotated[str, AfterValidator(_named_cohorts)] = Field(
-        ABLE, description=f"{ABLE}: all that can pay; or numbers of cohorts that all must, such as 1-27"
+        ABLE, description=f"{ABLE}: all with enough budget left; or a range such as 1-27: all must have enough"
     )
     nominal_clients: int | None = Field(
-        None, ge=1, description="public number of clients to plan with; None: as declared of the population"
+        None, ge=1, description="declared number of clients to plan with; None: that of the population"
     )
     spare_releases: int = Field(
         0,
         ge=0,
         le=10,
-        description="releases set aside beyond the plan, to draw one again that a crash lost; each costs as much as "
-        "the plan's dearest",
+        description="reserve releases beyond the plan, to repeat one that a crash lost; each costs as much as "
+        "the plan's most costly release",
     )
     anyway: bool = Field(
-        False, description="make a run also if its budget is too small for it to be of any use (its word is 'none')"
+        False, description="override: run even if the budget is too small for a useful result (rating 'none')"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class CohortRule:
-    """What the settings of a run say of who takes part.
+    """Settings of a run that determine which cohorts take part.
 
-    chosen: ranges of numbers of cohorts, of which all must be able to pay; None: all that are
+    chosen: ranges of numbers of cohorts, all of which need enough budget; None: all that have enough
     """
 
     horizon: int | None = None
@@ -88,7 +88,7 @@ class CohortRule:
 
     @property
     def asked(self) -> str | None:
-        """Name of a setting that says something; None if none does."""
+        """Name of a setting that was set; None if none was."""
         names = {
             "horizon": self.horizon,
             "at_least": self.at_least,

@@ -36,8 +36,9 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """The columns of a population, or its vocabulary. names, units: None if nobody named them; a unit may be "". image:
-    (height, width) where a row is a picture; of three numbers a pixel, red, green and blue, if the columns say so.
+    """The columns of a population, or its vocabulary. names, units: None if they have none; a unit may be "". image:
+    (height, width) where a row is a picture, with three numbers for each pixel, red, green and blue, if the columns
+    state that.
     people: declared number of clients that the run read, None if unknown."""
 
     count: int
@@ -52,7 +53,7 @@ class Features:
         return rows.reshape(len(rows), *picture_shape(self.image, self.count))
 
     def unit(self, index: int) -> str:
-        """The unit of a column; "" if it has none, or nobody said."""
+        """The unit of a column; "" if it has none, or it is unknown."""
         return str(self.units[index]) if self.units is not None and index < len(self.units) else ""
 
     def name(self, index: int, what: str = "column") -> str:
@@ -88,7 +89,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """name: as that of a file; title: for people; columns: of equal length; note: what a reader has to know beside
+    """name: as that of a file; title: for people; columns: of equal length; note: what a reader has to know about
     it; shown: whether reports show it, or only exports have it, because a figure says the same."""
 
     name: str
@@ -123,7 +124,7 @@ class Profiles:
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """A figure: where the components lie in every column.
+    """A figure: the positions of the components in every column.
 
     columns: d headings, with units; labels: of the G components; means: (G, d) float64; spread: (G, d) standard
         deviations of the rows of a component, or None; errors: (G, d) standard errors of the means by noise alone, NaN
@@ -146,7 +147,7 @@ class Pictures:
 
     labels: of the K parts, in the order in which they are shown; images: (K, height, width), or with three colours
         (K, height, width, 3), float64; the first line is at the top
-    brightness: whether black is 0 and white 1; else each has a scale of its own around 0
+    brightness: whether black is 0 and white 1; else each picture has a separate scale around 0
     """
 
     name: str

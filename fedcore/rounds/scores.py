@@ -26,8 +26,8 @@ from fedcore.rounds.statistics import FloatSum, Statistic, Statistics
 RUN = "this run"
 ROWS = "rows"  # how many they are, where sizes are sums of weights
 SIZES_OF = "sizes of "  # a line, among the statistics
-MORE_THAN = "more than the run: "  # a line, likewise
-ERRORS_OF = "squared errors of "  # a line, likewise
+MORE_THAN = "more than the run: "  # a line, as above
+ERRORS_OF = "squared errors of "  # a line, as above
 LOSSES = {  # (title, axis)
     "nll": ("Negative log-likelihood", "negative log-likelihood (nats per row)"),
     "mse": ("Mean squared error", "mean squared error of a number"),
@@ -39,7 +39,7 @@ class ScoreTable(Protocol):
 
     def to_json(self, where: str) -> dict[str, Any]:
         """title; loss: the column of the rows that is compared, lower is better; axis: its name with unit; rows: dicts
-        with "method", the loss and "se"; and what else the method tells. where: of the population, for the title.
+        with "method", the loss and "se"; and more values of the method. where: of the population, for the title.
 
         Of tables with paired differences, difference_to: the row that the others are compared with; and in each row
         "difference", the mean over the same clients of its loss less that one's, and "difference_se"; None in that row.
@@ -164,7 +164,7 @@ def _sizes(m: np.ndarray) -> list[float]:
 
 
 def table(statistics: Mapping[str, np.ndarray], names: Sequence[str], loss: str = "nll") -> Table:
-    """The table from the finished statistics of all leaves, without lines that nobody summed or that are about nobody.
+    """The table from the finished statistics of all leaves, without lines that have no statistics or no clients.
 
     Raises PopulationError if nothing was held out.
     """
@@ -196,8 +196,8 @@ def _ratio(sums: np.ndarray, sizes: np.ndarray) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class WithErrors:
-    """A table of mean negative log-likelihoods with mean squared errors beside them, units of the data, each with the
-    difference to that of the run and its standard error."""
+    """A table of mean negative log-likelihoods and mean squared errors, in units of the data, each with the difference
+    to that of the run and its standard error."""
 
     table: Table
     errors: Mapping[str, Row]

@@ -1,5 +1,5 @@
-"""Statistics that add. Each kind carries its own law of addition, so that the answer to a round does not
-depend on the size of the blocks, the number of workers, the order of arrival, or a retry.
+"""Statistics that add. Each kind defines its own addition, so the answer to a round does not depend on the size of
+the blocks, the number of workers, the order of arrival, or a retry.
 
 A *leaf* is a run of L consecutive clients (L is fixed in the population's manifest). Clients are answered leaf
 by leaf; everything above the leaves is done here.
@@ -37,8 +37,8 @@ Statistics = Mapping[str, Statistic]
 
 
 def aligned(array: np.ndarray) -> np.ndarray:
-    """The array, or a copy if it lies at an odd address, as what came over a wire may: products of matrices that are
-    not aligned take another path, with other last bits.
+    """The array, or a copy if it is at an odd address, as received arrays may be. Products of matrices that are not
+    aligned take another path, with other last bits.
     """
     return array if array.flags.aligned else array.copy()
 
@@ -106,7 +106,7 @@ class FloatSum:
 
 
 def _not_finite_is_no_news() -> np.errstate:
-    """Who uses a sum sees that it is not finite; a warning would say so of clients to whoever sees a worker's log."""
+    """A user of a sum sees that it is not finite. A warning would reveal this about clients in a worker's log."""
     return np.errstate(over="ignore", invalid="ignore")
 
 
@@ -251,7 +251,7 @@ def size_of(statistics: Statistics | None) -> int:
 
 
 def merge(left: Statistics | None, right: Statistics | None) -> Statistics | None:
-    """Name by name; None is the statistic of nobody. The names of both sides must agree."""
+    """Merge name by name; None stands for no clients. The names of both sides must agree."""
     if left is None:
         return right
     if right is None:

@@ -1,7 +1,7 @@
 """The head of a run (`fedcore.runs.store`): the small file whose rename, or put, commits a round.
 
-Who writes it has looked whether it is still the one that this process read or wrote last. Where locks do not reach, on
-another host, somebody may have gone on with the run: then nothing is written over.
+Before writing, a process checks that it is still the head that this process read or wrote last. A process on another
+host, where locks do not reach, may have continued the run. Then nothing is overwritten.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class HeadFile:
         self.stored = stored
 
     def check(self, lock: Lock | None) -> None:
-        """Raises LeaseLost if another process has gone on with the run. lock: that this process holds."""
+        """Raises LeaseLost if another process has continued the run. lock: that this process holds."""
         fetched = None
         if isinstance(lock, RemoteLock) and is_remote(self.folder):
             fetched = object_storage.read_many(self.folder, (HOLDER, NAME))
@@ -54,7 +54,7 @@ class HeadFile:
         self.stored = json.loads(json.dumps(head))
 
     def _put(self, path: UPath, head: dict[str, Any], lock: Lock | None) -> None:
-        """Replace the head that this process knows and no other, where the store can tell."""
+        """Replace only the head that this process knows, if the store can check that."""
         content = json_bytes(head)
         try:
             version = None if self.stored is None else object_storage.version(path)
@@ -69,7 +69,7 @@ class HeadFile:
 
     def _lost(self) -> LeaseLost:
         return LeaseLost(
-            f"another process has gone on with run {self.run_id!r}.", "This process stops; the other one goes on."
+            f"another process has continued run {self.run_id!r}.", "This process stops; the other one continues."
         )
 
 

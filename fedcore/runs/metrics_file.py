@@ -77,7 +77,7 @@ class MetricsFile:
         self._hash(head, lines)
         if not lines:
             return {}
-        self._cached += lines  # if the round is not committed, the length tells, and they are read again
+        self._cached += lines  # if the round is not committed, the length shows it, and they are read again
         name = METRICS if token is None else f"metrics-{token}.jsonl"
         files.write_whole(self.folder / name, self._cached)
         return {"metrics_bytes": len(self._cached), "metrics_file": name}

@@ -54,11 +54,11 @@ def compare(run: Run, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
 def keep_plan(run: Run, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Store the plan with the run, where its report finds it. Returns and raises what `compare` does.
 
-    Raises RunError, too, for a plan that tells exact counts and a run that may not hold any.
+    Also raises RunError for a plan that contains exact counts and a run that may not hold any.
     """
     if run.info.get("private") is not False and plan.get("private") is not True:
         raise RunError(
-            f"run {run.id!r} is private, and the plan was made for one that is not: it tells exact "
+            f"run {run.id!r} is private, and the plan was made for one that is not: it contains exact "
             "counts of the population, which are not kept with a private run.",
             "Make the plan again, with the settings of this run.",
         )

@@ -1,4 +1,4 @@
-"""The copies of released values that a private run keeps beside its state (`fedcore.runs.store`), bound to its head."""
+"""The copies of released values that a private run keeps with its state (`fedcore.runs.store`), bound to its head."""
 
 from __future__ import annotations
 

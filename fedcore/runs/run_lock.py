@@ -1,4 +1,4 @@
-"""Who works in the folder of a run (`fedcore.runs.store`): its lock, and folders in which nobody came to make a run.
+"""The lock on the folder of a run (`fedcore.runs.store`), and removal of folders in which no run was completed.
 
 In a folder the system locks the file `lock`, which a process gives back when it dies. Behind a URL, where no such lock
 reaches, the object `holder.json` stands for it (`fedcore.storage.remote_lock`).
@@ -21,8 +21,8 @@ from fedcore.storage.files import Place, is_remote
 from fedcore.storage.remote_lock import RemoteLock, holder_may_live
 
 LOCK = "lock"
-LOOKS, SECONDS_BETWEEN = 3, 0.02  # before a lock counts as that of somebody who works
-UNBORN_SECONDS = 3600.0  # after which a folder without run.json is of nobody who still makes it
+LOOKS, SECONDS_BETWEEN = 3, 0.02  # before a lock counts as that of a working process
+UNBORN_SECONDS = 3600.0  # after which no process is still making a folder without run.json
 Lock = RemoteLock | IO[Any]  # to be closed
 
 
@@ -41,15 +41,15 @@ def take(path: Place, take_over: bool = False) -> tuple[Lock, bool]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return file, False
-        except BlockingIOError:  # perhaps by somebody who only looks (`is_held`), which takes no time
+        except BlockingIOError:  # perhaps by a process that only looks (`is_held`), which takes no time
             time.sleep(SECONDS_BETWEEN if look + 1 < LOOKS else 0.0)
     file.close()
     raise RunBusy(f"another process is working on run {path.name!r}.", "Wait for it, or stop it.")
 
 
 def is_held(path: Place) -> bool:
-    """Whether some process works in the folder of this run, as far as can be told at once: behind a URL a holder on
-    another host counts as alive until somebody who wants the run has watched it.
+    """Whether some process works in the folder of this run, by one look. Behind a URL, a holder on another host counts
+    as alive until a process that wants the run has watched it.
     """
     if is_remote(path):
         return holder_may_live(path / HOLDER)
@@ -73,13 +73,13 @@ def is_unborn(path: Path) -> bool:
 
 
 def _before_birth(name: str) -> bool:
-    """Whether the file lies in the folder before run.json does."""
+    """Whether the file is in the folder before run.json is."""
     return name in (LOCK, START_FILE) or files.PARTIAL.fullmatch(name) is not None
 
 
 def sweep_unborn(wanted: Path) -> None:
-    """Remove, as far as possible, folders of runs whose process died before it had written run.json: those that hold
-    nothing but a lock that nobody has and what they were to start from, and that nobody has touched for a while.
+    """Remove, as far as possible, folders of runs whose process died before it had written run.json. These hold only a
+    free lock and the start of the run, and were not changed for a while.
 
     wanted: the folder of a new run, which may also be there and be empty
     """
@@ -90,7 +90,7 @@ def sweep_unborn(wanted: Path) -> None:
             names = [file.name for file in path.iterdir()]
             if not all(_before_birth(name) for name in names):
                 continue
-            if LOCK not in names and path != wanted:  # an empty folder of somebody else
+            if LOCK not in names and path != wanted:  # an empty folder of another program
                 continue
             with files.opened(path / LOCK, "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,8 +9,8 @@
     report.html, result.json    for people and for programs; nothing here reads them
 
 Behind a URL there are two differences. `holder.json` stands for the lock (`fedcore.storage.remote_lock`). And objects
-cannot be appended to, so the metrics are put whole at each commit, under a name of their writer's own that the head
-tells: a process that lost the run cannot shorten those of its successor (`fedcore.runs.metrics_file`).
+cannot be appended to, so the metrics are put whole at each commit, under a name of their writer that the head
+contains. So a process that lost the run cannot shorten those of its successor (`fedcore.runs.metrics_file`).
 
 Arrays and JSON only: loading a run executes nothing, and names and sizes are checked first. The head names all files
 that it commits by their digests (`fedcore.runs.digests`), which are compared whenever a file is read. The folder is for
@@ -55,7 +55,7 @@ from fedcore.storage.remote_lock import RemoteLock
 if TYPE_CHECKING:
     from upath import UPath
 
-STATES_KEPT = 2  # of the last commit, and of the one before it: somebody may be reading that
+STATES_KEPT = 2  # of the last commit, and of the one before it, which may be read now
 
 
 # --- one run --------------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class Run:
 
     @property
     def status_now(self) -> str:
-        """The status, or "interrupted" for a run whose rounds nobody is making: as far as can be told at once."""
+        """The status, or "interrupted" for a running run without a live process, by one look."""
         return "interrupted" if self.status == "running" and not run_lock.is_held(self.path) else self.status
 
     @property
@@ -146,8 +146,8 @@ class Run:
         return run
 
     def _create_objects(self, path: UPath, exists: RunError, start: Mapping[str, np.ndarray] | None) -> None:
-        """A place is free if nothing is below it, but what a run that was never made was to start from, and nobody
-        holds it; then run.json is created if it is not there.
+        """A place is free if there is nothing below it except the start of a run that was never made, and no process
+        holds it. Then run.json is created if it is not there.
         """
         if files.listing(path).keys() - {HOLDER, START_FILE}:
             raise exists
@@ -172,14 +172,14 @@ class Run:
             self._start = write_values(self.path / START_FILE, arrays)
 
     def remove(self, *, ours: bool = False) -> None:
-        """Remove the run with all that it has, as far as possible, unless another process has gone on with it.
+        """Remove the run with all its files, as far as possible, unless another process has continued it.
 
-        ours: nobody else has, for sure; its head may be one that was written although an error was told.
+        ours: certainly no other process has; its head may have been written in spite of an error.
         """
         try:
             if not ours:
                 self._head_file.check(self._lock)
-        except FedcoreError:  # or nobody knows
+        except FedcoreError:  # or this is unknown
             return
         if is_remote(self.path):
             with suppress(FedcoreError):
@@ -225,7 +225,7 @@ class Run:
 
     @classmethod
     def open_locked(cls, path: str | Place, *, without_head: bool = False, take_over: bool = False) -> Run:
-        """The run, read after it was locked: another process may have gone on with it until then.
+        """The run, read after it was locked: another process may have continued it until then.
 
         without_head: as in `open`; a damaged head is moved out of the way. take_over: as in `lock`.
         """
@@ -260,7 +260,7 @@ class Run:
         return taken
 
     def _sweep(self) -> None:
-        """Remove what writers that died left half-written, as far as possible: it is in nobody's way."""
+        """Remove half-written files of dead writers, as far as possible; they do no harm."""
         if is_remote(self.path):  # metrics of writers who lost the run
             with suppress(FedcoreError):
                 for name in files.listing(self.path):
@@ -318,8 +318,8 @@ class Run:
         """Make a round current: write state, then the rows of metrics, then the head; drop old states and memories.
 
         state: a dataclass of arrays and scalars; rows: of the rounds since the last commit, each with its "round";
-        memories: {name: digest} of the files in its folder of memories, None if nobody kept them; head: facts for the
-        head. Raises RunError, and LeaseLost if another process has gone on with the run.
+        memories: {name: digest} of the files in its folder of memories, None if there are none; head: facts for the
+        head. Raises RunError, and LeaseLost if another process has continued the run.
         """
         self._head_file.check(self._lock)
         before = self.round
@@ -374,9 +374,9 @@ class Run:
             self._releases.check(self.round, self._named("releases"))
 
     def _prune(self, kept: set[int]) -> None:
-        """Drop states and memories of rounds before the last of `kept`, but those. What is later may be that of another
-        process, which has gone on with the run. A folder that a worker of a dead process still writes to stays until
-        the next time: nobody reads it.
+        """Drop states and memories of rounds before the last of `kept`, but those. Later ones may be those of another
+        process, which has continued the run. A folder that a worker of a dead process still writes to stays until the
+        next time: no process reads it.
         """
         with writing("state and memory"):
             for old in [*numbered(self.path / "state"), *numbered(self.path / "memory")]:
@@ -412,7 +412,7 @@ class Run:
         self._releases.keep(name, array)
 
     def remove_unplanned_releases(self) -> None:
-        """Remove what lies beside the copies of published values and is none of them. Raises RunError."""
+        """Remove files in the folder of published values that are no copies of them. Raises RunError."""
         with writing("releases"):
             self._releases.remove_unplanned()
 

@@ -1,8 +1,8 @@
-"""Arrays and scalars in one file, in a folder or in object storage: a zipped Zarr group, or arrays as they lie in
-memory (`fedcore.storage.raw_arrays`) where the name of the file says so.
+"""Arrays and scalars in one file, in a folder or in object storage: a zipped Zarr group, or arrays in their layout in
+memory (`fedcore.storage.raw_arrays`), depending on the name of the file.
 
 Arrays and JSON only: reading executes nothing, and names and sizes are checked first. An object is built and read in
-memory, so that nothing of it lies on the disk of a worker.
+memory, so no part of it is on the disk of a worker.
 """
 
 from __future__ import annotations

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 Place: TypeAlias = "Path | UPath"  # both have /, name, stem, suffix, parent and str(); this module does the rest
 AnyPlace = TypeVar("AnyPlace", bound=Place)
 
-OTHERS = stat.S_IRWXG | stat.S_IRWXO  # what a private file or folder allows to nobody
+OTHERS = stat.S_IRWXG | stat.S_IRWXO  # what a private file or folder does not allow
 LONGEST_NAME = 255  # bytes of a file's name, for most file systems
 ODD_FILES = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
 PARTIAL = re.compile(r"\.(?P<name>.+)\.\d+(\.[0-9a-f]{8})?\.partial")  # of a file that is being written
 FLUSHED_AT_ONCE = 8  # files whose flushing is awaited together, for which a journal commits once
-ABANDONED = 3600.0  # seconds after which nobody writes a file any more that takes milliseconds
+ABANDONED = 3600.0  # seconds after which a write of milliseconds must have ended
 LOST_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")  # what pathlib makes of a URL
 
 
@@ -119,7 +119,7 @@ def check_regular(file: Path) -> None:
 
 
 def not_regular(path: Path) -> str:
-    """What else there is at the path: reading it may wait, or go on, without end. Empty for a regular file, a folder,
+    """Kind of a special file at the path, which may block or be read without end. Empty for a regular file, a folder,
     and where there is nothing.
     """
     try:
@@ -201,8 +201,8 @@ def flush_written(file: IO[bytes], path: Path) -> None:
 
 
 def is_private(folder: Path) -> bool:
-    """Whether nobody but its owner may look into the folder. What is made below such a folder is private as well,
-    whatever the umask: what moves out of it stays so.
+    """Whether only its owner may look into the folder. Files below such a folder are private as well, with any umask,
+    and stay so when they are moved out.
     """
     return not stat.S_IMODE(os.stat(folder).st_mode) & OTHERS
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 BATCH_BYTES = 32 << 20  # objects that are fetched or stored at the same time
 REASON_LENGTH = 200  # characters of a foreign error's text
 EXTRA = 'pip install "fedcore[object-storage]"'
-PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs"}  # beside the extra
+PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs"}  # next to the extra
 VARIABLES = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE, AWS_ENDPOINT_URL",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",

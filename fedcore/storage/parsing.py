@@ -1,7 +1,7 @@
-"""JSON and TOML that may hold anything: read within bounds, and refused by one kind of error.
+"""JSON and TOML from untrusted sources: read within bounds, and refused by one kind of error.
 
-What people hand in, and what lies in folders that others can write to, may be nested so deeply that parsers run out of
-stack, or hold numbers that are no floats. All of it is a ValueError here; callers name it.
+Files that users pass, or that are in folders others can write to, may be nested so deeply that parsers run out of
+stack, or contain numbers that are no floats. All of this is a ValueError here; callers add the name of the file.
 """
 
 from __future__ import annotations

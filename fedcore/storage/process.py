@@ -23,7 +23,8 @@ class Holder:
     started: float
 
     def alive(self, expired: bool) -> bool:
-        """Whether the process lives. On another host nobody can tell: there it lives until its lease has expired."""
+        """Whether the process is alive. On another host this is unknown: there it counts as alive until its lease has
+        expired."""
         if self.host != this_host():
             return not expired
         try:
@@ -63,9 +64,9 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 @cache
 def keep_freed_memory() -> None:
-    """glibc hands freed megabytes back to the system, most of all in Dask's workers, where it is told to. Leaf after
-    leaf, round after round, piece after piece of a table then faults their pages in anew, which can take as long as the
-    arithmetic. This process keeps some of it instead.
+    """Keep some freed memory in this process. By default glibc returns freed megabytes to the system, most of all in
+    Dask's workers, which request it. Every leaf, round and piece of a table then faults these pages in again, which can
+    take as long as the arithmetic.
     """
     with suppress(OSError, AttributeError):  # another libc
         libc = ctypes.CDLL(None)

@@ -31,7 +31,7 @@ def numbers_in(ranges: Ranges) -> list[int]:
 
 
 def holds(ranges: Ranges, number: int) -> bool:
-    """Whether the number lies in one of them."""
+    """Whether the number is in one of them."""
     return any(first <= number <= last for first, last in ranges)
 
 

@@ -1,5 +1,6 @@
-"""Arrays in one file as they lie in memory: for what is written anew in every round, where the checksums of a zip file
-and of Zarr's chunks take longer than the writing. Whoever keeps such a file keeps its BLAKE3, which stands for both.
+"""Arrays in one file in their layout in memory. This is for arrays that every round writes again, where the checksums
+of a zip file and of Zarr's chunks take longer than the writing. The BLAKE3 of the file, stored elsewhere, replaces
+both.
 
     8 bytes         MAGIC
     8 bytes         length of the header, a little-endian whole number
@@ -32,7 +33,8 @@ PADDING = bytes(ALIGNED)
 
 
 def pieces(arrays: Mapping[str, np.ndarray]) -> Iterator[bytes | memoryview]:
-    """What a file with these arrays holds, piece after piece; arrays are not copied where they lie as in the file."""
+    """The content of a file with these arrays, piece by piece; arrays that already have the file's layout are not
+    copied."""
     listed = [[name, value.dtype.newbyteorder("<").str, list(value.shape)] for name, value in arrays.items()]
     header = json.dumps({"schema": SCHEMA, "arrays": listed}).encode()
     header += b" " * _missing(len(MAGIC) + 8 + len(header))

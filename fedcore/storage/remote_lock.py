@@ -1,12 +1,12 @@
-"""A lock on what lies in object storage, where no lock of a file system reaches: an object that names its holder.
+"""A lock on data in object storage, where no lock of a file system reaches: an object that names its holder.
 
 The object is created only if there is none, renewed by a thread for as long as the lock is held, and removed at the
-end. A lock that its holder outlived is taken over. Its token decides, not whether somebody seems alive: a process that
-was wrongly taken for dead finds another token in the object when it looks next, and stops. So the thread may be late,
-fail or die, and nothing but patience is lost.
+end. A lock that outlived its holder is taken over. The token decides, not whether a process seems alive. A process that
+was wrongly taken for dead finds another token in the object when it looks next, and stops. So if the thread is late,
+fails or dies, only time is lost.
 
-No clock is compared with that of another host. Whoever wants what another host holds watches the object: a holder that
-renews it lives, and one that stays silent for as long as it said that it never would is dead.
+No clock is compared with that of another host. A process that wants a lock of another host watches the object: a holder
+that renews it is alive. A holder that is silent for longer than the time it has stated is dead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 SECONDS = 60.0  # silence after which a holder on another host counts as dead
 BEATS = 6  # renewals in that time: some may fail
-LOOKS = 30  # of somebody who watches, in that time
+LOOKS = 30  # of a watching process, in that time
 LONGEST = 3600.0  # silence that an object may ask others to wait for, seconds
 STOPPING = 5.0  # wait at the end for a renewal that is under way, seconds
 ATTEMPTS = 5  # to take a lock that changes hands meanwhile
@@ -99,7 +99,7 @@ class RemoteLock:
         silent = time.monotonic() - self.renewed
         why = f" It could not renew its lock for {silent:.0f} s." if silent > SECONDS else ""
         raise LeaseLost(
-            f"another process has gone on with {self.what}.", f"This process stops; the other one goes on.{why}"
+            f"another process has continued {self.what}.", f"This process stops; the other one continues.{why}"
         )
 
     def renew(self) -> None:
@@ -138,7 +138,7 @@ class RemoteLock:
             self.renewed = time.monotonic()
         except FileNotFoundError:
             return False
-        except (FedcoreError, OSError):  # the store does not answer now, or somebody was quicker: next time tells
+        except (FedcoreError, OSError):  # the store does not answer now, or another process was quicker: see next time
             pass
         return True
 
@@ -223,8 +223,8 @@ def _parsed(content: bytes) -> dict[str, Any]:
 
 
 def holder_may_live(path: UPath) -> bool:
-    """Whether the lock at this object is held, by a process that lives as far as one look can tell: on another host
-    any does."""
+    """Whether the lock at this object is held by a process that may be alive, by one look. On another host, any may
+    be."""
     try:
         stored = _parsed(object_storage.read_bytes(path))
         return Holder(**stored["holder"]).alive(expired=False)

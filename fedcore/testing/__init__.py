@@ -1,20 +1,23 @@
-"""The laws that every method obeys, as functions; `python -m fedcore.testing PACKAGE:Class` looks at them all.
+"""Conformance tests that every method must pass, as functions. `python -m fedcore.testing PACKAGE:Class` runs all of
+them.
 
-A package's own tests call them too:
+A package's own tests can call them too:
 
-    from fedcore.testing import LAWS, cases_for
+```
+from fedcore.testing import LAWS, cases_for
 
-    @pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
-    def test_laws(law):
-        for case in cases_for(MyMethod(MyConfig(components=2))):
-            law(case)
+@pytest.mark.parametrize("check", LAWS.values(), ids=LAWS)
+def test_conformance(check):
+    for case in cases_for(MyMethod(MyConfig(components=2))):
+        check(case)
+```
 
-`each_setting_matters(cases)` is one more law, which compares runs. Cases may be made by hand, with a `SmallPopulation`
-and a warm start of one's own. docs/adding-a-method.md is the guide.
+`each_setting_matters(cases)` is one more test, which compares runs. Cases may be made by hand, with a `SmallPopulation`
+and another warm start. docs/adding-a-method.md is the guide.
 """
 
-from fedcore.testing import privacy_laws as _privacy_laws  # registers its laws
-from fedcore.testing import sites_law as _sites_law  # registers its law
+from fedcore.testing import privacy_laws as _privacy_laws  # registers its tests
+from fedcore.testing import sites_law as _sites_law  # registers its test
 from fedcore.testing.broken import LawBroken
 from fedcore.testing.cases import Case, cases_for
 from fedcore.testing.laws import LAWS, same_with

@@ -1,6 +1,7 @@
-"""`python -m fedcore.testing PACKAGE:Class [--set KEY=VALUE ...]`: looks at all laws of methods, one line for each.
+"""`python -m fedcore.testing PACKAGE:Class [--set KEY=VALUE ...]`: runs all conformance tests of methods, a line for
+each.
 
-Exit code 0: all hold; 1: one is broken; 2: there is no such method, or the settings suit no small population.
+Exit code 0: all pass; 1: one fails; 2: there is no such method, or the settings suit no small population.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ WORKERS = (1, 2, 4)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m fedcore.testing", description="Looks at all laws of methods.")
+    parser = argparse.ArgumentParser(prog="python -m fedcore.testing", description="Run all conformance tests.")
     parser.add_argument("method", metavar="PACKAGE:Class", help="where the method's class is; or its registered name")
     parser.add_argument(
         "--set",
@@ -71,7 +72,7 @@ def _method(where: str, settings: list[str]) -> Method[Any, Any]:
 
 
 def _looked_at(cases: Sequence[Case]) -> Iterator[tuple[str, str]]:
-    """(law, how it is broken, or "") for each law, those about settings and workers last."""
+    """(name, why it failed, or "") for each test, those of settings and workers last."""
     for name, law in LAWS.items():
         yield name, next(filter(None, (_broken(law, case) for case in cases)), "")
     yield "settings", _broken(each_setting_matters, cases)
@@ -89,7 +90,7 @@ def _broken_by(workers: int, cases: Sequence[Case]) -> str:
 def _broken(law: Any, asked: Case | Sequence[Case]) -> str:
     try:
         law(asked)
-    except Exception as error:  # a method's own: the law is broken, and the author is told where
+    except Exception as error:  # a method's own: the test fails, and shows where
         name = asked.name if isinstance(asked, Case) else ""
         return f"{name}: {in_words(error)}" if name else in_words(error)
     return ""

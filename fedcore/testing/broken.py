@@ -1,4 +1,4 @@
-"""What a law says when a method does not obey it."""
+"""The error of a failed conformance test."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import traceback
 
 
 class LawBroken(AssertionError):
-    """A method breaks a law of methods. The text is a sentence for its author."""
+    """A method fails a conformance test. The text is a sentence for its author."""
 
 
 def require(holds: bool, sentence: str) -> None:

@@ -1,4 +1,4 @@
-"""What a law is asked about: a method with its settings, and a small population for it."""
+"""Cases of conformance tests: a method with its settings, and a small population for it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Round:
     state, after: of the server, before and after the round
     memories, kept: what clients remember before and after it; None: nothing
     statistics: of each leaf; never merged themselves
-    exact:     the grid values that were noised, by name; empty if the method is not private
+    exact:     the grid values before noise, by name; empty if the method is not private
     result:    what the server got
     """
 
@@ -230,10 +230,10 @@ def released(
 def cases_for(
     method: Method[Any, Any], population: SmallPopulation | None = None, warm_start: Mapping[str, Any] | None = None
 ) -> list[Case]:
-    """What the laws are asked about a method with its settings: for a private one, each unit and relation it knows.
+    """The cases of a method with its settings: for a private one, each unit and relation it supports.
 
-    population: by default a random one of the method's kind. warm_start: by default stand-ins, if the method has some
-    and does not run without them. Raises ConfigError for settings with which there is no run.
+    population: by default a random one of the method's kind. warm_start: by default simulated ones, if the method has
+    some and does not run without them. Raises ConfigError for settings with which there is no run.
     """
     people = population or random_population(method.kind)
     if not method.private:
@@ -286,7 +286,7 @@ def _possible(case: Case) -> Case:
 
 
 def _budgeted_facts(case: Case) -> tuple[PublicFacts, tuple[PlannedRelease, ...]]:
-    """What the method may know before the run, and the releases that the case's budget pays for.
+    """What the method may know before the run, and the releases that the case's budget allows.
 
     Raises ConfigError for settings with which there is no run.
     """

@@ -1,6 +1,7 @@
-"""The laws of methods, each a function of a case that raises LawBroken, or MethodError, with a sentence for the author.
+"""Conformance tests of methods. Each is a function of a case that raises LawBroken or MethodError, with a sentence for
+the author.
 
-`LAWS` has them by name, in the order in which they are looked at. Those of private methods are in
+`LAWS` has them by name, in the order in which they run. Those of private methods are in
 `fedcore.testing.privacy_laws`.
 """
 
@@ -40,7 +41,7 @@ ORDERS = 8  # random orders of addition that are tried for each round
 
 
 def law(name: str) -> Callable[[Law], Law]:
-    """Registers a law. It is looked at with one BLAS thread, as in the engine."""
+    """Register a conformance test. It runs with one BLAS thread, as in the engine."""
 
     def register(check: Law) -> Law:
         @wraps(check)
@@ -202,7 +203,7 @@ def storable_state(case: Case) -> None:
 @law("chunkings")
 def chunkings(case: Case) -> None:
     """A whole stored run with one block of all clients ends in the bits of the run in memory."""
-    people = case.population  # the run in memory goes leaf by leaf, and so does that of the law "resuming"
+    people = case.population  # the run in memory goes leaf by leaf, and so does that of the test "resuming"
     whole = people.leaf * -(-len(people.clients) // people.leaf)
     with TemporaryDirectory() as folder:
         found = whole_run(case, Path(folder), block=whole)
@@ -362,8 +363,8 @@ def scores(case: Case) -> None:
 @law("result")
 def result(case: Case) -> None:
     """The result, before the first round and after the last, is made of tables with columns of equal length and finite
-    numbers, and is the same from a state that was stored and read. A method that tells results has a table after the
-    last round, or an outcome that says why there is none. Names and units of columns are those that were given.
+    numbers, and is the same from a state that was stored and read. A method with results has a table after the
+    last round, or an outcome that states why there is none. Names and units of columns are those that were given.
     """
     method, count = case.method, case.population.features
     named = Features(count, [f"feature {i}" for i in range(count)], [f"unit {i}" for i in range(count)])

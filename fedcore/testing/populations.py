@@ -1,4 +1,5 @@
-"""Small random populations for the laws: several leaves and blocks, an empty client, and one with a single row."""
+"""Small random populations for conformance tests: several leaves and blocks, an empty client, and one with a single
+row."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ class SmallPopulation:
     heldout: the same clients' held-out counts or rows
     dtype:   that the rows are stored in, "float32" or "float64"
     leaf, block: clients of a leaf, and of a stored block
-    halves:  what is said to have been dealt to `clients` and `heldout`; None: nothing
-    image:   (height, width) of the picture that a row is; None: rows are none
+    halves:  what is declared to have been split into `clients` and `heldout`; None: nothing
+    image:   (height, width) of the picture in a row; None: rows are no pictures
     """
 
     kind: Kind
@@ -56,7 +57,7 @@ class SmallPopulation:
         leaf: int | None = None,
         heldout: Sequence[np.ndarray] | None = None,
     ) -> list[ClientBlock]:
-        """These clients (default: those of the population) as leaves of so many clients. heldout: what is held out of
+        """These clients (default: those of the population) as leaves of this many clients. heldout: what is held out of
         each of them; None: the leaves have no held-out part.
         """
         found = self.clients if clients is None else tuple(clients)

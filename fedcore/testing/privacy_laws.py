@@ -1,4 +1,4 @@
-"""The laws of private methods: what is released, by how much one person can change it, and how it is noised.
+"""Conformance tests of private methods: what is released, by how much one client can change it, and its noise.
 
 Differences are computed in Python's integers, which neither round nor wrap.
 """
@@ -37,7 +37,7 @@ NEIGHBOURS = 12  # random pairs of populations for each round
 FEWER_NEIGHBOURS = 2  # for each round of a run whose totals or start may be anything
 DRAWS = 4000  # of noise, at least, for each release
 LEVEL = 1e-6  # of the test of the variance: a right release fails it that often
-STAND_INS = 16  # clients and rows of the law of that name
+STAND_INS = 16  # clients and rows of the test of that name
 TOGETHER = 100  # messages with several such fields, of each phase
 
 
@@ -319,8 +319,8 @@ def squared_distance(one: np.ndarray, other: np.ndarray) -> int:
 
 @law("participants")
 def participants(case: Case) -> None:
-    """The exact sums of a private round are those of whoever takes part, wherever leaves are cut where others do not:
-    of two groups they add up to those of everybody, and those of nobody are zero.
+    """The exact sums of a private round are those of the clients who take part, wherever other clients cut leaves: the
+    sums of two groups add up to those of all clients, and those of no clients are zero.
     """
     if not case.method.private:
         return
@@ -333,9 +333,9 @@ def participants(case: Case) -> None:
         everybody, one, other, nobody = (
             _sums(case, made, parts) for parts in (leaves, some, others, [leaves[0].slice(0, 0, leaves[0].leaf)])
         )
-        require(nobody.keys() == everybody.keys(), f"nobody's answer has {sorted(nobody)}, not {sorted(everybody)}.")
+        require(nobody.keys() == everybody.keys(), f"no clients have {sorted(nobody)}, not {sorted(everybody)}.")
         for name, whole in everybody.items():
-            require(not nobody[name].any(), f"{name!r} of nobody is not zero.")
+            require(not nobody[name].any(), f"{name!r} of no clients is not zero.")
             require(one[name].shape == whole.shape, f"{name!r} of some clients has another shape than of all.")
             require((one[name] + other[name] == whole).all(), f"{name!r} depends on how leaves are cut.")
 
@@ -359,7 +359,7 @@ def noise(case: Case) -> None:
 
 
 def noise_from(case: Case, source: NoiseSource) -> None:
-    """The law of the noise for another source than the one that protects people."""
+    """The test of the noise for another source than the one that protects people."""
     for made in case.history.rounds:
         for planned in made.planned:
             exact = made.exact[planned.name]

@@ -1,4 +1,4 @@
-"""What a law asks of the tables and figures that a method shows."""
+"""What a conformance test requires of the tables and figures of a method."""
 
 from __future__ import annotations
 

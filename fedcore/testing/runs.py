@@ -69,7 +69,7 @@ def whole_run(
 
 
 def run_in_pieces(case: Case, folder: Path, *, block: int) -> Ended:
-    """The run, given up before its first round and after every one, and gone on with by a new process as it were.
+    """The run, stopped before its first round and after every one, and resumed as if by a new process.
 
     block: clients of a stored block.
     """

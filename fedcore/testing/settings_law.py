@@ -1,6 +1,6 @@
-"""The law of settings: each setting of a method changes what a run publishes, what it costs, or what clients are given.
+"""Conformance test of settings: each setting of a method changes what a run publishes, its cost, or per-client outputs.
 
-It compares pairs of runs, so that it is not one of `LAWS`, which look at a single run each.
+It compares pairs of runs, so it is not one of `LAWS`, which look at a single run each.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NUMBERS = (1, 2, 3, 0.5, 0.1, 5, 10)  # for a setting without a default, as far 
 
 @dataclass(frozen=True)
 class Hint:
-    """How a setting is changed, where the law does not find it.
+    """How a setting is changed, if the test does not find it.
 
     value: in the second run. given: other settings of both runs. case: its name; None: the first one
     """
@@ -56,7 +56,7 @@ def each_setting_matters(cases: Sequence[Case], hints: Mapping[str, Hint] | None
     require(
         not idle,
         f"no value of {', '.join(idle)} that was tried changes what a run of {cls.__name__} publishes, costs or gives "
-        "to clients. Remove the setting, or try others beside it.",
+        "to clients. Remove the setting, or try others with it.",
     )
 
 

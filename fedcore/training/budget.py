@@ -65,8 +65,8 @@ def from_the_root(url: str) -> str:
 def ledger_of(population: Population, url: str | None = None, *, to_show: bool = False) -> Ledger:
     """The ledger that the population's manifest names; `url` or FEDCORE_LEDGER may say where it now is.
 
-    to_show: nothing is to be charged, so that a population whose witness is gone is no obstacle. Raises LedgerMissing
-    if it is absent or another one, LedgerRolledBack if it lacks a record seen before, or nobody can tell.
+    to_show: nothing will be charged, so a population whose witness is gone is no obstacle. Raises LedgerMissing if it
+    is absent or another one, LedgerRolledBack if it lacks a record seen before, or this is unknown.
     """
     ledger = ledger_unchecked(population, url)
     if not (to_show and missing_witness(population, ledger)):
@@ -79,7 +79,7 @@ def ledger_unchecked(population: Population, url: str | None = None) -> Ledger:
     named = population.manifest.ledger
     if named is None:
         raise LedgerMissing(
-            f"population {population.path.name!r} names no ledger: it was made without one.",
+            f"population {population.path.name!r} has no ledger: it was made without one.",
             "Ingest it again with a ledger.",
         )
     return _find(named, url)
@@ -165,8 +165,8 @@ def check_periods(population: Population, unit: Unit | None) -> None:
 
 
 def check_records(population: Population, unit: Unit | None) -> None:
-    """Raises ConfigError if nobody said whose the rows are, and the unit is not the record: a budget per client would
-    be a false promise, since a person may have many rows.
+    """Raises ConfigError if no client column was declared, and the unit is not the record: a budget per client would be
+    a false guarantee, since a person may have many rows.
     """
     if population.manifest.records and unit != "record":
         raise ConfigError(
@@ -177,9 +177,9 @@ def check_records(population: Population, unit: Unit | None) -> None:
 
 
 def begin_cohorts(population: Population, ledger: Ledger) -> Population:
-    """Keep the budget of the population by cohort from now on: a new version, in which everybody is of the first one.
+    """Switch the population to per-cohort budgets: a new version, in which all clients are in the first cohort.
 
-    After an interruption it goes on; nothing happens if it was done before. Raises what
+    After an interruption it continues; nothing happens if it was done before. Raises what
     `fedcore.population.conversion.begin_cohorts` and `Ledger.begin_cohorts` raise.
     """
     if population.manifest.cohorts:
@@ -218,7 +218,7 @@ def public_facts(
     """What the method may know; the exact numbers of clients and rows only if it is not private.
 
     relation, unit: of the population's budget; per client and period an entry is a client to the method. start: public
-    arrays that the run starts from. participants: None if everybody takes part.
+    arrays that the run starts from. participants: None if all clients take part.
     """
     return PublicFacts(
         population.kind,
@@ -280,12 +280,12 @@ def plan_within_budget(
     start: Mapping[str, np.ndarray] | None = None,
     share: str | None = None,
 ) -> tuple[tuple[PlannedRelease, ...], PublicFacts, Participants | None]:
-    """The plan whose price, with its spare releases, is this run's share of the budget; the public facts that it was
-    made from; and who takes part, None for everybody.
+    """The plan whose privacy cost, with its reserve releases, is this run's part of the budget; its public facts; and
+    the cohorts that take part, None for all clients.
 
-    The share is config.epsilon at the population's delta, or what config.horizon leaves for one of so many runs, or the
-    method's usual share, or all that is left; the relation is that of the budget. balance: of the population. share: of
-    a divided budget, which is then all that the run sees.
+    The part is config.epsilon at the population's delta, or one run's part under config.horizon, or the method's usual
+    part, or all that is left; the relation is that of the budget. balance: of the population. share: sub-budget of a
+    divided budget, which is then all that the run sees.
     """
     required_budget(population, balance)
     balance = balance.of_share(share)
@@ -352,7 +352,7 @@ def _plan_by_cohort(
     budget: Budget,
     facts: Callable[[float, Participants | None], PublicFacts],
 ) -> tuple[tuple[PlannedRelease, ...], PublicFacts, Participants]:
-    """The same where the budget is kept by cohort: every cohort that takes part can pay the whole price."""
+    """The same for a per-cohort budget: every cohort that takes part has enough budget for the whole plan."""
     settings, manifest = method.private_settings, population.manifest
     rule, accounts = cohort_rule(settings), cohorts.cohort_accounts(manifest, balance)
     runs, share = 1, rho_asked(method, budget)
@@ -401,10 +401,11 @@ def epsilon_that_fits(balance: Balance) -> float:
 def fit_plan(
     method: AnyMethod, facts_for: Callable[[float], PublicFacts], share: float, runs: int = 1
 ) -> tuple[tuple[PlannedRelease, ...], PublicFacts]:
-    """The plan whose price, spare releases included, is at most `share`, and the public facts that it was made from.
+    """The plan whose privacy cost, with reserve releases, is at most `share`, and the public facts that it was made
+    from.
 
-    facts_for: public facts with this rho. runs: so many runs with this plan are paid from `share`, one after the other;
-    spares come back from all but the last. Raises ConfigError if no plan is found.
+    facts_for: public facts with this rho. runs: number of runs with this plan that `share` must fund, one after the
+    other; all but the last return their reserve releases. Raises ConfigError if no plan is found.
     """
     spares, rho = method.private_settings.spare_releases, rounded_down(Fraction(share) / runs)
     for _ in range(60):
@@ -417,6 +418,6 @@ def fit_plan(
         prices += [max(prices)] * spares
         rho *= min(share / (before + sum(prices)), 1.0) * (1 - 1e-9)
     raise ConfigError(
-        "the plan of this configuration does not settle within the budget.",
-        "Name rounds and clusters instead of leaving them automatic.",
+        "no plan of this configuration fits into the budget.",
+        "Set rounds and clusters instead of leaving them automatic.",
     )

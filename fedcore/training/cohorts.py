@@ -25,7 +25,7 @@ Planned = tuple[tuple[PlannedRelease, ...], PublicFacts]
 
 @dataclass(frozen=True, slots=True)
 class CohortAccount:
-    """What a cohort can still pay. nominal: clients that the owner declared for it; rho, delta: left, exactly."""
+    """What a cohort has left. `nominal`: declared number of its clients; rho, delta: left, exactly."""
 
     number: int
     nominal: int | None
@@ -69,7 +69,7 @@ def cohort_accounts(manifest: Manifest, balance: Balance) -> list[CohortAccount]
 
 
 def able(accounts: Sequence[CohortAccount], cost: Cost) -> list[CohortAccount]:
-    """The accounts that can pay, in order: those for which the ledger would accept this cost."""
+    """The accounts with enough budget, in order: those for which the ledger would accept this cost."""
     return [account for account in accounts if account.rho >= cost.rho and account.delta >= cost.delta]
 
 
@@ -80,7 +80,7 @@ def nominal_of(accounts: Sequence[CohortAccount]) -> int | None:
 
 
 def in_question(rule: CohortRule, accounts: Sequence[CohortAccount], name: str) -> list[CohortAccount]:
-    """The cohorts that may take part, if they can pay. Raises ConfigError for numbers that there are not."""
+    """The cohorts that may take part, if they have enough budget. Raises ConfigError for numbers that do not exist."""
     if rule.chosen is None:
         return list(accounts if rule.recent is None else accounts[-rule.recent :])
     if rule.chosen[-1][1] > len(accounts):
@@ -104,13 +104,13 @@ def choose(
     window: int | None = None,
     whose: str = "",
 ) -> tuple[Planned, list[CohortAccount]]:
-    """The plan of a run and the cohorts that take part in it, of which each can pay for the whole plan.
+    """The plan of a run and the cohorts that take part in it, each of which has enough budget for the whole plan.
 
-    least: rho that the run costs at least; planned: the plan for these cohorts; sized: whether the settings name the
-    size of the run, so that declared ones are not needed for its plan; window: so many cohorts, the newest, at most
+    least: rho that the run costs at least; planned: the plan for these cohorts; sized: whether the settings state the
+    size of the run, so that declared sizes are not needed for its plan; window: largest number of cohorts, the newest
     (calendar periods that a run may read), None: any number; whose: `Balance.whose` of the accounts. Raises ConfigError
-    if sizes lack, or more cohorts than the window holds were named, Waiting if too few can pay, BudgetExceeded if none
-    ever could or one that was named cannot, and what `planned` raises.
+    if sizes lack, or more cohorts than the window holds were named, Waiting if too few have enough budget,
+    BudgetExceeded if none ever could or a named one does not, and what `planned` raises.
     """
     asked = in_question(rule, accounts, name)
     if window is not None and rule.chosen is not None and len(asked) > window:
@@ -164,12 +164,12 @@ def _check(
             "Pass `--nominal-clients` at every append; for this run, leave at_least out and set nominal_clients.",
         )
     if not chosen or (nominal is not None and nominal < (rule.at_least or 1)):
-        least = f"{rule.at_least:,} nominal clients" if rule.at_least else "somebody"
-        found = f"{nominal:,} nominal clients" if chosen else "nobody"
+        least = f"cohorts with {rule.at_least:,} declared clients" if rule.at_least else "a cohort"
+        found = f"{nominal:,} declared clients" if chosen else "none"
         raise Waiting(
-            f"a run on {whose}population {name!r} costs each cohort {_in_words(cost)} and waits until {least} can pay: "
-            f"now {found} can. Nothing was charged.",
-            "The next cohort opens with the next append. Budgets are never renewed: without newcomers there is no "
+            f"a run on {whose}population {name!r} costs each cohort {_in_words(cost)} and waits until {least} can "
+            f"be charged: now {found} can. Nothing was charged.",
+            "The next cohort opens with the next append. Budgets are never renewed: without new clients there is no "
             "further run.",
         )
 

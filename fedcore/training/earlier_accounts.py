@@ -1,7 +1,7 @@
-"""Accounts of before the first release, whose people must not get a fresh budget unnoticed.
+"""Accounts from before the first release, whose people must not get a fresh budget unnoticed.
 
 Such ledgers are refused (`fedcore.privacy.ledger.formats`), so their people can only be ingested again, into a new
-ledger. While one is found where ledgers lie, a budget is set only with a declaration of what was spent before.
+ledger. While one is found at a ledger's location, a budget needs a declaration of what was spent before.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def spent_before(rho: float | None, reason: str | None) -> SpentBefore | None:
 
 
 def require_declaration(population: Population, ledger: Ledger) -> None:
-    """Raises LedgerRetired if a refused account is found where ledgers lie: its people may be these people."""
+    """Raises LedgerRetired if a refused account is found at a ledger's location: its people may be these people."""
     found = next(_refused(population, ledger), None)
     if found is None or ledger.balance(population.id).budget is not None:
         return

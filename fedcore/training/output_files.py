@@ -1,4 +1,4 @@
-"""Where personalised outputs are written, block by block: a Zarr folder, a Parquet or a CSV file, by the name's ending.
+"""Files of per-client outputs, written block by block: a Zarr folder, a Parquet or a CSV file, by the name's ending.
 
     NAME, NAME.zarr   a Zarr group with an array for each output, first axis = clients, and clients.jsonl with their ids
     NAME.parquet      a line for each client: its id, and a column for each output, lists where it has several numbers
@@ -6,12 +6,12 @@
 
 Where rows are pictures there are also NAME.npz, NAME.pngs and NAME.videos (`fedcore.training.output_pictures`).
 
-Outputs of rows are beside them: in the same group, with client i owning the rows ptr[i] .. ptr[i + 1] - 1, or in a
-second file NAME.rows.parquet or NAME.rows.csv with a line for each row: its client, its number among the client's rows
-from 0. A file NAME.csv.about.json says what is in NAME.csv (so of Parquet); the attributes of a group, and the metadata
-of a Parquet file, say it too.
+Outputs of rows are in the same group, with client i owning the rows ptr[i] .. ptr[i + 1] - 1. Or they are in a second
+file NAME.rows.parquet or NAME.rows.csv with a line for each row: its client, its number among the client's rows from 0.
+A file NAME.csv.about.json describes NAME.csv (the same for Parquet). The attributes of a group, and the metadata of a
+Parquet file, describe it too.
 
-Everything is for the eyes of its owner only, and under a temporary name until it is whole.
+Only the owner can read the files, and they have temporary names until they are whole.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class OutputFiles(ABC):
 
     @abstractmethod
     def begin(self, about: Mapping[str, Any]) -> None:
-        """about: what is told of the outputs, as JSON."""
+        """about: description of the outputs, as JSON."""
 
     @abstractmethod
     def add(self, leaf: Leaf, ids: Sequence[str], outputs: ClientOutputs) -> None:
@@ -305,7 +305,7 @@ class TableFiles(OutputFiles):
         self.about: dict[str, Any] = {}
 
     def check_free(self) -> None:
-        """Also what a process that was killed during its commit has left is in nobody's way."""
+        """Leftovers of a process that was killed during its commit are removed, and do not count as existing."""
         super().check_free()
         if self._is_left_over():
             self.rows_path.unlink(missing_ok=True)

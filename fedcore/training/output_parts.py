@@ -1,11 +1,11 @@
-"""Outputs of whole blocks that wait to be put together: so that processes share the work, and none of it is lost.
+"""Outputs of whole blocks that wait to be put together, so that processes share the work, and none of it is lost.
 
     .NAME.parts/of.json      whose outputs these are: run, population, settings
     .NAME.parts/lock         held by the process that makes NAME
     .NAME.parts/000007.zip   the outputs of the clients of block 7
 
-The folder lies beside the file or folder NAME that is to be made, for its owner's eyes only. It stays behind when a
-process is killed or interrupted, and whoever asks for the same outputs under the same name goes on from it.
+The folder is next to the file or folder NAME that will be made, and only its owner can read it. It remains when a
+process is killed or interrupted, and the next request for the same outputs under the same name continues from it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedcore.storage.files import json_bytes, make_folder, write_whole
 from fedcore.storage.parsing import parse_json
 
 OF = "of.json"
-PTR = "ptr-of-rows"  # beside the outputs of a block; no output has a dash in its name
+PTR = "ptr-of-rows"  # among the outputs of a block; no output has a dash in its name
 
 
 class Parts:

@@ -46,7 +46,7 @@ SHOWN = 8  # rows on the contact sheet
 LONGEST_SIDE = 240  # pixels of a picture on it
 GAP = 4  # pixels between them
 COLOURS = ((1.0, 0.2, 0.2), (0.2, 1.0, 0.2), (0.3, 0.6, 1.0), (1.0, 1.0, 0.2), (1.0, 0.3, 1.0), (0.2, 1.0, 1.0))
-TABLES = ("frames.csv", "objects.csv", "contact.png", "contact.html", "about.json")  # beside the clients' folders
+TABLES = ("frames.csv", "objects.csv", "contact.png", "contact.html", "about.json")  # next to the clients' folders
 PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>Contact sheet of {run}</title>
@@ -107,7 +107,7 @@ class _Pictures(OutputFiles):
 
 
 class ArrayFile(_Pictures):
-    """Arrays grow in files of their own, one after the other in the archive at the end."""
+    """Each array grows in a separate file; at the end they are put into the archive one after the other."""
 
     def __init__(self, path: Path, population: Population, features: Sequence[str]):
         super().__init__(path, population, features)

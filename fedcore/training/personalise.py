@@ -33,7 +33,7 @@ from fedcore.training.spec import recorded_request
 
 NOTE = (
     "Personalised outputs contain each client's own data. They are not differentially private: give each client "
-    "its own row and nobody else's."
+    "only its own row."
 )
 
 
@@ -54,18 +54,18 @@ def personalise(
     An output whose name begins with "rows_" has a row for each row of the population, in the order in which it stores
     them, instead of one for each client.
 
-    settings: that may be given to a run that was made (`Method.free_settings`), given anew; the outputs say which.
+    settings: new values of settings that may change after a run (`Method.free_settings`); the outputs state them.
     backend: computes the outputs; this process by default. Its workers write to the folder of `dest`.
-    at_once: blocks that are asked of it together
+    at_once: blocks that are requested from it together
     safe_cells: of a CSV file, whether ids that a spreadsheet would run as formulas get an apostrophe before them
     progress: called after each block with the number of rows (of counts: clients) that are written, and of all
 
-    Memory stays at one block in each process. Outputs of blocks are kept beside `dest` until all are there, so that the
-    disk holds everything twice at the end; whoever was killed or interrupted goes on with the same call, to the same
-    bytes (`fedcore.training.output_parts`). Raises RunError, WrongKind if run and population do not fit,
-    PopulationError if `dest` exists or somebody else writes it, ConfigError if it is a URL or ends otherwise, or for
-    other settings. Returns {"dest", "files" (of single files), "clients", "outputs", "settings", "sensitive", "note",
-    "blocks_kept" (from an interrupted call, if any)}.
+    Memory stays at one block in each process. Outputs of blocks are kept next to `dest` until all are there, so the
+    disk holds everything twice at the end. After an interruption, the same call continues, to the same bytes
+    (`fedcore.training.output_parts`). Raises RunError, WrongKind if run and population do not fit, PopulationError if
+    `dest` exists or another process writes it, ConfigError if it is a URL or has another ending, or for other settings.
+    Returns {"dest", "files" (of single files), "clients", "outputs", "settings", "sensitive", "note", "blocks_kept"
+    (from an interrupted call, if any)}.
     """
     run, population = Run.open(run_path), Population.open(population_path)
     check_fits(run, population)
@@ -262,7 +262,7 @@ def memories_of(run: Run, population: Population, method: AnyMethod) -> tuple[Pl
 
 
 def trained(run: Run, settings: Mapping[str, Any] | None = None) -> tuple[AnyMethod, State]:
-    """The run's method and its last committed state. settings: that may be given to a run that was made, given anew.
+    """The run's method and its last committed state. settings: new values of those that may change after a run.
 
     Raises RunError, also for a state of another version's, ConfigError for settings that act on training.
     """

@@ -71,7 +71,7 @@ class LedgerPublisher:
         stored = self.published(planned)
         if stored is not None:
             return stored
-        self.noise.ready(planned, grid_values)  # refuses before anything is paid
+        self.noise.ready(planned, grid_values)  # refuses before anything is charged
         charge = self.ledger.charge(self.lease, planned)
         if charge is None:
             return None

@@ -26,7 +26,7 @@ def installed() -> dict[str, str]:
 
 
 def columns_to_record(population: Population) -> list[dict[str, str]] | None:
-    """Name and unit of each column, as run.json has them; None if nobody named them."""
+    """Name and unit of each column, as run.json has them; None if they have no names."""
     return [{"name": column.name, "unit": column.unit} for column in population.manifest.columns] or None
 
 

@@ -8,7 +8,7 @@ matters for people's privacy: the plan is made from settings and manifest, the b
 data opened.
 
 A run ends in two steps as well. It is "trained" when all rounds are made, the account is settled and the statement is
-written. It is "finished" when what a series decides about it is done too; until then `resume` goes on with that.
+written. It is "finished" when the decisions of its series are done too; until then `resume` continues with them.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Session:
             self.run.note(outcome=outcome)
         if status == "finished" and (used := self.method.rows_used(self.training.state)) is not None:
             share, error = used
-            if share < ENOUGH_ROWS and 1 - share >= 2 * error:  # else noise alone may say so
+            if share < ENOUGH_ROWS and 1 - share >= 2 * error:  # else it may be noise alone
                 self.run.note(rows_used=[share, error])
         _write_statement(self.run, self.statement())
 
@@ -126,7 +126,7 @@ class Session:
         return Run(self.run.path, self.run.info, {**self.run.head, "status": status})
 
     def close(self) -> None:
-        """Let other processes have the run. Nothing happens if somebody else has it already."""
+        """Release the run for other processes. Nothing happens if another process has it already."""
         if self.account is not None:
             self.account.release()
         self.run.unlock()
@@ -148,7 +148,7 @@ def start_run(
 
     stamp: a time as text, for the run's name. spec: of this request, resolved a moment ago; None: it is resolved here.
     publisher: what a private run reserves and who publishes; of the same study as the spec. Raises what `open_inputs`,
-    `resolve` and `check_run` raise, NotWorthIt for a run that nobody would want, and RunError for a name that is taken
+    `resolve` and `check_run` raise, NotWorthIt for a run without useful results, and RunError for a name that is taken
     or another study. If it raises, nothing stays reserved and no run is left behind, unless the ledger failed after it
     had reserved: then the run can be resumed or abandoned.
     """
@@ -179,7 +179,7 @@ def resume(
     population: str | None = None,
     publisher: Publishing = ONE_PLACE,
 ) -> Session:
-    """Go on with a run after its last committed round; with one that is trained, what is left is to conclude it.
+    """Resume a run after its last committed round. A trained run is only concluded.
 
     population: where the population is now, if it was moved. publisher: as in `start_run`. Raises RunError if the run
     has ended or is of another study, RunBusy, and what `recorded_spec` raises.
@@ -189,7 +189,7 @@ def resume(
         check_resumable(run)
         _check_study(run.info.get(STUDY), publisher, f"run {run.id!r}")
         spec = recorded_spec(run, cache_bytes=cache_bytes, ledger_url=ledger_url, population_path=population)
-        # Whoever held the run until now may still have some time to live in the ledger, which is not waited for.
+        # The earlier holder may still have some time to live in the ledger, which is not waited for.
         return _open(spec, run, backend, publisher, take_over=take_over or run.taken)
     except BaseException:
         run.unlock()
@@ -257,7 +257,7 @@ def _open(
 
 
 def _reserve(spec: RunSpec, ledger: Ledger, run: Run, publishing: Publishing) -> None:
-    """Set the plan's price aside. The same run with the same plan again: nothing is added."""
+    """Reserve the plan's cost. The same run with the same plan again: nothing is added."""
     ledger.reserve(
         spec.population.id,
         run.id,
@@ -274,7 +274,7 @@ def _reserve(spec: RunSpec, ledger: Ledger, run: Run, publishing: Publishing) ->
 
 
 def bound_of(population: Population, run: Run) -> dict[str, Any]:
-    """Digests of what the run reads and of what was asked of it, by which the ledger can tell later what it was."""
+    """Digests of the run's inputs and request, by which the ledger can identify it later."""
     return {"manifest": population.checksum, "version": population.version, "run": run.record_digest}
 
 
@@ -315,7 +315,7 @@ def _undo(spec: RunSpec, run: Run, account: Account) -> None:
         return
     with suppress(PopulationError, LedgerError):  # an older record stays there, which the ledger contains as well
         remember_head(spec.population, account.ledger)
-    run.remove(ours=True)  # whoever had gone on with it would have had the lease
+    run.remove(ours=True)  # a process that had continued it would have the lease
 
 
 def _session(spec: RunSpec, run: Run, account: Account | None, backend: Backend, publishing: Publishing) -> Session:
@@ -342,8 +342,8 @@ def _session(spec: RunSpec, run: Run, account: Account | None, backend: Backend,
 
 
 def _ranges(spec: RunSpec) -> Ranges | None:
-    """Of whom a round asks: of a private run those who take part, without clients that were forgotten; else everybody,
-    so that everyone's memory keeps its place, and one who was forgotten has no rows.
+    """Clients that a round reads: for a private run those who take part, without forgotten clients; else all clients,
+    so that every client's memory keeps its place, and a forgotten client has no rows.
     """
     if spec.participants is not None:
         return spec.population.participants(spec.participants.ranges)
@@ -351,7 +351,7 @@ def _ranges(spec: RunSpec) -> Ranges | None:
 
 
 def _blocks(population: Population, ranges: Ranges | None) -> Sequence[int]:
-    """The blocks in which somebody takes part; if nobody does, one, whose answer is that of nobody."""
+    """The blocks in which a client takes part; if none does, one block, whose answer is that of no clients."""
     if ranges is None:
         return range(len(population.blocks))
     entries = enumerate(population.blocks)
@@ -359,7 +359,8 @@ def _blocks(population: Population, ranges: Ranges | None) -> Sequence[int]:
 
 
 def _restore_releases(spec: RunSpec, run: Run, publisher: Publisher) -> None:
-    """The run's copies of its published values may be lost or changed, or others beside them; the ledger has them."""
+    """Restore the run's copies of its published values from the ledger: they may be lost, changed, or have others among
+    them."""
     try:
         run.check_releases()
     except RunError:
@@ -434,7 +435,7 @@ def _recorded(session: Session, show: Callable[[Run], None]) -> Iterator[None]:
         show(session.ended(status))
         session.run.finish(status)
         raise
-    except LeaseLost:  # the run belongs to somebody else now
+    except LeaseLost:  # the run belongs to another process now
         raise
     except FedcoreError:
         if session.run.status != TRAINED:
@@ -507,7 +508,7 @@ def statement_of(
             ledger, population.id, run.id, vouched=arrival, first_period=first, vocabulary=words, through=through
         )
     unprotected, vouched = start_lineage(record)
-    if population.id in unprotected:  # such a start is refused, unless somebody edited the record
+    if population.id in unprotected:  # such a start is refused, unless the record was edited
         return no_privacy("it started from exact values of its own population")
     return private_statement(
         ledger,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedcore.privacy.ledger.ledger import Ledger
     from fedcore.privacy.ledger.sketch_accounts import KeptSketch
 
-LATER = 8  # new ids wait until they are one in so many, since every addition brings noise
+LATER = 8  # new ids wait until they are one in this many, since every addition brings noise
 _log = logging.getLogger(__name__)
 
 

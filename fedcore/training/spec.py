@@ -3,7 +3,7 @@
     open_inputs(request)     -> Inputs     population, ledger and start, opened and verified once
     resolve(request, inputs) -> RunSpec    pure
 
-`recorded_spec` makes the same of a run that is gone on with. The second step, `fedcore.training.session`, opens the
+`recorded_spec` makes the same for a run that is resumed. The second step, `fedcore.training.session`, opens the
 run. No data are open here, and nothing is reserved.
 """
 
@@ -50,11 +50,11 @@ class RunSpec:
 
     public:     what the method may know: relation, unit, rho and warm start included
     releases:   planned, in order; none if the method is not private
-    ledger:     that pays for them; None if the method is not private
-    participants: cohorts that take part and pay; None: everybody, as one account
+    ledger:     that is charged for them; None if the method is not private
+    participants: cohorts that take part and are charged; None: all clients, as one account
     warm_start: arrays and what run.json says of them; None if the run starts from nothing
     test_noise: key of pseudo-random noise; None: the noise protects people
-    share: of the population's budget that pays, by name; None: what is undivided
+    share: sub-budget that is charged, by name; None: the undivided part
     study: {"digest", "run", "site"} of a run that several sites make together; None: of one place
     """
 
@@ -77,7 +77,7 @@ class RunSpec:
 
     @property
     def worth(self) -> Worth | None:
-        """What the run is likely to be worth, as far as its method can say."""
+        """Expected utility of the run; None if its method cannot predict it."""
         return self.method.worth(self.public) if self.method.private else None
 
     @property
@@ -87,13 +87,13 @@ class RunSpec:
 
     @property
     def is_refused(self) -> bool:
-        """Whether a person has to ask for a run of so little worth, and has not."""
+        """Whether the expected utility is too low to run without the override `anyway`, and it is not set."""
         worth = self.worth
         return worth is not None and worth.word == "none" and not getattr(self.method.config, "anyway", False)
 
     def check_worth(self) -> None:
-        """Raises NotWorthIt if a person has to ask for a run of so little worth, and has not. With test noise anything
-        goes: nothing is promised to anybody, and nothing spent.
+        """Raises NotWorthIt if the expected utility is too low and the override `anyway` is not set. With test noise
+        every run is allowed: it has no privacy guarantee and spends nothing.
         """
         worth = self.worth
         if worth is None or not self.is_refused or self.test_noise is not None:
@@ -101,7 +101,7 @@ class RunSpec:
         raise NotWorthIt(
             f"this budget is too small for a run of method {self.method.name!r} on population "
             f"{self.population.path.name!r}: {worth.expect}. Nothing was spent.",
-            "Give the run a larger share of the budget, or ask for it with --anyway (setting anyway = true).",
+            "Give the run more of the budget, or run it with --anyway (setting anyway = true).",
         )
 
     def record(self, request: TrainRequest, run_id: str, stamp: str) -> dict[str, Any]:
@@ -141,8 +141,8 @@ class RunSpec:
         }
 
     def _needing(self, request: TrainRequest) -> dict[str, Any]:
-        """What run.json says that nobody may pass over who goes on with the run: else it would ask everybody, reserve
-        another plan, or its statement would not say on whose word it rests.
+        """Features of run.json that a process must know to resume the run. Otherwise it would read all clients, reserve
+        another plan, or its statement would omit assumptions.
         """
         said: dict[str, Any] = {}
         if self.participants is not None:
@@ -181,7 +181,7 @@ def open_inputs(request: TrainRequest, ledger_url: str | None = None) -> Inputs:
     the ledger's errors, PrivacyError.
     """
     method = make_method(request.method, request.settings)
-    place(request.runs)  # what a URL cannot be is told before anything is made
+    place(request.runs)  # an invalid URL is reported before anything is made
     population = Population.open(request.population, version=request.version)
     check_kind(method, population)
     method = suited_to(method, population)
@@ -238,7 +238,7 @@ def resolve(request: TrainRequest, inputs: Inputs) -> RunSpec:
 
 
 def _refuse_cohorts_of_others(method: AnyMethod) -> None:
-    """Raises ConfigError if the settings choose who takes part in a run that reads everybody."""
+    """Raises ConfigError if the settings choose cohorts for a run that reads all clients."""
     if not method.private and (asked := cohort_rule(method.config).asked) is not None:
         raise ConfigError(
             f"{asked} is for private runs, whose budget may be kept by cohort; this run of {method.name!r} is not "
@@ -247,7 +247,7 @@ def _refuse_cohorts_of_others(method: AnyMethod) -> None:
         )
 
 
-# --- runs that are gone on with ---------------------------------------------------------------------------------------
+# --- runs that are resumed --------------------------------------------------------------------------------------------
 
 
 def recorded_request(run: Run) -> dict[str, Any]:
@@ -283,7 +283,7 @@ def recorded_spec(
             f"run.json or head.json of run {run.path.name!r} is damaged ({type(error).__name__}: {error}).",
             "Restore them from a backup.",
         ) from error
-    run.metrics()  # damage is told before anything is charged
+    run.metrics()  # damage is reported before anything is charged
     population = Population.open(population_path or path, version=version)
     if population.id != id:
         raise RunError(

@@ -1,11 +1,11 @@
 """Releasing a vocabulary from a population of words, before any run: reserve, list, charge, draw, publish.
 
-The release is a run of the population's account in the ledger, with no folder of its own: the words are in the ledger,
-like every published value, and `fedcore.population.encoding` makes counts of them. An interrupted release is gone on
-with by the same command, and a draw that was lost is paid again, as in training.
+The release is a run of the population's account in the ledger, without a folder. The words are in the ledger, like
+every published value, and `fedcore.population.encoding` makes counts of them. The same command resumes an interrupted
+release, and a lost draw is charged again, as in training.
 
-Sums of words exist in the memory of whoever answers, of whoever adds them up, and of this process. They are written
-nowhere, and nothing that is said, refused or planned depends on how many words there are.
+Sums of words exist only in the memory of the processes that compute them, that add them up, and of this process. They
+are never written, and no message, refusal or plan depends on the number of words.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ WORDS = "words"
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What a release would cost and be. nominal_clients: of those who take part; participants: None for everybody."""
+    """Cost and properties of a release. nominal_clients: of those who take part; participants: None for all clients."""
 
     releases: tuple[PlannedRelease, ...]
     rho: float
@@ -63,7 +63,7 @@ class Planned:
 @dataclass(frozen=True, slots=True)
 class Released:
     """run_id: as the ledger names it. words: all that were released of the population so far, sorted by their bytes.
-    new: how many of them by this run. given_up: whether later releases were given up to pay for a lost one.
+    new: how many of them by this run. given_up: whether later releases were skipped to make up for a lost one.
     """
 
     run_id: str
@@ -91,7 +91,7 @@ def plan_vocabulary(
             "Ingest with --kind words, which keeps what clients wrote.",
         )
     required_budget(population, balance)
-    balance = balance.of_share(None)  # of a divided budget what is undivided pays
+    balance = balance.of_share(None)  # of a divided budget, the undivided part is charged
     budget = balance.required_budget()
     if balance.unit != "client":
         raise PrivacyError(
@@ -233,10 +233,10 @@ def release_vocabulary(
     test_noise: str | None = None,
     backend: Backend | None = None,
 ) -> Released:
-    """Release words of a population, once more or for the first time. A release that was interrupted is gone on with,
-    as it was planned, on the version that it was planned for; epsilon and delta are then not looked at.
+    """Release words of a population, for the first time or again. An interrupted release is resumed as it was planned,
+    on the version that it was planned for; epsilon and delta are then ignored.
 
-    test_noise: key of noise for tests, on a test ledger: nothing is promised then. Raises what `plan_vocabulary`
+    test_noise: key of noise for tests, on a test ledger: then there is no guarantee. Raises what `plan_vocabulary`
     and `check_run` raise, the ledger's errors (RunBusy if another process is at it), WorkerFailed, ChunkError.
     """
     before = _runs(ledger, population.id)
@@ -369,7 +369,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Lists:
-    """What a worker is asked to do with each of its blocks. ranges: clients who take part; None: everybody."""
+    """The task of a worker for each of its blocks. ranges: clients who take part; None: all clients."""
 
     population: Population
     ranges: Ranges | None

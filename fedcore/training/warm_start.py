@@ -1,11 +1,11 @@
-"""What a run may start from: what an earlier run of the method ended with, or arrays that somebody declares public.
+"""Starts of a run: the final state of an earlier run of the method, or arrays that are declared public.
 
 A private run treats its start as public: it is in the messages to the clients from the first round on and costs no
-budget. So it must be either the outcome of a private run, paid for in that run, or public for a reason that a person
-states, and then the headline of the privacy statement rests on that word. Nobody's word makes exact values of a
-population public to itself: a run that published such values is refused as the start of a private run on the same
-population, directly or through any chain of starts. So every start names the populations whose exact values may be in
-it ("unprotected"), and the words that it rests on ("vouched").
+budget. So it must be the outcome of a private run, which was charged for it, or declared public with a reason. In the
+latter case the headline of the privacy statement assumes that the declaration is true. No declaration can make exact
+values of a population public for that population. A run that published such values is refused as the start of a private
+run on the same population, directly or through any chain of starts. So every start lists the populations whose exact
+values may be in it ("unprotected"), and the declarations that it assumes (`vouched`).
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def find_warm_start(
     runs: str | Place,
     deployment: str | None = None,
 ) -> WarmStart | None:
-    """The start that was asked for; None: none was, or the first of a series of runs has no previous one.
+    """The requested start; None: none was requested, or the first run of a series has no previous one.
 
     start_from: a run's folder or URL, an .npz file, or "previous": the newest finished run in `runs` of the same
     method and population that left something, and of the same deployment if it has one. Raises ConfigError for arrays
     that do not fit, NothingLeft for a run that left none, PrivacyError for a private run whose start is neither private
-    nor declared public, or holds exact values of its own population; RunError for a run that cannot be read.
+    nor declared public, or holds exact values of the run's population; RunError for a run that cannot be read.
     """
     if public_because is not None and not public_because.strip():
         raise ConfigError("the reason why a start is public is empty.", "State why, in words that others can check.")
@@ -372,7 +372,7 @@ def in_words(record: JsonObject) -> str:
 
 
 def word_of(record: JsonObject) -> str:
-    """What somebody vouches for, as a clause of the privacy statement's headline."""
+    """A declaration, as a clause of the privacy statement's headline."""
     because = " ".join(str(record["public_because"]).split())
     return f"the start, {_source(record)}, tells nothing about these people because: {because}"
 

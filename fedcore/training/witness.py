@@ -1,9 +1,10 @@
-"""Who remembers the ledger: a ledger that was put back to an older state would have forgotten what was spent.
+"""Witnesses of the ledger: a ledger that was restored to an older state would lack part of what was spent.
 
-The newest record that was seen is kept beside the population (its witness, from the day on which the population was
-made), in the head of every run, and, where FEDCORE_ANCHOR names a folder or URL, outside of all that one administrator
-may write. A private run starts only with a ledger that contains what all of them saw. Who goes on although something is
-lost says so, once, by a record of the chain that every later statement shows: `accept_loss`.
+The newest record that was seen is kept with the population (its witness, from the day on which the population was
+made) and in the head of every run. If FEDCORE_ANCHOR names a folder or URL, it is also kept there, outside of
+what one administrator can write. A private run starts only with a ledger that contains what all of them saw. To
+continue without lost records, an operator must acknowledge the loss once, by a record of the chain that every later
+statement shows: `accept_loss`.
 
 The first use of an anchor records its place in the chain and in the witness. From then on the anchor is read and
 written there, whether or not the variable is set.
@@ -34,7 +35,7 @@ if TYPE_CHECKING:  # a run that is not private needs no database
 WITNESS = layout.WITNESS
 ANCHOR = "FEDCORE_ANCHOR"
 COMMAND = "fedcore budget accept-loss"
-ACCEPT = f"If it cannot be restored, go on with a recorded loss: {COMMAND}"
+ACCEPT = f"If it cannot be restored, acknowledge the loss: {COMMAND}"
 
 
 def check_witnesses(population: Population, ledger: Ledger) -> None:
@@ -55,8 +56,8 @@ def missing_witness(population: Population, ledger: Ledger) -> str:
     if ledger.length(population.id) <= 1 and not _had_one(population):
         return ""
     return (
-        f"{WITNESS} of population {population.path.name!r} is missing, so nobody can tell whether ledger {ledger.id} "
-        "is the newest one or an older copy that has forgotten what was spent."
+        f"{WITNESS} of population {population.path.name!r} is missing, so it is unknown whether ledger {ledger.id} "
+        "is the newest one or an older copy that lacks part of what was spent."
     )
 
 
@@ -67,12 +68,12 @@ def _had_one(population: Population) -> bool:
 
 
 def check_runs(runs: str | Place, population: Population, ledger: Ledger) -> None:
-    """Raises LedgerRolledBack if the ledger lacks what a run of this folder saw, and nobody accepted that loss."""
+    """Raises LedgerRolledBack if the ledger lacks what a run of this folder saw, and the loss was not acknowledged."""
     _check(population.id, ledger, {f" by run {run_id!r}": head for run_id, head in _run_heads(runs, population.id)})
 
 
 def remember_head(population: Population, ledger: Ledger) -> None:
-    """Keep the newest record of the ledger beside the population, and with the anchor.
+    """Keep the newest record of the ledger with the population, and at the anchor.
 
     Raises PopulationError if it cannot be written, LedgerError if the anchor cannot.
     """
@@ -99,8 +100,8 @@ def _remember(population: Population, ledger: Ledger, anchor: str | None) -> Non
 
 
 def accept_loss(population: Population, ledger: Ledger, reason: str, runs: str | Place) -> list[ChainHead]:
-    """Go on with a ledger that lacks what the population, the anchor or runs of this folder saw, with a population
-    whose witness is gone, or with another anchor than the recorded one. Returns the heads that are lost.
+    """Acknowledge lost records: a ledger that lacks what the population, the anchor or runs of this folder saw, a
+    population whose witness is gone, or another anchor than the recorded one. Returns the heads that are lost.
 
     FEDCORE_ANCHOR names the anchor from then on. If it is unset, the recorded one stays. If that is out of reach, the
     population has none. A new place is no loss if the recorded anchor agrees with the ledger.
@@ -164,7 +165,7 @@ def _check(population_id: str, ledger: Ledger, seen: dict[str, ChainHead]) -> No
 
 
 def _not_accepted(population_id: str, ledger: Ledger, heads: Iterable[ChainHead]) -> list[ChainHead]:
-    """The heads that the ledger lacks, and whose loss nobody accepted."""
+    """The heads that the ledger lacks, and whose loss was not acknowledged."""
     lost = list(dict.fromkeys(ledger.lacks(population_id, heads)))
     given_up = ledger.accepted(population_id) if lost and ledger.length(population_id) else set()
     return [head for head in lost if (head.seq, head.hash) not in given_up]

@@ -144,7 +144,7 @@ def test_a_budget_is_divided_and_runs_are_paid_by_the_share_that_they_name(place
     Path("runs/r/statement.json").write_text(json.dumps(statement | {"share": "team-b"}))
     assert fedcore("verify-statement", "runs/r/statement.json").code == 2
     page = population_page("p", "runs")
-    assert "Divided into shares" in page and "| team-a | 1/2 |" in page and "still fits" not in page
+    assert "divided the budget into shares" in page and "| team-a | 1/2 |" in page and "still fits" not in page
 
 
 @pytest.mark.slow

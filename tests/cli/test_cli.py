@@ -245,7 +245,7 @@ def test_append_makes_a_version_under_the_same_budget(texts):
     assert works("population", "describe", "p", "--version", "1", "--json").json["clients"] == 30
 
 
-@pytest.mark.parametrize(("more", "said"), [((), "public number of clients"), (("--nominal-clients", "9"), "")])
+@pytest.mark.parametrize(("more", "said"), [((), "declared number of clients"), (("--nominal-clients", "9"), "")])
 def test_an_ingest_says_what_private_runs_need(place, more, said):
     (place / "a.csv").write_text("client,x\nann,1\nbob,4\n")
     out = works("population", "ingest", "a.csv", "p", *more).out
@@ -419,7 +419,7 @@ def test_who_stops_a_run_is_told_how_to_go_on(place, monkeypatch):
         "train", "paper_histograms", "p", "--local", "--run-id", "r", "--set", "algorithm=algorithm2", *SMALL
     )
     assert outcome.code not in (0, 2) and rounds[2] == "running"
-    assert "interrupted. Go on with: fedcore resume runs/r" in outcome.err
+    assert "interrupted. Continue with: fedcore resume runs/r" in outcome.err
     assert works("runs", "list", "--json").json["runs"][0]["status"] == "interrupted"
     assert works("runs", "show", "runs/r", "--json").json["status"] == "interrupted"
     monkeypatch.setattr(Training, "step", real)

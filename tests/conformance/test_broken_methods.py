@@ -62,7 +62,7 @@ PRIVATE = [
     ),
     (broken.TrustsItsMessage, "messages", "with a message whose 'centre' is .*, one client moves release 'mean-1'"),
     (broken.SharedOut, "participants", "depends on how leaves are cut"),
-    (broken.CountsLeaves, "participants", "'mean-1' of nobody is not zero"),
+    (broken.CountsLeaves, "participants", "'mean-1' of no clients is not zero"),
     (broken.CountsLeaves, "sites", "round 1 at site . of 3 differs from one place"),
 ]
 

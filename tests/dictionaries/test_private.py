@@ -64,7 +64,7 @@ def test_what_a_private_run_needs():
     public = facts(block_of([np.ones((2, 5))]), rho=1.0, nominal=100)
     for changes, config, match in (
         (dict(rho=None), SMALL, "needs a privacy budget"),
-        (dict(nominal_clients=None), SMALL, "nominal number"),
+        (dict(nominal_clients=None), SMALL, "declared number"),
     ):
         with pytest.raises(ConfigError, match=match):
             Dictionaries(config).plan(replace(public, **changes))

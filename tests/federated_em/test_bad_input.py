@@ -184,7 +184,7 @@ def test_settings_that_are_refused(wrong):
 
 
 def test_a_rank_beyond_the_columns_is_refused():
-    with pytest.raises(ConfigError, match="rank must lie between 1 and 2"):
+    with pytest.raises(ConfigError, match="rank must be between 1 and 2"):
         train({"model": "gaussian_imputer", "rank": 3, "rounds": 2}, ROWS)
 
 

@@ -67,7 +67,7 @@ def test_the_plan_knows_config_and_public_facts_only():
     "changes, match",
     [
         (dict(rho=None), "needs a privacy budget"),
-        (dict(nominal_clients=None), "nominal number"),
+        (dict(nominal_clients=None), "declared number"),
         (dict(warm_start=None), "needs parameters"),
         (dict(warm_start={"weights": np.ones(2) / 2}), "means"),
         (dict(warm_start={"weights": np.ones(2) / 2, "means": np.full((2, 2), np.nan)}), "means"),

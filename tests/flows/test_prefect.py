@@ -533,7 +533,7 @@ def test_a_run_that_waits_for_newcomers_is_no_failure(prefect_server, tmp_path):
     assert "Nothing was charged. The next cohort opens with the next append" in waits["state"]["message"]
     assert "Traceback" not in done.stderr and len(list_runs(tmp_path / "runs")) == 1
     artifacts = {item["key"]: item for item in ask(prefect_server, "/artifacts/latest/filter", {"limit": 200})}
-    assert "are retired" in artifacts[f"population-waits-{population.id[:8]}"]["data"]
+    assert "is exhausted" in artifacts[f"population-waits-{population.id[:8]}"]["data"]
 
 
 @pytest.mark.slow

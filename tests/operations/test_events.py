@@ -47,7 +47,7 @@ def test_a_budget_becomes_low_once(tmp_path):
     assert [found.days_left for found in left] == [None, 3.0, 2.0, 1.0, 0.0]
     spent = ledger.balance(population.id)
     assert sum(found.rho_charged for found in left) == pytest.approx(spent.rho_spent, rel=1e-12)
-    assert left[-1].rho_left == spent.rho_left and "No other run at its price fits" in left[-1].in_words
+    assert left[-1].rho_left == spent.rho_left and "No other run of this cost fits" in left[-1].in_words
     ledger.raise_budget(population.id, 2.0, 1e-6)
     _, raised = trained(population, tmp_path / "runs", 5, epsilon=epsilon)
     assert raised.before == 0 and raised.runs_left > 5 and not raised.falls_to(2)
@@ -65,7 +65,7 @@ def test_a_share_becomes_low_though_the_budget_does_not(tmp_path):
     assert [found.falls_to(1) for found in left] == [True, False]
     share = ledger.balance(population.id).of_share("a")
     assert (left[-1].rho_left, left[-1].rho_max) == (share.rho_left, share.budget.rho_max)
-    assert "No other run at its price fits" in left[-1].in_words and "share 'a' of the budget" in left[-1].in_words
+    assert "No other run of this cost fits" in left[-1].in_words and "share 'a' of the budget" in left[-1].in_words
     session, _ = trained(population, tmp_path / "runs", 3, epsilon=epsilon)  # of what is undivided
     ledger.divide(population.id, {"b": Fraction(1, 10)})
     assert runs_that_fit(session.spec, ledger.balance(population.id)) == 0 < whole.runs_left
@@ -228,6 +228,6 @@ def test_when_a_run_hangs(tmp_path):
     assert found(599) == [] and [each.usual for each in found(601)] == [None]  # ten times `patience` then
     session.close()
     (left,) = found(601)
-    assert not left.held and "goes on with it" in left.in_words
+    assert not left.held and "To continue, run `fedcore resume" in left.in_words
     told = as_json(events.run_hanging(left))
     assert told["resource"]["prefect.resource.id"] == "fedcore.run.now" and told["payload"]["round"] == 0

@@ -77,7 +77,7 @@ def test_a_webhook_is_told_that_the_budget_is_low(own_server, tmp_path):
     about = {each["event"].removeprefix("fedcore."): each for each in told if "event" in each}
     assert sorted(about) == ["budget.low", "run.promoted", "run.refused"], (tmp_path / "log").read_text()[-3000:]
     low = about["budget.low"]
-    assert low["text"].startswith("The budget of population people is low. No other run at its price fits")
+    assert low["text"].startswith("The budget of population people is low. No other run of this cost fits")
     assert (low["payload"]["runs_left"], low["payload"]["threshold"], low["payload"]["deployment"]) == (0, 1, "weekly")
     assert "asks for epsilon" in about["run.refused"]["text"]
     (charged,) = events_of(own_server, "fedcore.budget.charged")

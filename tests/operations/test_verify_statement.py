@@ -91,8 +91,8 @@ def test_a_run_stands_for_its_statement(place):
 def test_a_copy_is_compared_with_the_ledger_and_with_the_run_that_is_named(place):
     shutil.copy("runs/one/statement.json", "copy.json")
     found = verify_statement("copy.json")
-    assert found.verdict == "not all checked" and any("Name it with --run" in line for line in found.not_checked)
-    assert any("these charges, prices, totals" in line for line in found.checked)
+    assert found.verdict == "not all checked" and any("Pass its run with --run" in line for line in found.not_checked)
+    assert any("these charges, costs, totals" in line for line in found.checked)
     assert verify_statement("copy.json", run="runs/one").verdict == "right"
     assert fedcore("verify-statement", "copy.json").code == 3
 

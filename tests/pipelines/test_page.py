@@ -41,7 +41,7 @@ def test_a_page_tells_the_story_of_a_run():
         "1 of 5 steps went wrong: forget.",
         "| bad.csv | no column |",
         "Files are declared public: an archive",
-        "| 2026-01-01T03:00:00Z | no | It goes on, or was interrupted. |",
+        "| 2026-01-01T03:00:00Z | no | It is in progress, or was interrupted. |",
     ):
         assert words in page, words
 

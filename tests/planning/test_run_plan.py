@@ -350,7 +350,7 @@ def test_a_plan_leaves_nothing_and_is_kept_by_the_run(tmp_path, quick):
     assert rows["passes"]["promised"] == rows["passes"]["measured"] == 11
     assert 0.7 < rows["disk_bytes"]["ratio"] < 1.3
     assert rows["seconds"]["measured"] > 0 and rows["bytes_of_flow"]["measured"] > 0
-    assert "Planned beside measured" in (tmp_path / "runs" / "r" / "report.html").read_text()
+    assert "Planned and measured values" in (tmp_path / "runs" / "r" / "report.html").read_text()
     assert works("runs", "show", tmp_path / "runs" / "r", "--json").json["promise"] == held
 
 
@@ -400,7 +400,7 @@ def test_what_is_kept_of_a_private_plan_tells_no_exact_count(tmp_path, quick):
 def test_a_private_plan_without_a_nominal_number_asks_for_one(tmp_path):
     manifest = write_rows(tmp_path / "p")
     method = make_method("private_gmm", {"radius": 10.0})
-    with pytest.raises(ConfigError, match="has no nominal number of clients") as refused:
+    with pytest.raises(ConfigError, match="has no declared number of clients") as refused:
         run_plan.load_of(method, manifest, None)
     assert "--clients" in refused.value.remedy
     assert run_plan.load_of(method, manifest, 90).clients == 90

@@ -130,7 +130,7 @@ def stray(path):
         (image("CMYK"), "mode CMYK"),
         (deep_colour, "16 bits a colour"),
         (cut_image, "cannot be read as an image"),
-        (stray, "notes.txt is among the frames"),
+        (stray, "notes.txt is in the folder of frames"),
     ],
 )
 def test_nothing_is_left_out_silently(tmp_path, source, told):

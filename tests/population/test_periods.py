@@ -200,7 +200,7 @@ def test_text_and_timestamps_say_the_same(zone):
         numbers, why = period_of_each(column, calendar)
         assert numbers.tolist() == expected, column.type
         row = expected.index(0)
-        assert "lies outside of the calendar, 2026-01 to 2026-12" in why(row)
+        assert "is outside of the calendar, 2026-01 to 2026-12" in why(row)
         assert period_of_each(pa.array([None], column.type), calendar)[1](0) == "the time is missing"
 
 
@@ -332,7 +332,7 @@ def test_appends_with_late_rows_hold_what_one_ingest_holds(tmp_path_factory, see
 
 def test_a_calendar_goes_on_with_an_append_that_says_so(tmp_path):
     population = made(tmp_path, [("a", "2026-01-05", 1)], through="2026-02", nominal_clients=10)
-    with pytest.raises(IngestError, match=r"line 2: the time '?2026-03-01'? lies outside of the calendar, 2026-01"):
+    with pytest.raises(IngestError, match=r"line 2: the time '?2026-03-01'? is outside of the calendar, 2026-01"):
         more(population, [("a", "2026-03-01", 1)])
     rows = [("a", "2026-03-01", 1), ("a", "2026-01-06", 2), ("b", "2026-01-31", 2)]
     population = more(population, rows, through="2026-04", nominal_clients=7)
@@ -372,7 +372,7 @@ def test_bad_times_are_bad_rows_with_their_line(tmp_path):
         "4 bad rows",
         "0.csv, line 3: the time 'soon' is no ISO date",
         "0.csv, line 4: the time is missing",
-        "0.csv, line 5: the time 2025-12-31 lies outside of the calendar, 2026-01 to 2026-06 (UTC)",
+        "0.csv, line 5: the time 2025-12-31 is outside of the calendar, 2026-01 to 2026-06 (UTC)",
         "0.csv, line 6: the client id is empty",
     ):
         assert words in str(refused.value), words
@@ -436,7 +436,7 @@ def test_numbers_of_a_calendar_as_dates(unit, first, words):
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"period": None}, "'time' goes with a period"),
+        ({"period": None}, "'time' needs a period"),
         ({"time": None}, "is declared, and not taken from the data"),
         ({"first": None}, "is declared, and not taken from the data"),
         ({"through": None}, "is declared, and not taken from the data"),

@@ -142,7 +142,7 @@ def test_what_is_there_is_never_overwritten(counts_population, memory, tmp_path)
         for entry in branch.blocks:
             writer.keep(entry)
         writer.commit()
-    with pytest.raises(PopulationError, match="appended to on its own"):  # its slots have the names of ours
+    with pytest.raises(PopulationError, match="appended to separately"):  # its slots have the names of ours
         copy_population(branch.path, f"{memory}/p", version=3)
     assert there.versions() == [1, 2] and Population.open(there.location).verify().ok
     with pytest.raises(PopulationError, match="onto itself"):

@@ -301,7 +301,7 @@ def test_a_run_of_another_host(toy, population, request, hosts, tmp_path, store,
         old.run._lock._stop.set()  # as if its process had died
     new = resume(f"{base}/runs/r", InProcessBackend(), take_over=way == "taken over")
     new.training.step()
-    with pytest.raises(LeaseLost, match="another process has gone on"), concluding(old):
+    with pytest.raises(LeaseLost, match="another process has continued"), concluding(old):
         old.training.step()
     old.close()
     assert "holder.json" in objects(new.run.path), "the old holder takes nothing away"

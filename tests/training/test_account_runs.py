@@ -249,7 +249,7 @@ def test_waiting_charges_nothing_and_ends_when_newcomers_are_enough(tmp_path, ki
         come()
         with pytest.raises(Waiting, match="Nothing was charged") as waits:
             world.run(run_id="second", horizon=1, at_least=at_least)
-        assert isinstance(waits.value, BudgetExceeded) and "without newcomers" in waits.value.remedy
+        assert isinstance(waits.value, BudgetExceeded) and "without new clients" in waits.value.remedy
         assert world.share is None or f"share '{world.share}' of population" in str(waits.value)
     assert world.ledger.head(world.population.id) == head and not (tmp_path / "runs" / "second").exists()
     if world.share is not None:

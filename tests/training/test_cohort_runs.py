@@ -179,8 +179,8 @@ def test_the_page_of_the_population_shows_cohorts(tmp_path):
         to_end(start_run(request, InProcessBackend(), stamp=f"202601{1 + 7 * week:02}T000000"))
         growing.append(f"n{week}")
     page = population_page(str(growing.path), tmp_path / "runs")
-    assert "can pay for 1 more runs like the last one" in page
-    assert "they retire with the run of week 4 of 2026 (2026-01-22)" in page
+    assert "allows 1 more runs like the last one" in page
+    assert "it ends with the run of week 4 of 2026 (2026-01-22)" in page
     rows = [line for line in page.splitlines() if line.startswith("| w")]
     assert [row.split("|")[3].strip() for row in rows[:3]] == ["1-3", "1-2", "1"]
     assert all(row.split("|")[5].strip() == "1" for row in rows[:3]), "everybody of its version could pay"
@@ -188,6 +188,6 @@ def test_the_page_of_the_population_shows_cohorts(tmp_path):
     growing.append("n3")
     growing.run("without", horizon=4)
     page = population_page(str(growing.path), tmp_path / "runs")
-    assert "The founders (cohort 1) are retired" in page
+    assert "The initial cohort (cohort 1) is exhausted" in page
     row = next(line for line in page.splitlines() if line.startswith("| without"))
     assert row.split("|")[4].strip() == "400" and row.split("|")[5].strip() == "0.25"

@@ -183,12 +183,12 @@ def test_the_page_says_which_cohorts_are_active(tmp_path):
         growing.append(f"n{week}")
     now = datetime(2026, 1, 16, tzinfo=UTC)
     page = population_page(str(growing.path), tmp_path / "runs", now=now, figures=False)
-    assert "weekly: its next run is paid for by cohorts 1-4 " in page and "which are all." in page
-    assert "cohort 1 can pay for the last time on 2026-01-22 00:00 UTC" in page
+    assert "weekly: its next run is charged to cohorts 1-4 " in page and "which are all." in page
+    assert "cohort 1 takes part for the last time on 2026-01-22 00:00 UTC" in page
     assert "the last run is that of 2026-02-12 00:00 UTC" in page, "cohort 4 pays for four"
     to_end(start_run(growing.request("w3", horizon=4), InProcessBackend(), stamp="20260122T000000"))
     page = population_page(str(growing.path), tmp_path / "runs", now=now + 7 * DAY, figures=False)
-    assert "is paid for by cohorts 2-4 " in page and "; not by 1." in page
+    assert "is charged to cohorts 2-4 " in page and "; not to 1." in page
 
 
 @pytest.mark.slow

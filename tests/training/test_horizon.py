@@ -81,7 +81,7 @@ def test_settings_of_every_private_method(name):
     assert rule == CohortRule() and rule.asked is None
     given = private | {"horizon": 42, "at_least": 5000, "recent_cohorts": 7, "cohorts": "1-27,30"}
     assert cohort_rule(make_method(name, given).private_settings) == CohortRule(42, 5000, 7, ((1, 27), (30, 30)))
-    with pytest.raises(ConfigError, match="its horizon or its epsilon"):
+    with pytest.raises(ConfigError, match="horizon and epsilon exclude each other"):
         make_method(name, private | {"horizon": 42, "epsilon": 1.0})
     for wrong in ({"horizon": 0}, {"at_least": 0}, {"recent_cohorts": 0}, {"cohorts": "0-3"}, {"cohorts": "all"}):
         with pytest.raises(ConfigError):
@@ -175,10 +175,11 @@ def test_without_newcomers_it_waits_after_the_horizon():
     for _ in range(5):
         plan, _, taking_part = paper.plan(horizon=5)
         paper.pay(plan, taking_part)
-    with pytest.raises(Waiting, match="now nobody can. Nothing was charged. The next cohort .* without newcomers"):
+    with pytest.raises(Waiting, match="now none can. Nothing was charged. The next cohort .* without new clients"):
         paper.plan(horizon=5)
     paper.open(200)
-    with pytest.raises(Waiting, match="until 1,000 nominal clients can pay: now 200 nominal clients can"):
+    waits = "until cohorts with 1,000 declared clients can be charged: now 200 declared clients can"
+    with pytest.raises(Waiting, match=waits):
         paper.plan(horizon=5, at_least=1000)
     assert chosen(paper.plan(horizon=5, at_least=200)) == ((3, 3),)
 

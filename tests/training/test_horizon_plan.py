@@ -98,7 +98,7 @@ def test_what_was_spent_is_missing(place):
 
 
 def test_what_cannot_be_planned(place, tmp_path):
-    with pytest.raises(ConfigError, match="do not say how many clients come"):
+    with pytest.raises(ConfigError, match="do not show how many clients come"):
         said(place, arrivals=None)
     for arrivals in (0.0, 1.0, -0.1):
         with pytest.raises(ConfigError, match="between 0 and 1"):
@@ -127,7 +127,7 @@ def test_the_command(place, tmp_path):
     assert list(shared["other_schedules"]) == ["a"] and shared["runs_until_a_cohort_retires"] == 6
     begun = begin_cohorts(population, ledger)
     refused = fedcore("budget", "plan", begun.path, "--runs", 3)
-    assert refused.code == 2 and "with --horizon auto in place of --runs" in refused.err
+    assert refused.code == 2 and "Use --horizon auto instead of --runs" in refused.err
     before = ledger.head(population.id)
     for wrong in (
         (),

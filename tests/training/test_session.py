@@ -535,7 +535,7 @@ def test_who_wakes_up_after_another_process_went_on_with_its_run_takes_nothing_b
     with monkeypatch.context() as locks:
         locks.setattr(Run, "lock", lambda run, take_over=False: False)
         monkeypatch.setattr(sessions, "_reserve", overtaken)
-        with pytest.raises(LeaseLost, match="another process has gone on"):
+        with pytest.raises(LeaseLost, match="another process has continued"):
             begin(population, tmp_path, settings={"epsilon": 1.0, **SMALL}, run_id="r")
     if not ended:
         to_end(resume(tmp_path / "runs" / "r", InProcessBackend()))

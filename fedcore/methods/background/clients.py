@@ -4,16 +4,16 @@ Images by which a background varies from frame to frame: branches that sway, lig
 
     y_t = g_t B + o_t + sum over k of a_tk M_k + s_t + noise
 
-Clients find the codes a_tk with the gain and the offset (`codes_of`). As of the shared image, the server learns of the
-modes by sums of cut residuals, and nothing else:
+Clients find the codes a_tk with the gain and the offset (`codes_of`). As with the shared image, the server learns the
+modes from sums of cut residuals, and from nothing else:
 
-    first      sum of v e_tk psi(r_t), e_tk = +-1 by lot: a random sketch of the space that residuals fill
+    first      sum of v e_tk psi(r_t), random e_tk = +-1: a random sketch of the space that residuals fill
     then       sum of v a_tk psi(r_t), and (K, K) sums of v a a': a step of least squares on residuals that are cut
 
 Modes have mean square 1 over the pixels, are orthogonal to each other, to the image and to what is flat, and are
 ordered by the mean square of their codes, their energy. A code counts for at most BOUND of its root, so a client's
-answer stays bounded. Three conditions tell what sways from noise and from objects; a mode that misses one is dropped
-(`kept`):
+answer stays bounded. Three conditions distinguish what sways from noise and from objects. A mode that fails one is
+dropped (`kept`):
 
     its codes are larger than those of noise:       median code^2 > LOUD spread^2 / frames
     they are on in most frames:                     1.4826 median |code| > OFTEN root mean square

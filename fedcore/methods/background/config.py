@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class BackgroundConfig(BaseModel):
-    """Settings of a camera's background. Ranges stand beside the fields."""
+    """Settings of a camera's background. Each field declares its range."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -16,8 +16,8 @@ class BackgroundConfig(BaseModel):
         4,
         ge=0,
         le=32,
-        description="images by which the background may vary at most, as of branches that sway or light that moves; "
-        "those that frames do not show are dropped; 0, or fewer than 12 rounds: none",
+        description="maximum number of images by which the background may vary, such as swaying branches or moving "
+        "light. Those that frames do not show are dropped; 0, or fewer than 12 rounds: none",
     )
     rounds: int = Field(16, ge=1, le=1_000_000, description="rounds T after the mean image")
     cut: float = Field(
@@ -34,7 +34,7 @@ class BackgroundConfig(BaseModel):
         "have the same weight",
     )
     precision: Literal["float64", "float32"] = Field(
-        "float64", description="of the images that are sent to clients; sums are in float64"
+        "float64", description="precision of the images sent to clients; sums are in float64"
     )
     shadows: bool = Field(
         True, description="whether masks include shadows: pixels that are darker by the same factor in all channels"

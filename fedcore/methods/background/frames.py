@@ -38,7 +38,7 @@ MOST_GAIN = 4.0  # of a frame, and 1/4 the least: others do not show the scene
 DARKEST = 16.0  # 1 / the least gain of a dark frame
 EXPOSURE_STEPS = 6  # of reweighting
 EXPOSURE_CUT = 1.345  # standard deviations: 95 % efficient with normal noise (Huber 1981)
-FLAT = 1e-10  # variance of an image's pixels, over their mean square, below which no gain can be told
+FLAT = 1e-10  # variance of an image's pixels, over their mean square, below which no gain can be estimated
 PER_OCTAVE, OCTAVES = 16, 40  # of the grid of logarithms: from 2^-40 to 2^40
 BIWEIGHT = 4.685  # standard deviations at which the biweight is 0: 95 % efficient
 Exposures = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -100,7 +100,7 @@ def frames_of(block: RowsBlock, client: int) -> Iterator[tuple[int, np.ndarray]]
 
 
 def sampled_pixels(seed: int, features: int) -> np.ndarray:
-    """Increasing numbers of the pixels that frames are compared by, the same for everybody."""
+    """Increasing numbers of the pixels by which frames are compared, the same for all clients."""
     if features <= SAMPLED:
         return np.arange(features)
     return np.sort(stream(seed, "dictionaries/pixels").choice(features, SAMPLED, replace=False))
@@ -154,7 +154,7 @@ def histogram(values: np.ndarray) -> np.ndarray:
 
 
 def quantile(counts: np.ndarray, share: float) -> float:
-    """The value in the middle of the cell in which the quantile lies, of sums of `histogram`."""
+    """The middle of the cell that contains the quantile. counts: sums of `histogram`."""
     half = len(counts) // 2
     below = np.cumsum(counts)  # the last of which may be less than the sum by rounding
     place = int(np.searchsorted(below, min(share * counts.sum(), below[-1]))) - half

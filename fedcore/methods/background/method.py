@@ -119,8 +119,9 @@ class Background(NonPrivateMethod[BackgroundConfig, BackgroundState]):
         return outputs.result_of(state, features)
 
     def warm_start_of(self, state: BackgroundState) -> dict[str, np.ndarray]:
-        """background: (d,) the image, or (S, d) of several scenes. Gains, offsets and modes are found anew: from the
-        modes of an earlier run the rounds ended farther from the truth. Raises ConfigError before the first round."""
+        """background: (d,) the image, or (S, d) of several scenes. Gains, offsets and modes are estimated again: rounds
+        that started from the modes of an earlier run ended farther from the truth. Raises ConfigError before the first
+        round."""
         if state.round < 1:
             raise ConfigError("stopped before it had a background.", "Name a run that has.")
         images = np.concatenate([one.images[:1] for one in scenes_of(state)])

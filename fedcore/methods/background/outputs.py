@@ -34,7 +34,7 @@ def check_trained(state: BackgroundState) -> None:
 
 
 def split_frames(config: BackgroundConfig, state: BackgroundState, block: RowsBlock) -> ClientOutputs:
-    """Of every frame of a leaf; also of clients that took no part in the run: nobody has to remember anything.
+    """Split every frame of a leaf. Needs no client memory, so it also works for clients that took no part in the run.
 
     rows_gain, rows_offset, rows_spread: (N,) float64: its exposure, and 1.4826 median |frame - background|
     rows_down, rows_across: (N,) float64 pixels by which the frame shows the scene farther down and to the right than

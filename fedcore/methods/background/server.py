@@ -4,7 +4,7 @@ start    histogram of the pixels: the range that pixels of the mean are cut to; 
          clients have several scenes (`fedcore.methods.background.scenes`), for each of which all else is done
 mean     the first image; left out where a warm start gives one
 rounds   image += sum v g w r / sum v g^2 w; then gains have mean 1 and offsets mean 0 over the frames that show the
-         scene, which gain and image do not tell apart otherwise. The first round cuts at the range, and fits gains
+         scene, so that gains and image are identifiable. The first round cuts at the range, and fits gains
          by it; the others at multiples of the median spread of the frames about the image before. Round SKETCHED asks
          for a sketch of what the image leaves; from then on modes move with it (`modes`), and from round
          TESTED on those that are not of the scene are dropped
@@ -97,7 +97,7 @@ def _biweight(config: BackgroundConfig, number: int) -> bool:
 def server_update(
     config: BackgroundConfig, state: BackgroundState, result: Mapping[str, Any]
 ) -> tuple[BackgroundState, RoundInfo]:
-    """Raises PopulationError if nobody has frames, RunError if no frame shows what the others show."""
+    """Raises PopulationError if no client has frames, RunError if no frame shows what the others show."""
     if state.phase == "start":
         return _after_start(state, result)
     scenes = scenes_of(state)

@@ -8,12 +8,12 @@ What a client remembers, first axis = clients of the leaf:
     left      (C,) float64 share of the energy that the longer half of its codes left in its last round; 0 before
     local     (C, l, d) its local atoms, after the last pass; zeros beyond its rank
 
-Local atoms of a client beside the global ones, kept where samples that they were not learnt from are coded better.
+Local atoms of a client, in addition to the global ones. They are kept if they improve the code of held-out samples.
 
-A quarter of the samples is held out. The other ones are coded by global and local atoms together, and the local ones
-move to their minimum, as global ones do (`descend`). They begin as singular vectors of what the global atoms
-leave. They are kept if they lower the held-out squared error, coded with as many atoms a sample, by more than its
-standard error; then they go on from there with all samples.
+A quarter of the samples is held out. Global and local atoms together code the others, and the local ones move to their
+minimum, as global ones do (`descend`). They begin as singular vectors of the residuals of the global atoms. They are
+kept if they lower the held-out squared error, with the same number of atoms for a sample, by more than its standard
+error. Then they continue to learn with all samples.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ Rows = Callable[[], Iterator[np.ndarray]]
 def local_atoms(
     rows: Rows, size: int, common: np.ndarray, most: int, least: int, longest: int, steps: int, seed: int, client: int
 ) -> np.ndarray:
-    """(l, d) unit atoms of one client, l <= most; l = 0 where they do not pay.
+    """(l, d) unit atoms of one client, l <= most; l = 0 where they do not improve the code.
 
     rows: its samples (m, d), tile by tile, `size` in all; common: (rg, d); least, longest: atoms of the shortest and of
     the longest codes; steps: of learning; client: its number in the population
@@ -258,7 +258,7 @@ def shared_round(message: SumsMessage, block: RowsBlock, memory: Memory) -> tupl
 
 
 def local_round(message: LocalAtomsMessage, block: RowsBlock, memory: Memory) -> tuple[Statistics, Memory]:
-    """Every client learns local atoms, and keeps them where its held-out samples say so."""
+    """Every client learns local atoms, and keeps them if they improve the code of its held-out samples."""
     common = message.global_atoms
     wanted, active = len(common), memory["rank"] > 0
     local, ranks = np.zeros((block.clients, message.atoms, block.features)), np.where(active, wanted, 0)

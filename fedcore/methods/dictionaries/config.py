@@ -62,7 +62,7 @@ MOVED = {
 
 
 class DictionariesConfig(PrivateRunSettings):
-    """Settings of dictionaries from sums over clients. Ranges stand beside the fields."""
+    """Settings of dictionaries from sums over clients. Each field declares its range."""
 
     # sizes
     atoms: int | None = Field(
@@ -76,7 +76,7 @@ class DictionariesConfig(PrivateRunSettings):
         None,
         ge=1,
         le=100_000,
-        description="how many of them all clients share; None: those of a start, else five sixths of atoms, else "
+        description="number of atoms that all clients share; None: those of a start, else five sixths of atoms, else "
         "found from held-out rows, else 100, at most twice the features",
     )
     sparsity: int | None = Field(
@@ -92,9 +92,9 @@ class DictionariesConfig(PrivateRunSettings):
         None,
         ge=1,
         le=100_000,
-        description="while a run that is not private learns, every sample has a k of its own, from this up to "
-        "sparsity, so that one dictionary serves all of them; None: a quarter of sparsity, or one less than a given "
-        "sparsity of at most 4",
+        description="smallest k of a sample while a run that is not private learns. Samples have different "
+        "k, up to sparsity, so that one dictionary serves all of them. None: a quarter of sparsity, or one less than "
+        "a given sparsity of at most 4",
     )
     local_rounds: int = Field(
         10, ge=1, le=1_000_000, description="steps in which a client learns its local atoms, after the rounds"
@@ -103,9 +103,9 @@ class DictionariesConfig(PrivateRunSettings):
         0.0,
         ge=0,
         le=1,
-        description="started from a run on this population whose clients have as many samples as then: weight of its "
-        "sums beside those of the clients that came since, who alone answer in the rounds; for atoms that drift. 0: "
-        "everybody answers",
+        description="for atoms that drift. After a start from a run on this population whose clients have as many "
+        "samples as then, only new clients answer in the rounds; this is the weight of the sums of that run "
+        "relative to theirs. 0: all clients answer",
     )
     participation: float = Field(1.0, gt=0, le=1, description="expected share of clients in a round")
     rounds: int | None = Field(None, ge=1, le=1_000_000, description="rounds T; None: 60, or 20 of a private run")
@@ -113,8 +113,8 @@ class DictionariesConfig(PrivateRunSettings):
     # privacy
     private: bool = Field(
         False,
-        description="sums with noise, private for clients: global atoms alone are learnt; unless other numbers are "
-        "given 64, at most twice the features, and codes have at most 10 of them",
+        description="add noise to the sums, so that the run is private for clients. Only global atoms are learnt. "
+        "Defaults are then 64 atoms, at most twice the features, and at most 10 atoms in a code",
     )
 
     @model_validator(mode="after")

@@ -1,13 +1,13 @@
-"""The method `dictionaries`: atoms that all clients share, from sums of codes and samples, and atoms of their own.
+"""The method `dictionaries`: atoms that all clients share, from sums of codes and samples, and local atoms.
 
-    start    clients answer with sums of which the first atoms are made; or atoms are given
+    start    clients answer with sums from which the first atoms are computed; or atoms are given
     rounds   with sums of codes and samples (`sums`), by which every atom moves to its minimum
     search   after ten rounds, where no size is set: numbers of atoms, and lengths of codes, by held-out samples
              (`structure`)
-    local    every client learns atoms of its own, and keeps them where they pay (`local_atoms`)
+    local    every client learns local atoms, and keeps them where they improve the code (`local_atoms`)
 
-`clients` and `server` put this between messages, memories and states; with `private = true` those of `private` do, with
-noise, and nothing is learnt of local atoms.
+`clients` and `server` connect this to messages, memories and states. With `private = true`, the modules in `private` do
+so, with noise, and no local atoms are learnt.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Dictionaries(PrivateMethod[DictionariesConfig, DictionariesState]):
     # --- what a private run releases --------------------------------------------------------------------------------
 
     def plan(self, public: PublicFacts) -> Sequence[PlannedRelease]:
-        """Raises ConfigError if a private run has no budget or no nominal number of clients."""
+        """Raises ConfigError if a private run has no budget or no declared number of clients."""
         return private_plan.plan(self.config, public) if self.private else []
 
     def budget_sketch(self, public: PublicFacts, plan: Sequence[PlannedRelease]) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def usable_rows(x: np.ndarray) -> np.ndarray:
 
 
 def _of_usable_rows(config: DictionariesConfig, state: DictionariesState, block: RowsBlock) -> ClientOutputs:
-    """No row of anybody makes them fail, as none made the run fail."""
+    """No client's row makes them fail, as none made the run fail."""
     with np.errstate(all="ignore"):
         usable = usable_rows(block.x)
         ptr = np.concatenate([[0], np.cumsum(usable)])[block.ptr]

@@ -126,7 +126,7 @@ def coded_at(config: DictionariesConfig, state: DictionariesState) -> np.ndarray
 def server_update(
     config: DictionariesConfig, state: DictionariesState, result: Mapping[str, Any]
 ) -> tuple[DictionariesState, RoundInfo]:
-    """Raises PopulationError if nobody has samples, RunError if the global dictionary is not finite."""
+    """Raises PopulationError if no client has samples, RunError if the global dictionary is not finite."""
     match state.phase:
         case "start":
             return _after_first_sums(config, state, result)
@@ -140,7 +140,7 @@ def server_update(
 def _after_first_sums(
     config: DictionariesConfig, state: DictionariesState, result: Mapping[str, Any]
 ) -> tuple[DictionariesState, RoundInfo]:
-    """Raises PopulationError if nobody has samples."""
+    """Raises PopulationError if no client has samples."""
     clients, rows, silent, few = (float(value) for value in result["sizes"])
     all_prints, seen_prints, seen_rows = (float(value) for value in result["prints"])
     if clients == 0:

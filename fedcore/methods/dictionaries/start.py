@@ -1,11 +1,11 @@
-"""What a run may start from: atoms of an earlier run or of a file; and what runs of a series keep of each other's sums.
+"""Starts of a run: atoms of an earlier run or of a file; and the sums that a run of a series keeps from earlier runs.
 
-Where clients have come since, and those that were there are as they were, the new clients alone answer; for the others
-stand the sums of the run before, with the weight `forgetting`, coded by the atoms of that time (Mairal, Bach, Ponce,
-Sapiro 2010 do so from sample to sample). Where any of their samples are others, or nobody has come, everybody answers,
+If new clients have come and the earlier ones are unchanged, only the new clients answer. The sums of the run before
+represent the earlier clients, with the weight `forgetting`, coded by the atoms of that time (Mairal, Bach, Ponce,
+Sapiro 2010 do so from sample to sample). If any of their samples have changed, or no client is new, all clients answer,
 from the atoms of the run before.
 
-How many atoms, atoms of a code and rounds there are, where the settings leave it to the features.
+Numbers of atoms, of atoms of a code and of rounds, where the settings let them depend on the features.
 """
 
 from __future__ import annotations

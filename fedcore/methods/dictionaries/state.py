@@ -80,7 +80,8 @@ class StructureMessage(SumsMessage):
 
 @dataclass(frozen=True, slots=True)
 class LocalAtomsMessage:
-    """Asks every client to learn local atoms, and to keep them where they pay. seed, common: as in `SumsMessage`.
+    """Asks every client to learn local atoms, and to keep them where they improve the code. seed, common: as in
+    `SumsMessage`.
 
     atoms: local ones at most; least, most: atoms of the shortest and of the longest codes; steps: of learning
     """

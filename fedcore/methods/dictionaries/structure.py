@@ -41,7 +41,7 @@ APART = 0.7  # likeness of two samples, from which only one begins as an atom
 DOUBLE = 0.95  # likeness of two own atoms, beyond which one of them is wasted
 FEWEST_CODED = 3  # samples that an own atom is used by, at least
 SHARES = (0.0, 0.1, 0.2, 0.4)  # of the energy of a louder own atom, up to which one may be dropped
-CHANCE = 20.0  # an atom pays where it takes more than twice the logarithm of so many times all atoms would by chance
+CHANCE = 20.0  # an atom stays if it takes more than twice the log of this many times all atoms would by chance
 HELD_OUT, LENGTHS = "dictionaries/structure-held-out", "dictionaries/sparsity"
 
 
@@ -273,7 +273,7 @@ class _Samples:
 
 
 class _Paths:
-    """Of held-out samples: squared errors with 0, 1, ... atoms, and how many samples a further atom pays for.
+    """Of held-out samples: squared errors with 0, 1, ... atoms, and how many samples a further atom improves enough.
 
     sums: (choices, 2 t + 2): the t + 1 errors, the t numbers of samples, and of all of them
     """

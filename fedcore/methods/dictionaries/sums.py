@@ -4,9 +4,9 @@
     round    X'X and X'Y of codes X and samples Y; every atom moves to its minimum given the others and the codes
 
 Sums of clients are sums of the pooled samples, so the dictionary is the one that a learner of all samples in one place
-would have. Every sample is coded by matching pursuit with a number of atoms of its own, which changes from round to
-round, so that one dictionary serves all of them. The first rounds code with one atom, then with a few: singular vectors
-say little of single samples, and codes of one atom find the directions around which these lie.
+would have. Matching pursuit codes each sample with a number of atoms that differs between samples and rounds, so that
+one dictionary serves all of them. The first rounds code with one atom, then with a few: singular vectors describe
+single samples poorly, and codes of one atom find the directions around which samples cluster.
 
 Everything here is a function of arrays; `clients` and `server` call it.
 
@@ -122,7 +122,7 @@ def vote(norm: np.ndarray) -> np.ndarray:
 
 
 def median_of_votes(votes: np.ndarray) -> float:
-    """Geometric middle of the bin in which the median vote lies, perhaps inf; 0 if nobody voted. votes: (bins,)."""
+    """Geometric middle of the bin that contains the median vote, perhaps inf; 0 without votes. votes: (bins,)."""
     total = votes.sum()
     if total <= 0:
         return 0.0
@@ -150,7 +150,8 @@ class SharedSums:
         return cls(np.zeros((atoms, atoms)), np.zeros((atoms, features)))
 
     def add(self, samples: np.ndarray, common: np.ndarray, sparsity: np.ndarray) -> np.ndarray:
-        """Adds samples (n, d), coded by atoms (rg, d) so many of them each, (n,). Returns squared residuals (n,)."""
+        """Add samples (n, d), coded by atoms (rg, d). sparsity: (n,) atoms of each code. Returns squared residuals
+        (n,)."""
         x, errors = omp_with_errors(samples, common, sparsity)
         self.xx += x.T @ x
         self.xy += x.T @ samples
@@ -215,7 +216,7 @@ def singular_atoms(moments: np.ndarray, count: int, generator: np.random.Generat
 
 
 def orthonormal_atoms(sums: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """(v, d) orthonormal atoms that span signed sums (v, d); filled up likewise."""
+    """(v, d) orthonormal atoms that span signed sums (v, d), filled up by random directions."""
     _, values, vectors = np.linalg.svd(sums, full_matrices=False)
     return _filled_up(vectors[values > RANK * max(values[0], 0.0)], len(sums), generator)
 

@@ -4,10 +4,10 @@ Shapes as in `fedcore.methods.dictionary_learning.operators`: one atom a row, di
 
 Groups of clients of a leaf whose samples are stacked into one array, and read tile by tile.
 
-Clients of equal rank are sorted by size and put together; shorter ones are padded with samples of zero, which have
-codes of zero and add nothing to any sum. A client that is too large for a stack is a group of its own and is read in
-tiles, from memory or from the store alike: the tiles depend on the sizes only, so the bits do not depend on where the
-rows are.
+Clients of equal rank are sorted by size and put together. Shorter ones are padded with samples of zero, which have
+codes of zero and add nothing to any sum. A client that is too large for a stack is a separate group. It is read in
+tiles, from memory or from the store. The tiles depend on the sizes only, so the bits do not depend on where the rows
+are.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def d12(a: np.ndarray, b: np.ndarray, exact: bool = False) -> float:
 
 PADDING = 0.15  # share of a stack's samples that may be padding
 STACK_NUMBERS = 2**18  # float64 numbers in the samples of a stack: what is made of them should stay in the cache
-TILE_NUMBERS = 2**20  # float64 numbers in a tile, and in a client that is a group of its own and is kept: 8 MiB
+TILE_NUMBERS = 2**20  # float64 numbers in a tile, and in a client that is a separate group and is kept: 8 MiB
 
 
 @dataclass(slots=True)

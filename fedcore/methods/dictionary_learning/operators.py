@@ -26,8 +26,8 @@ RANK_TOLERANCE = 1e-10  # singular values below this share of the largest are ze
 
 
 def to_compute_with(common: np.ndarray) -> np.ndarray:
-    """The atoms of a message in float64: a copy, because what came over a wire may lie at any address, and products of
-    matrices that are not aligned take another path, with other last bits."""
+    """Copy the atoms of a message in float64. A received array may start at any address, and products of matrices that
+    are not aligned take another path, with other last bits."""
     return np.array(common, np.float64, order="C")
 
 

@@ -46,7 +46,7 @@ def outputs_of(
     local:    (C, r - rg, d) float64 local atoms, zeros beyond a client's rank
     rank:     (C,) int64 atoms of its dictionary [G | L_i]; 0 for a client without samples other than zero
     loss:     (C,) float64 mean squared residual of a sample with the codes given here; NaN without samples
-    distance: (C,) float64 mean distance of its own version of the global atoms from them, in its last round
+    distance: (C,) float64 mean distance of the client's version of the global atoms from them, in its last round
     rows_global, rows_local: (N, d) float32 parts of the samples; their sum is the reconstruction
     rows_atoms:    (N, k) int32 atoms of [G | L_i] that a sample's code is made of, ascending; -1 beyond their number
     rows_weights:  (N, k) float32 their weights; with `rows_atoms` the sparse matrix of codes

@@ -50,7 +50,7 @@ def evaluate_block(
         has_trained = known.known & (known.memory["rank"] > 0)
     for client in range(block.clients):
         rows, training = _rows(held, client), _rows(block, client)
-        if usable is not None:  # of a private run, where whose rows are not finite is nobody's business
+        if usable is not None:  # of a private run, which must not reveal whose rows are not finite
             rows, training = rows[usable(rows)], training[usable(training)]
         if not len(rows) or not len(training):
             continue

@@ -44,8 +44,8 @@ def descend(atoms: np.ndarray, xx: np.ndarray, xy: np.ndarray) -> np.ndarray:
 def without_unused(
     common: np.ndarray, energy: np.ndarray, generator: np.random.Generator, wasted: bool = False
 ) -> tuple[np.ndarray, int]:
-    """(dictionary, number of replaced atoms): an atom that nobody uses becomes a slightly moved copy of the most used
-    one that has not been copied yet; the next codes tell them apart. No sample is needed for that.
+    """(dictionary, number of replaced atoms): an atom that no code uses becomes a slightly moved copy of the most used
+    one that has not been copied yet. The next codes separate the two. This needs no samples.
 
     common: (rg, d); energy: (rg,) sum of squared codes of each atom; wasted: also replace atoms that are hardly
     used, and those that are nearly another one.
@@ -73,7 +73,7 @@ def doubles(atoms: np.ndarray, energy: np.ndarray, likeness_from: float = DOUBLE
     return ((likeness > likeness_from) & louder).any(1)
 
 
-APART = 4  # samples of a client whose codes may not depend on others: a multiple of so many, filled up with zeros
+APART = 4  # samples of a client whose codes may not depend on others: a multiple of this, filled up with zeros
 TILE_NUMBERS = 2**18  # float64 numbers in the correlations of the samples worked on at a time
 FACTOR_NUMBERS = 2**20  # in their factors
 NEXT = 1e-12  # share by which an atom's correlation has to exceed that of the atom before it to be the larger one
@@ -89,7 +89,7 @@ def omp(samples: np.ndarray, atoms: np.ndarray, k: int | np.ndarray) -> np.ndarr
 
     Atoms need not have norm 1: the choice is by the correlation with the atom divided by its norm, and atoms of zero
     are never chosen. Of correlations that are equal to rounding the lowest atom's is the largest. A sample ends before
-    k when what is left of it is orthogonal to all atoms, or the next atom lies in the span of those chosen.
+    k when its residual is orthogonal to all atoms, or the next atom is in the span of those chosen.
     """
     return omp_with_errors(samples, atoms, k)[0]
 
@@ -210,7 +210,7 @@ def _code(
     rounding = LEFT * np.sqrt(errors.ravel())
     place = np.arange(count)
     if k is not None:
-        # Those of most atoms first, so that the ones that go on are always the first ones.
+        # Those of most atoms first, so that the remaining ones are always the first ones.
         place = np.argsort(-k, kind="stable")
         k, rounding = k[place], rounding[place]
     shift = place // m * r % atoms  # of the sample's dictionary in the stack

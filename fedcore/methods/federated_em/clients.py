@@ -63,12 +63,12 @@ def _leaf_and_weights(
 
 def moments(config: FederatedEMConfig, model: CurvedEM, message: MomentsMessage, block: ClientBlock) -> Statistics:
     """sizes: (3,) clients with rows, observations, sum of m_i^2. moments: (3, d) number, sum and sum of squares of the
-    entries of every column (for tables: of every cell). held_back: rows, or cells of tables, that take no part, if
-    there may be such. Where rows have weights these are added up instead of counted. sample: (n, 2 + d) if asked for,
-    rows that were drawn: the uniform of each, by how much it counts beside others, and its values. Of token counts
-    (n, 4), with the column and value of each count, and a count of 0 for a client without any.
+    entries of every column (for tables: of every cell). held_back: rows, or cells of tables, that are held out, if
+    there may be any. If rows have weights, these are added up instead of counted. sample: (n, 2 + d) if requested, the
+    rows that were drawn: the uniform number of each, its relative weight, and its values. For token counts (n, 4), with
+    the column and value of each count, and a count of 0 for a client without any.
 
-    Raises PopulationError for rows that the model cannot read, and for what is no weight.
+    Raises PopulationError for rows that the model cannot read, and for invalid weights.
     """
     each, weighted = config.rows_per_observation, config.weight_column
     everything = leaf = rows_of(block, None, each, weighted)
@@ -231,8 +231,8 @@ def _held_back(leaf: LeafRows, split: Split | HiddenCells) -> float:
 def held_out(
     config: FederatedEMConfig, model: CurvedEM, message: RoundMessage | ObjectiveMessage, block: ClientBlock
 ) -> dict[str, Statistic]:
-    """held_out: (3,) rows that take no part (of tables cells), the sum of their losses, and that in the units of the
-    data; nothing if all rows take part, or if nobody asks."""
+    """held_out: (3,) held-out rows (for tables, cells), the sum of their losses, and that sum in the units of the data;
+    nothing if no rows are held out, or if the message does not request it."""
     split = message.scaling.split
     if split is None or (isinstance(message, RoundMessage) and not message.monitor):
         return {}
@@ -267,7 +267,7 @@ def round_update(
     heard:  in natural units, the weight of the clients who answer for the first time
 
     The memory holds V_i, and in VR-FedEM also S_i, each (C, q) float64. In natural units V_i is what the server knows
-    of s_i; beside it "heard" says of which clients it knows anything, (C,) bool.
+    of s_i. In addition "heard", (C,) bool, marks the clients of which it knows anything.
     """
     memory = kept_memory(memory, message.won)
     leaf, weights = _leaf_and_weights(config, message, block)

@@ -33,8 +33,8 @@ LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 class Codec(Protocol):
-    """q: length of a message. omega: variance bound. draws: uniforms that one message needs. dithers: whether each of
-    them is used by itself, as in `fedcore.randomness.client_dither`; order: how these should lie in memory."""
+    """q: length of a message; omega: variance bound; draws: uniforms that one message needs; dithers: whether each of
+    them is used separately, as in `fedcore.randomness.client_dither`; order: their preferred order in memory."""
 
     @property
     def q(self) -> int: ...
@@ -61,7 +61,7 @@ class Codec(Protocol):
         """
 
     def to_bits(self, x: np.ndarray, uniforms: np.ndarray) -> tuple[bytes, int]:
-        """The message of one client, x (q,) with uniforms (draws,): bytes, of which the first so many bits count."""
+        """The message of one client, x (q,) with uniforms (draws,): bytes, and the number of bits that count."""
 
     def from_bits(self, message: bytes, uniforms: np.ndarray) -> np.ndarray:
         """What the server decodes, (q,) float64. uniforms: the same, where both sides know them."""
@@ -108,8 +108,8 @@ class Identity:
 
 
 def dithering_omega(length: int, levels: int) -> float:
-    """Smallest known omega of random dithering of a block of so many entries: min(d / (4 s^2), sqrt(d) / s) for s
-    levels. s = 1 also has the exact value max ||x||_1 / ||x||_2 - 1 = sqrt(d) - 1 of block quantisation.
+    """Smallest known omega of random dithering of a block of d entries: min(d / (4 s^2), sqrt(d) / s) for s levels.
+    s = 1 also has the exact value max ||x||_1 / ||x||_2 - 1 = sqrt(d) - 1 of block quantisation.
     """
     d, s = length, levels
     general = min(d / (4 * s * s), math.sqrt(d) / s)

@@ -1,8 +1,8 @@
-"""Several starts of FedEM, taken side by side through rounds of their own, of which the best one continues.
+"""Several starts of FedEM, which run rounds side by side; the best one continues.
 
-Each start has a statistic, a step of the codec and client memories of its own: the memories of start r have `_r` after
-their names. Messages are coded as in all rounds. After the last of these rounds the start with the least objective is
-taken, with its memories, and clients forget the others.
+Each start has a separate statistic, step of the codec and client memories. The memories of start r have `_r` after
+their names. Messages are coded as in all rounds. After the last of these rounds, the start with the least objective
+continues with its memories, and clients forget the others.
 """
 
 from __future__ import annotations

@@ -100,8 +100,7 @@ class Counts(Mixture):
     name: Literal["poisson", "multinomial", "bernoulli"] = "poisson"
     kind: Literal["rows", "counts"] = Field(
         "rows",
-        description="population that is read; counts: a client's token counts are its only row, and the run is not "
-        "private",
+        description="kind of population; counts: a client's token counts are its only row, and the run is not private",
     )
     covariance: ClassVar[Covariance] = "full"
     pseudo_rows: ClassVar[PseudoRows] = None
@@ -163,17 +162,17 @@ class NotPrivate(Part):
         0.0,
         ge=0,
         le=LARGEST_SHARE,
-        description="share of each client's rows that takes no part in training; their loss is among the metrics. "
-        "Clients with one or two rows keep them for training. Of tables a share of the observed cells; not of counts",
+        description="fraction of each client's rows that is held out; their loss is among the metrics. Clients with "
+        "one or two rows keep them for training. For tables, a fraction of the observed cells; not for counts",
     )
     weights: Literal["rows", "clients"] = Field(
-        "rows", description="weight of a client in the objective: its share of the rows, or one vote each"
+        "rows", description="weight of a client in the objective: its fraction of the rows, or the same for all clients"
     )
     tol: float | None = Field(
         None,
         ge=0,
-        description="nats a row: the run ends when a round gains less, by em a pass, by the others on average between "
-        f"two looks; 0: all rounds are made; None: {TOLERANCE:g} for em but of tables, else 0",
+        description="nats per row: the run ends when a pass of em gains less, or a round of the others on average "
+        f"between two evaluations; 0: all rounds are made; None: {TOLERANCE:g} for em except tables, else 0",
     )
 
 
@@ -181,9 +180,9 @@ class Weighted(Part):
     weight_column: int | None = Field(
         None,
         ge=0,
-        description="column of the rows, from 0, that says how much a row counts: a number of 0 or more, 2 as if it "
-        "were there twice; the model sees the other columns, and the response of regressions is the last of them. "
-        "None: all rows count once. Not for counts, tables and batches",
+        description="column of the rows, counted from 0, with the weight of a row, 0 or more; a row of weight 2 counts "
+        "like two rows. The model sees the other columns, and the response of regressions is the last of them. None: "
+        "all rows count once. Not for counts, tables and batches",
     )
 
 
@@ -227,7 +226,7 @@ class FedEM(Compressed, Weighted):
         1.0,
         gt=0,
         le=1,
-        description="expected share p of clients in a round, every client by its own coin; with the codec natural all "
+        description="expected fraction p of clients in a round, drawn independently; with the codec natural all "
         "clients answer until a step gains little, about ten rounds",
     )
     accelerated: ClassVar[bool] = False
@@ -340,7 +339,7 @@ class FederatedEMConfig(ChoiceSettings):
             (counts and algorithm.validation > 0, "validation is for rows, not for counts"),
             (
                 self.undecided is not None and not (algorithm.accelerated and algorithm.start != "given"),
-                f"{self.undecided} = auto is for the algorithm em with a start of its own",
+                f"{self.undecided} = auto is for the algorithm em without a given start",
             ),
         ):
             if wrong:

@@ -1,11 +1,11 @@
-"""Information criteria of a mixture on its training rows, beside the loss of rows that were held back.
+"""Information criteria of a mixture on its training rows, in addition to the loss of held-out rows.
 
     BIC = 2 L + k ln N                    L: the loss of the N training rows, k: free parameters (Schwarz 1978)
     ICL = BIC + 2 sum_j entropy(r_j)      r_j: responsibilities of row j (Biernacki, Celeux, Govaert 2000)
 
-Smaller is better. Both are in the units of the data. They presume that rows are independent, which rows of one client
-seldom are; held-out rows presume less. Where rows have weights, N is their sum, and rows count by them in L and in the
-sum of entropies: as if they were there as often as their weights say.
+Smaller is better. Both are in the units of the data. They assume that rows are independent, which rows of one client
+seldom are. Held-out losses assume less. If rows have weights, N is the sum of the weights, and a row counts in L and in
+the sum of entropies as if it occurred as often as its weight.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ RESPONSIBILITIES = "responsibilities"
 
 
 def wanted(config: FederatedEMConfig) -> bool:
-    """Whether anybody compares: only then is the pass over the responsibilities made. The objective must be a sum over
-    rows, not over clients."""
+    """Whether the criteria are needed; only then is the pass over the responsibilities made. The objective must be a
+    sum over rows, not over clients."""
     return config.algorithm.validation > 0 and config.by_rows and config.mixture
 
 
@@ -63,7 +63,7 @@ def free_parameters(config: FederatedEMConfig, theta: Theta) -> int:
 
 
 def criteria(config: FederatedEMConfig, state: FederatedEMState, result: Mapping[str, Any]) -> dict[str, float]:
-    """bic and icl from the last pass; nothing if nobody compares."""
+    """bic and icl from the last pass; nothing if they are not needed."""
     if "entropy" not in result:
         return {}
     loss = float(result["loss"]) * state.rows

@@ -1,6 +1,6 @@
-"""What clients say who are told apart: compressed differences of their statistics, and the memories that follow them.
+"""Messages of clients that are handled singly: compressed differences of their statistics, and their memories.
 
-Clients are answered some hundred at a time, through all steps, so that what is passed over stays in the cache.
+Some hundred clients at a time go through all steps, so that their data stay in the cache.
 
 Source: Dieuleveut, Fort, Moulines, Robin 2021, Algorithms 1 and 2.
 """
@@ -55,7 +55,7 @@ def compressed_differences(
     memory = {} if memory is None else dict(memory)
     if remembers(config, codec):
         memory.setdefault("V", np.zeros((clients, q)))
-    if config.variance_reduced:  # also where nobody has rows: all leaves of a block remember the same names
+    if config.variance_reduced:  # also where no client has rows: all leaves of a block remember the same names
         memory.setdefault("S", np.zeros((clients, q)))
     if config.natural:
         memory.setdefault("heard", np.zeros(clients, bool))

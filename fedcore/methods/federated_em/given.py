@@ -1,13 +1,13 @@
-"""What a run is given to start from: the arrays, as this method takes them, and how precise they are.
+"""The start that a run is given: the arrays, in the form of this method, and their precision.
 
-A private run takes shorter steps from a start that was released with little noise (`series.py`), be it an earlier run
-of this method, which tells the variance of the noise in its statistic, or one of another method on the same
-population, which tells what the noise costs in nats a row. The latter is turned into one variance v for all entries
-of D^-1 S, that which costs as much: v tr(D I D) / 2, with I the Fisher information of a row at the start.
+A private run takes shorter steps from a start that was released with little noise (`series.py`). The start may be an
+earlier run of this method, which states the variance of the noise in its statistic. It may also be a run of another
+method on the same population, which states the loss due to noise in nats per row. That loss becomes one variance v for
+all entries of D^-1 S, by the loss that v causes: v tr(D I D) / 2, with I the Fisher information of a row at the start.
 
-That is a measure of small errors. Noise of one size in all entries is largest, beside what is there, where a component
-is narrow, and there it could make a variance vanish. So steps are also so short that the noise of all rounds together
-changes no variance in any direction by more than LARGEST_CHANGE of it, in standard deviations.
+This is a measure of small errors. Noise of one size in all entries is relatively largest where a component is narrow,
+and there it could make a variance vanish. So steps are also limited in length: the noise of all rounds together changes
+no variance in any direction by more than LARGEST_CHANGE of it, in standard deviations.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How exact EM of incomplete rows and of tables comes to at most ten reads of the data.
+"""How exact EM of incomplete rows and of tables needs at most ten reads of the data.
 
-imputer   EM converges on the sample of the first pass, and goes on over all rows by accelerated steps
+imputer   EM converges on the sample of the first pass, and continues over all rows by accelerated steps
 tables    a step of EM needs no more than the sum of the observed values of each cell and how often it was seen.
           Both are among the moments of the first pass, so that all steps follow it, and the second pass computes
           the objective

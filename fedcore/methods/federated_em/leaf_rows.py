@@ -25,7 +25,7 @@ PORTION_NUMBERS = 2**23  # numbers in the rows of the clients who are answered o
 
 @dataclass(frozen=True, slots=True)
 class LeafRows:
-    """The rows of C clients. An observation is a row, or in models of tables so many consecutive rows.
+    """The rows of C clients. An observation is a row, or in models of tables the consecutive rows of a table.
 
     y: (N, d); ptr: (C + 1,), client i owns rows ptr[i] .. ptr[i + 1] - 1
     sizes: (C,) float64, observations of each client, or where rows have weights the sum of these

@@ -64,7 +64,7 @@ def _ones(words: np.ndarray) -> np.ndarray:
 
 
 def _shifted(words: np.ndarray, places: int) -> np.ndarray:
-    """The rows with every bit so many places further on; what leaves a row is dropped."""
+    """The rows with every bit shifted by `places`; bits that leave a row are dropped."""
     whole, part = divmod(places, 64)
     moved = np.zeros_like(words)
     if whole < words.shape[1]:

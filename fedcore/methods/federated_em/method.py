@@ -51,8 +51,8 @@ LIKELY_GAPS = 0.1  # share of the entries
 CELLS_HELD_BACK = 0.1  # of the observed cells of tables, when settings are compared
 NOT_PRIVATE = {
     "em": "exact sums of the clients' statistics reach the server",
-    "fedem": "messages are compressed, not noised",
-    "vr-fedem": "messages are compressed, not noised",
+    "fedem": "messages are compressed and have no noise",
+    "vr-fedem": "messages are compressed and have no noise",
 }
 
 
@@ -111,7 +111,7 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
         return NOT_PRIVATE.get(self.config.algorithm.name, "") + (f", and so {what}" if self.config.searches else "")
 
     def plan(self, public: PublicFacts) -> Sequence[PlannedRelease]:
-        """Raises ConfigError if a private run has no budget, no nominal number of clients or no warm start."""
+        """Raises ConfigError if a private run has no budget, no declared number of clients or no warm start."""
         return private.plan(self.config, public) if self.private else []
 
     def left_out(self, columns: Features) -> str:
@@ -219,8 +219,8 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
         return order_of(self.parameters(state)) if self.config.mixture and state.round else ()
 
     def fitted_model(self, state: FederatedEMState) -> FittedMixture:
-        """Raises ConfigError unless it is a mixture of Gaussians with covariances of its own, RunError before the first
-        round."""
+        """Raises ConfigError unless it is a mixture of Gaussians with a covariance for each component, RunError before
+        the first round."""
         if self.config.model.name != "gaussian" or self.config.model.covariance == "known":
             what = (
                 'with covariance = "known"'

@@ -1,8 +1,8 @@
-"""Components that only the penalty keeps from a density without bound: they lie, up to the penalty, in fewer dimensions
-than their rows. Columns of few values (a lattice) make such components, and so do columns that determine each other.
+"""Components whose density only the penalty bounds: apart from the penalty, they span fewer dimensions than their rows.
+Columns of few values (a lattice) make such components, and so do columns that determine each other.
 
-There the likelihood grows without end as the penalty shrinks, whatever the rows mean: neither it nor a held-out loss
-says any more which number of components, or which penalty, is better.
+For such data the likelihood grows without bound as the penalty shrinks, whatever the rows mean. Then neither the
+likelihood nor a held-out loss shows which number of components, or which penalty, is better.
 """
 
 from __future__ import annotations

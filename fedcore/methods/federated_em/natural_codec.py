@@ -7,16 +7,16 @@ is, and rounded to whole steps with subtractive dither:
 
 The error is uniform on (-D/2, D/2) whatever z is, of variance D^2 / 12, and independent of that of other clients
 (Schuchman 1964). A part of the statistic (the weights, a component's mean, a component's scatter) whose squared norm is
-at most 1.5 times that of its own error is not sent, and decoded as 0; a bit says so.
+at most 1.5 times that of the error is not sent, and decoded as 0; a bit says so.
 
 An error of one size costs the same likelihood in every component, but of a component of small weight pi_g it may be
-more than there is: relative to its covariance, it grows as 1 / sqrt(pi_g). So its own step is at most a share of
-sqrt(pi_g). `fedcore.methods.federated_em.resolution` has the sizes of both.
+more than there is: relative to its covariance, it grows as 1 / sqrt(pi_g). So the component's step is at most a share
+of sqrt(pi_g). `fedcore.methods.federated_em.resolution` has the sizes of both.
 
-Levels are coded one after the other with adaptive contexts (`fedcore.methods.federated_em.range_coder`): whether a
-level is 0, then by one bit after the other whether its size goes on, which is the code of a geometric tail. Contexts
-are told apart by the kind of the number; a part of at least 30 numbers has its own, for it soon learns how large they
-are in it.
+Levels are coded one after the other with adaptive contexts (`fedcore.methods.federated_em.range_coder`): first
+whether a level is 0, then bit by bit whether its size is larger still, which is the code of a geometric tail. Each kind
+of number has a context. A part of at least 30 numbers has a separate one, since it soon learns how large its numbers
+are.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Natural:
     def _rounded(
         self, x: np.ndarray, uniforms: np.ndarray, clients: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """As `quantise`, but levels are float64, and lie in memory as the units give them."""
+        """As `quantise`, but levels are float64, in the memory layout of the units."""
         with np.errstate(over="ignore", invalid="ignore"):
             z = self.units.forward(x)
             z *= 1.0 / self.steps
@@ -208,7 +208,7 @@ class Natural:
         return self.decode(levels, sent, uniforms[None])[0]
 
     def _squares(self, z: np.ndarray) -> np.ndarray:
-        """(C, parts) squared norms. A client's has the same bits whoever else is there."""
+        """(C, parts) squared norms. A client's bits do not depend on other clients."""
         if self.order == "C":  # the flags of a lone client say both
             return np.add.reduceat(z * z, self._starts, axis=1)
         if len(z) == 1:  # whose numbers would be added up in another order
@@ -301,8 +301,8 @@ def parts_of(units: Units) -> tuple[Part, ...]:
 
 
 class _Contexts:
-    """One message's: of the bits that say what is sent, by kind; of levels, whether they are not 0 and whether their
-    size goes on, by the part's number."""
+    """Contexts of one message: for the bits that mark sent parts, by kind; for levels, whether they are not 0 and
+    whether their size is larger still, by the part's number."""
 
     def __init__(self, parts: tuple[Part, ...]) -> None:
         self.sent = [Context() for _ in range(parts[-1].kind + 1)]

@@ -1,4 +1,4 @@
-"""What each client is given: the components of its own rows, or its rows completed, under the shared parameters."""
+"""Per-client outputs: the components of a client's rows, or its completed rows, under the shared parameters."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def personalise(config: FederatedEMConfig, state: FederatedEMState, block: Clien
         mean = leaf.mean_by_client(every)
         component = np.where(filled, np.nan_to_num(mean).argmax(axis=1), -1)
         outputs |= {"responsibilities": mean, "component": component.astype(np.int32)}
-        if isinstance(block, CountsBlock):  # a client has one row, of which the arrays above tell all
+        if isinstance(block, CountsBlock):  # a client has one row, which the arrays above describe fully
             return outputs
         outputs["rows_log_density"] = densities - models.log_scales(config, scaling, leaf.y)
         if config.model.name == "gaussian" and state.gaps:

@@ -1,14 +1,14 @@
-"""DP-A: EM in the space of statistics from sums with noise, private for clients.
+"""Private EM, in the space of statistics, from sums with noise; the privacy unit is a client.
 
     rows      standardised by public constants, scaled down to a public L2 norm where they are longer
     client    c_i = clip_C( D^-1 (s_i - S_k) ) on an integer grid, s_i the mean statistic of its rows; 0 without rows
     release   sum c_i + Gaussian noise, by the engine
-    server    H = D release / n, n the public nominal number of clients; S_{k+1} = S_k + gamma H inside the domain
+    server    H = D release / n, n the declared number of clients; S_{k+1} = S_k + gamma H inside the domain
 
-A run that goes on with a series of private runs takes shorter steps: see `series.py`.
+A run that continues a series of private runs takes shorter steps: see `series.py`.
 
-Every client is asked in every round, and no amplification by sampling is claimed: T releases of equal price. Clients
-keep no memory. The warm start, the scaling and D are public; a step is cut back by what was released alone.
+Every client answers in every round, and no amplification by sampling is claimed: T releases of equal privacy cost.
+Clients keep no memory. The warm start, the scaling and D are public, and only released values shorten a step.
 A client changes the sum by at most C (add or remove) or 2 C (replace one): docs/privacy/federated-em.md.
 """
 
@@ -51,8 +51,8 @@ EINSUM_PIECE = 2**13  # numbers of all rows together after which einsum begins a
 
 
 def plan(config: FederatedEMConfig, public: PublicFacts) -> list[PlannedRelease]:
-    """T releases of equal price whose prices, rounded up, sum to at most public.rho. They are the same from any start,
-    so that they are known before there is one."""
+    """T releases of equal privacy cost; the costs, rounded up, sum to at most public.rho. They are the same from any
+    start, so they are known before there is one."""
     if public.rho is None or not public.rho > 0:
         raise ConfigError(
             "a private federated EM run needs a privacy budget.",
@@ -63,7 +63,7 @@ def plan(config: FederatedEMConfig, public: PublicFacts) -> list[PlannedRelease]
     sensitivity = round(SPREADS[public.relation] * GRID_NORM)
     rho = public.rho
     while True:
-        # Prices round up, hence a hair is kept back; the loop ends because the hair grows.
+        # Costs round up, hence a hair is kept back; the loop ends because the hair grows.
         rho *= 1.0 - 1e-12
         multiplier = math.sqrt(0.5 * rounds / rho)
         releases = [
@@ -183,8 +183,8 @@ def _nominal(config: FederatedEMConfig, public: PublicFacts) -> int:
     nominal = config.private_run.nominal_clients or public.nominal_clients
     if nominal is None:
         raise ConfigError(
-            "a private federated EM run needs a nominal number of clients, because the exact one is not public.",
-            "Set nominal_clients in the settings, or declare it when the population is made.",
+            "a private federated EM run needs a declared number of clients, because the exact one is not public.",
+            "Pass --set nominal_clients=N, or declare it at ingest (`--nominal-clients N`).",
         )
     return nominal
 
@@ -210,13 +210,13 @@ def message(config: FederatedEMConfig, state: FederatedEMState) -> ReleaseMessag
 def client_update(config: FederatedEMConfig, model: CurvedEM, message: ReleaseMessage, block: RowsBlock) -> Statistics:
     """The leaf's exact sum on the grid, (q,) int64, and nothing else.
 
-    What a client contributes is a function of its own rows, to the last bit: if it moved, by a grid step, what its
-    neighbours contribute, the sensitivity would not hold exactly. Mixtures answer all clients at once and keep them
-    apart (`fedcore.methods.mixture_models.client_sums`); other models answer them one by one. No rows make this fail
-    or warn: that would be seen, and would not be noised.
+    A client's contribution is a function of the client's rows only, to the last bit. If it moved another client's
+    contribution by a grid step, the sensitivity would not hold exactly. Mixtures compute all clients at once and keep
+    them apart (`fedcore.methods.mixture_models.client_sums`); other models compute them one by one. No rows make this
+    fail or warn: that would be visible without noise.
     """
     total, missing = np.zeros(model.q, np.int64), models.factory_of(config).missing
-    # Parameters that nobody can use fail for all clients alike: mixtures prepare them before they look at rows.
+    # Unusable parameters fail for all clients alike: mixtures prepare them before they look at rows.
     if not isinstance(model, Mixture):
         model.e_mean(message.theta, np.zeros((0, block.features)), np.zeros(2, np.int64))
     with np.errstate(all="ignore"):
@@ -293,8 +293,7 @@ def _clip(means: np.ndarray, filled: np.ndarray, message: ReleaseMessage) -> Non
 
 
 def server_update(config: FederatedEMConfig, state: FederatedEMState, published: np.ndarray) -> Step:
-    """published: (q,) int64, the noised grid sum. The next state and its RoundInfo are made of published values
-    only."""
+    """published: (q,) int64, the noisy grid sum. The next state and its RoundInfo depend on published values only."""
     model, number = models.model_of(config, state.scaling()), state.round + 1
     field = published * grid_step(config.private_run.clip) * state.part_scales / state.clients
     past, noise = Precision(state.pooled_weight, state.pooled_variance), noise_of(config, state)
@@ -340,7 +339,7 @@ def noise_of(config: FederatedEMConfig, state: FederatedEMState) -> float:
 
 
 def pooled_in_words(config: FederatedEMConfig, state: FederatedEMState) -> str:
-    """What a run that went on with a series gained by it; empty for others."""
+    """Describe what a run gained from the earlier runs of its series; empty for other runs."""
     rounds = len(state.multipliers)
     gamma = decreased_step(config, state.gamma, rounds - 1)
     alone = series.of_first_run(gamma, noise_of(config, state), rounds)

@@ -47,7 +47,7 @@ class RangeWriter:
             self.put(value >> place & 1, 1, 2)
 
     def finish(self, length: int) -> bytes:
-        """The number of so many bytes within the interval. Raises ValueError if there is none."""
+        """A number of `length` bytes within the interval. Raises ValueError if there is none."""
         spare = WINDOW + self.shifted - 8 * length
         if spare <= 0:
             return (self.low << -spare).to_bytes(length, "big")
@@ -58,8 +58,8 @@ class RangeWriter:
 
 
 class RangeReader:
-    """Reads what a `RangeWriter` wrote; it has to be asked for the same contexts in the same order. Beyond its end a
-    message goes on with zeros."""
+    """Read what a `RangeWriter` wrote. The caller must ask for the same contexts in the same order. Beyond its end a
+    message consists of zeros."""
 
     def __init__(self, message: bytes) -> None:
         self.message, self.width, self.place = message, 1 << WINDOW, WINDOW // 8
@@ -111,7 +111,7 @@ class Context:
 
 
 def context_units(no: np.ndarray, yes: np.ndarray) -> np.ndarray:
-    """(...,) int64: what a context costs that codes so many answers of each kind (...,), in whole `UNIT`s."""
+    """(...,) int64: cost of a context that codes these numbers of answers of each kind (...,), in whole `UNIT`s."""
     total = no + yes
     odd, even = _products(1 << int(np.max(total, initial=0)).bit_length())
     return even[total] - odd[no] - odd[yes]
@@ -126,6 +126,6 @@ def _products(largest: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def whole_bytes(units: np.ndarray) -> np.ndarray:
-    """(...,) int64: bytes of messages that cost so many `UNIT`s; 0 for one without anything to say."""
+    """(...,) int64: bytes of messages that cost this many `UNIT`s; 0 for an empty one."""
     units = np.asarray(units, np.int64)
     return -(-(units + np.where(units > 0, SLACK, 0)) // int(8 / UNIT))

@@ -17,7 +17,7 @@ from fedcore.methods.federated_em.config import FederatedEMConfig
 
 # (share of the field's norm, smallest D): in general, and for one covariance for all, where coarser ones bring rises
 USUAL, FINE = (0.25, 0.01), (0.15, 0.005)
-OF_EM = (0.3, 0.003)  # of runs that follow EM, where components have steps of their own
+OF_EM = (0.3, 0.003)  # of runs that follow EM, where each component has a step
 AXES = 2  # in place of the columns d, where variances are of one column each
 COMPONENT_ERROR = 0.03  # of a covariance, relative
 SETTLED = 0.05  # nats a row that a step gains, to first order: below it a run may go beyond EM's steps, and sample

@@ -27,9 +27,8 @@ from fedcore.rounds.results import (
 
 TOP = 8  # features of a profile
 NO_ERRORS = (
-    "What the noise of privacy adds to these numbers is not known, so none has an error: noise goes on from round to "
-    "round, how much of it depends on how many rows clients have and how many of them are clipped, which nobody may "
-    "see."
+    "The effect of the privacy noise on these numbers is unknown, so none has an error. Noise carries over from round "
+    "to round, and how much depends on the clients' numbers of rows and on how many are clipped. Both are hidden."
 )
 HEAVY = (
     "Components are Student-t with {:g} degrees of freedom. Standard deviations are those of their rows. Covariances "

@@ -18,7 +18,7 @@ ROWS_READ = 2**16  # at a time, where they are not in RAM
 
 
 def check_column(column: int | None, features: int) -> None:
-    """Raises ConfigError unless a population of so many columns has this one, and another besides."""
+    """Raise ConfigError unless a population with this number of columns has `column` and at least one other."""
     if column is not None and (column >= features or features < 2):
         has = "one column" if features == 1 else f"columns 0 to {features - 1}"
         raise ConfigError(

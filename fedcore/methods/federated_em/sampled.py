@@ -52,8 +52,8 @@ class Sample:
 
 @dataclass(slots=True)
 class Counted:
-    """EM of a model on some rows. model_of: the model with a penalty of so many pseudo-rows among so many rows.
-    degrees: of freedom of its components, where the run has chosen them; None: it has not, or they are normal."""
+    """EM of a model on some rows. model_of: returns the model for a penalty in pseudo-rows and a number of rows.
+    degrees: of freedom of its components, if the run has chosen them; None: it has not, or they are normal."""
 
     model_of: Callable[[float, float], AnyMixture]
     row_steps: float = 0.0

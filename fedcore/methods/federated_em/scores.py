@@ -1,7 +1,7 @@
 """How well the parameters of a federated EM run predict held-out rows: negative log-likelihood, nats per row.
 
-Beside the run stands what needs no learning beyond moments: every column normal by itself, with the mean and variance
-that the run standardised by. Only runs of models of rows that were standardised have it.
+The baseline needs no training beyond moments: every column is normal by itself, with the mean and variance by which the
+run standardised. Only runs of models of standardised rows have it.
 """
 
 from __future__ import annotations

@@ -370,7 +370,7 @@ def _best_pair(
     gains: list[float], losses: np.ndarray, failures: np.ndarray, refused: set[tuple[int, int]]
 ) -> tuple[int, int] | None:
     """(the component to split, the one to delete) with the largest gain less loss; a tie goes to the lower numbers. The
-    difference is negative for most moves that pay: the loss does not know that neighbours take over."""
+    difference is negative for most useful moves: the loss does not include that neighbours take over."""
     worth = np.asarray(gains)[:, None] - losses[None]
     np.fill_diagonal(worth, -np.inf)
     worth[failures >= FAILURES] = worth[:, failures >= FAILURES] = -np.inf

@@ -75,8 +75,9 @@ def coded_clusters(config: FederatedEMConfig, message: ClusterMessage, block: Cl
 
 
 def decoded_sums(sums: np.ndarray, rows: float, variance: np.ndarray) -> np.ndarray:
-    """The sums of `coded_clusters` (R, G, 1 + 2 d) as `lloyd_step` and `parameters_from_clusters` take them: clusters
-    that errors do not tell from empty ones are empty, and no variance is below what errors leave of the pooled (d,)."""
+    """The sums of `coded_clusters` (R, G, 1 + 2 d) in the form of `lloyd_step` and `parameters_from_clusters`. Clusters
+    that the errors cannot distinguish from empty ones are empty, and no variance is below what errors leave of the
+    pooled (d,)."""
     sums = sums * rows
     counts, d = sums[..., :1], sums.shape[-1] // 2
     sums = np.where(counts < COMPONENT_ERROR * rows / sums.shape[1], 0.0, sums)

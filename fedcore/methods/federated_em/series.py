@@ -1,4 +1,4 @@
-"""What the private runs of a series know together: one statistic, and how precise it is.
+"""What the private runs of a series share: one statistic, and its precision.
 
 The field H that a run releases has noise of a variance v in every entry (of D^-1 H), and S + H is an estimate of EM's
 next statistic. A run that starts from an earlier one on the same population begins with the statistic that this one
@@ -6,9 +6,9 @@ ended with, and moves it by
 
     gamma = (1 / v) / W,    W grows by 1 / v in every round, before the step
 
-or by the step of the settings, if that is shorter. So the statistic is the mean, by inverse variance, of what the run
-before ended with and of all estimates since, where W remembers FORGETTING of what that run had. Estimates of
-several rounds are at several parameters; as the steps become short these differ ever less, and EM goes on meanwhile.
+or by the step of the settings, if that is shorter. So the statistic is the inverse-variance mean of the final statistic
+of the run before and of all estimates since. Of that run's W, the fraction FORGETTING is kept. Estimates of several
+rounds are at several parameters. As the steps become short, these differ less and less, while EM continues.
 
 Source: Cappe and Moulines 2009 (online EM), with rounds in place of observations and noise in place of sampling. All of
 it is a function of released arrays and of the plan.

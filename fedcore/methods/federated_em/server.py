@@ -5,13 +5,13 @@
     clusters  k-means from the seeds
     penalties exact EM steps of one initialisation with several penalties, without a share of each client's rows; the
               penalty that suits these rows best is taken
-    trials    exact EM steps of several initialisations, side by side; the best goes on
+    trials    exact EM steps of several initialisations, side by side; the best one continues
     starts    rounds of several initialisations, side by side, in natural units; the best one continues
     memory    V_{0,i} = h_i(S_0), uncompressed
     rounds    Algorithm 1, or 2 with its full passes
     last      the objective at the final parameters
 
-`PHASES` at the end says what each phase asks for and what the server makes of it.
+`PHASES` at the end lists what each phase requests and what the server computes from it.
 
 Source: Dieuleveut, Fort, Moulines, Robin 2021, Algorithms 1 and 2. That steps are cut back is ours.
 """
@@ -181,7 +181,7 @@ def answering(config: FederatedEMConfig, state: FederatedEMState) -> float:
 
 
 def _looks(config: FederatedEMConfig, state: FederatedEMState) -> bool:
-    """Whether the objective is asked for: every so many rounds, and before VR-FedEM goes on from an anchor."""
+    """Whether the objective is requested: at regular rounds, and before VR-FedEM continues from an anchor."""
     anchor = config.variance_reduced and config.variant.safeguards and state.since_full == 0
     return anchor or config.accelerated or state.round % config.variant.monitor_every == 0
 
@@ -288,8 +288,8 @@ def _after_pass(config: FederatedEMConfig, state: FederatedEMState, result: Mapp
 def _after_look(
     config: FederatedEMConfig, state: FederatedEMState, model: CurvedEM, result: Mapping[str, Any]
 ) -> tuple[FederatedEMState, dict[str, float], bool]:
-    """The state that knows the objective of S_k, if the clients told it; what is told of it; and whether it still falls
-    by the tolerance."""
+    """The state with the objective of S_k, if the clients sent it; the reported values; and whether it still falls by
+    the tolerance."""
     if "loss" not in result:
         return state, {}, True
     mean_field = np.asarray(result["total"]) - state.statistic
@@ -354,8 +354,8 @@ def _step(
 
 
 def planned_step(config: FederatedEMConfig, state: FederatedEMState) -> float:
-    """gamma of the coming round, before it is cut back. An automatic step in natural units is at most 1 before anybody
-    was heard."""
+    """gamma of the coming round, before it is cut back. An automatic step in natural units is at most 1 before the
+    first client has answered."""
     if config.natural and not state.heard and config.algorithm.gamma is None:
         return min(1.0, state.gamma)
     return decreased_step(config, state.gamma, state.round)
@@ -457,7 +457,7 @@ def _after_objective(config: FederatedEMConfig, state: FederatedEMState, result:
         return replace(state, phase="done", objective=objective, last_objective=objective), RoundInfo(scalars)
     first = state.last_objective is None
     after = looks.ended(config, model, state, objective) if first else replace(state, objective=objective)
-    # What is compared is said of the parameters that the run ends with.
+    # Comparisons are of the final parameters of the run.
     again = first and config.algorithm.validation > 0 and after.statistic is not state.statistic
     scalars = {"objective": objective, **held_out_losses(result), **criteria.criteria(config, state, result)}
     return replace(after, phase="last" if again else "done"), RoundInfo(scalars)

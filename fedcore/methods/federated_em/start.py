@@ -54,7 +54,7 @@ MARGIN = 1e-9  # by which a statistic is inside the domain of its model after a 
 SMALLEST_BATCH, LONGEST_INNER = 32, 8  # of VR-FedEM
 SMALLEST_TOTAL, LARGEST_TOTAL = 1e-100, 1e100  # of the weights of all rows, so that squares neither vanish nor overflow
 DENSE = 0.1  # of the counts are above 0: from there dense steps of EM are faster
-CONSTANT = 1e-12  # a variance this small beside the squared mean is rounding
+CONSTANT = 1e-12  # a variance this small relative to the squared mean is rounding
 NOT_PARAMETERS = ("centre", "scale", "column_means", "part_scales", "pseudo_rows", *SERIES_NAMES, NATS_OF_NOISE)
 
 Step = tuple[FederatedEMState, RoundInfo]
@@ -445,7 +445,7 @@ def _with_initial_parameters(
 
 
 def _with_starts(config: FederatedEMConfig, state: FederatedEMState, thetas: Sequence[Theta]) -> FederatedEMState:
-    """Several are tried; one goes on to the rounds."""
+    """Several are tried; one continues to the rounds."""
     model = models.model_of(config, state.scaling())
     statistics = np.stack([model.statistic_of(theta) for theta in thetas])
     if len(statistics) > 1:
@@ -458,7 +458,7 @@ def enter_rounds(
 ) -> FederatedEMState:
     """S_0 = s, T(S_0), the step and the sizes of batches; next come the first memories, or the first round.
 
-    Raises ConfigError if s lies outside the domain of T.
+    Raises ConfigError if s is outside the domain of T.
     """
     if not config.searches and not model.admissible(
         s

@@ -28,7 +28,7 @@ class FederatedEMState:
     step:     passes finished within the phases "clusters", "trials" and "starts"
     seed:     of the streams of simulation randomness
     population: clients of the population; 0 in a private run, which does not know it
-    clients, rows: clients that have rows, and their rows; in a private run the nominal number of clients, and 0
+    clients, rows: clients that have rows, and their rows; in a private run the declared number of clients, and 0
     effective_clients: 1 / sum w_i^2
     centre, scale: (d,) what rows are standardised by; (0,) if they are not
     variance, mean, seen: (d,) of the standardised columns, and how many of their entries are not missing; (0,) while
@@ -61,7 +61,7 @@ class FederatedEMState:
     multipliers: (T,) noise multipliers of the planned releases; (0,) if not private
     part_scales: (q,) the diagonal of D of a private run; (0,) if not private
     spread:   of a private run, what its relation multiplies the sensitivity of a release by
-    pooled_weight, pooled_variance: of the statistic of a private run that goes on with a series, and of the last one of
+    pooled_weight, pooled_variance: of the statistic of a private run that continues a series, and of the last one of
               any (`fedcore.methods.federated_em.series.Precision`); 0 else
     penalty_share: the penalty as a share of the data, once their number is known; None where the settings alone say it
     pseudo_rows: those that were chosen, here or by the run that this one starts from; PSEUDO_ROWS before

@@ -48,7 +48,7 @@ class Weights:
 
 
 def weighted_statistic(model: CurvedEM, theta: Theta, leaf: LeafRows, weights: Weights) -> np.ndarray:
-    """(q,) sum of w_i s_bar_i(theta), without telling the clients apart."""
+    """(q,) sum of w_i s_bar_i(theta), without separate sums for clients."""
     total = np.zeros(model.q)
     for observations, y in leaf.pieces():
         total += model.e_total(theta, y, weights.of_observations(leaf, observations))

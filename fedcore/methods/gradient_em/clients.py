@@ -1,8 +1,8 @@
 """The clients' side of FedGrEM: one round of Algorithm 1 for a leaf of clients.
 
-`gradient_round` is the algorithm in the paper's order; what is not in the paper has a function of its own and does
-nothing in the paper's variant. Vectorised over the clients. A client's part depends on its own rows, its own memory,
-the message and its own named streams only.
+`gradient_round` is the algorithm in the paper's order. Steps that are not in the paper are separate functions, which do
+nothing in the paper's variant. The code is vectorised over the clients. A client's part depends only on the client's
+rows, memory and named streams, and on the message.
 
 Source: Tian, Weng, Feng 2024, Algorithm 1; Appendix D for sampled clients. The two sums per component,
 caps of steps, guards and second starts are ours.

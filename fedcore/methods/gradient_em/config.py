@@ -97,7 +97,7 @@ MOVED = {
     "known": "is the value of covariance now",
     "covariance=known": "is what a number, or numbers, as the value of covariance say now",
     **dict.fromkeys(_CONSTANTS, "has its former default always: leave it out"),
-    **dict.fromkeys(_GONE, "is no more: no measurement showed that it pays"),
+    **dict.fromkeys(_GONE, "was removed: no measurement showed a benefit"),
 }
 
 
@@ -106,7 +106,7 @@ Known = float | tuple[float, ...] | tuple[tuple[float, ...], ...]
 
 
 class GradientEMConfig(BaseModel):
-    """Settings of federated gradient EM with estimated shrinkage. Ranges stand beside the fields."""
+    """Settings of federated gradient EM with estimated shrinkage. Each field declares its range."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -119,14 +119,14 @@ class GradientEMConfig(BaseModel):
     covariance: Literal["auto", "identity", "shared", "components"] | Known = Field(
         "auto",
         description="of the rows within a component, or noise variance of a regression; shared: one for "
-        "all clients, estimated; components: one for each component of Gaussians, likewise, from the best of several "
-        "mixtures of all rows; identity: variance 1; a variance, the variances of the columns or a matrix: what is "
-        "known of it; auto: shared for Gaussians, identity for regressions",
+        "all clients, estimated; components: one for each component of Gaussians, also estimated, from the best of "
+        "several mixtures of all rows; identity: variance 1; a variance, the variances of the columns or a matrix: "
+        "what is known of it; auto: shared for Gaussians, identity for regressions",
     )
     standardise: Literal["none", "columns", "clients"] = Field(
         "none",
-        description="Gaussians: divide by the columns' standard deviations over all clients, or over each "
-        "client's own rows, after their mean is taken off; the model presumes components of about unit variance",
+        description="Gaussians: subtract the mean and divide by the columns' standard deviations, over all clients or "
+        "over each client's rows; the model assumes components of about unit variance",
     )
 
     # clients

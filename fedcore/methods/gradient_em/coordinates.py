@@ -75,7 +75,7 @@ def own_moments(block: RowsBlock) -> tuple[np.ndarray, np.ndarray]:
 
 
 def whitening(coordinates: Coordinates) -> np.ndarray:
-    """(R, d, d) of `Rows`, of components with covariances of their own."""
+    """(R, d, d) of `Rows`, for components with separate covariances."""
     return np.linalg.inv(np.linalg.cholesky(coordinates.covariance)).transpose(0, 2, 1)
 
 
@@ -92,7 +92,7 @@ def to_model(config: GradientEMConfig, coordinates: Coordinates, centres: np.nda
         return np.einsum("...rp,rpq->...rq", centres, whitening(coordinates))
     if config.model == "regression":
         return centres / np.sqrt(coordinates.covariance[0, 0])
-    # The inverse once, then a product: solving for so many right-hand sides takes several times as long.
+    # The inverse once, then a product: solving for many right-hand sides takes several times as long.
     inverse = scipy.linalg.solve_triangular(
         _factor(coordinates), np.eye(centres.shape[-1]), lower=True, check_finite=False
     )

@@ -1,8 +1,8 @@
-"""What a client remembers between rounds, and what follows from that.
+"""A client's memory between rounds, and what follows from it.
 
 theta:    (C, R, p) its last estimate, as it was before the central update; standardised units
 w:        (C, R) its weights
-started:  (C,) 1 if it has a start of its own; until round 1
+started:  (C,) 1 if it has its own start; until round 1
 step:     (C, R) its step sizes, if they are those of its start (`Variant.step_of_start`)
 cap:      (C, R) the largest step of a regression
 halvings: (C, R) how often a step was halved because its end diverged
@@ -39,8 +39,8 @@ def at_first_round(config: GradientEMConfig, message: RoundMessage, block: RowsB
 def left_out(config: GradientEMConfig, n: np.ndarray, w: np.ndarray, before: np.ndarray) -> np.ndarray:
     """(C, R) int8: how often a component had too few rows, negative while it has enough.
 
-    A component that was left out comes back only with more rows, each time with more: otherwise it could go in and out
-    for ever, because at the common centre it may gain rows and at its own lose them.
+    A component that was left out comes back only with more rows, and with more each time. Otherwise it could come and
+    go without end, because it may gain rows at the common centre and lose them at its own.
     """
     times = np.abs(before).astype(np.int64)
     least = config.variant.smallest_cluster * np.where(before > 0, 1.0 + times, 1.0)

@@ -38,7 +38,7 @@ class RoundMessage:
     between:    (R,) variance between clients, per coordinate, model's units
     orders:     (K, R) int32 order of every client's components, in round 1 if all starts were compared; else (0, R)
     participation: a client takes part if its uniform number is at most this
-    curvature:  whether the caps of step sizes are computed anew
+    curvature:  whether the caps of step sizes are computed again
     """
 
     number: int

@@ -58,7 +58,7 @@ NOT_PRIVATE = "clients' centres, or exact sums of them, reach the server without
 
 
 class GradientEM(NonPrivateMethod[GradientEMConfig, GradientEMState]):
-    """Penalised federated gradient EM for mixtures that are similar between clients, some of whom may be outliers.
+    """Penalised federated gradient EM for mixtures that are similar between clients; some clients may be outliers.
 
     Source: Tian, Weng, Feng, "Towards the Theory of Unsupervised Federated Learning: Non-asymptotic Analysis of
     Federated EM Algorithms" (2024), Algorithm 1. Weights of the components stay with the clients; centres are drawn

@@ -1,11 +1,11 @@
-"""What each client is given: its own parameters, the labels of its rows, and its distance from the common centres.
+"""Per-client outputs: a client's parameters, the labels of its rows, and its distance from the common centres.
 
 How well a gradient EM run predicts held-out rows of clients: negative log-likelihood, nats per row.
 
-A client adapts the common centres to its own training rows by EM steps with the run's penalty, as a client does that
-joins later, and is scored on its held-out rows. Beside it stand the common centres with weights of the client's own
-and, on the population that the run was trained on, the centres that a client has from the run itself.
-Of regressions each line also has the mean squared error of what is expected of a row.
+A client adapts the common centres to its training rows by EM steps with the run's penalty, as a client does that joins
+later, and is scored on its held-out rows. It is compared with the common centres with the client's weights. On the
+population that the run was trained on, it is also compared with the centres that the client has from the run.
+For regressions each line also has the mean squared error of a row's expected response.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def score_block(
     known = np.zeros(block.clients, bool)
     if memories is not None and memories.known.any():
         known = memories.known
-        with np.errstate(all="ignore"):  # whoever has no memory counts for nothing
+        with np.errstate(all="ignore"):  # clients without memory do not count
             own = of_clients(config, state, block, memories.memory)
         parts[TRAINED] = (own.theta, own.w)
     losses, errors = {}, {}

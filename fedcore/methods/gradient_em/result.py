@@ -27,7 +27,7 @@ def result_of(
                  are estimated
     standard_deviations: of rows within a component, in the units of the data; of Gaussians whose covariance is known
 
-    Where every client has its own units (`standardise = "clients"`), they are standard deviations of its own rows.
+    Where every client has its own units (`standardise = "clients"`), they are standard deviations of the client's rows.
     Empty before the first round.
     """
     if state.round < 1:

@@ -30,7 +30,7 @@ from fedcore.methods.gradient_em.state import GradientEMState
 from fedcore.methods.mixture_models.spatial_median import moved_centre
 from fedcore.rounds.method import RoundInfo
 
-CURVATURE_EVERY = 20  # rounds after which the caps of regression steps are computed anew
+CURVATURE_EVERY = 20  # rounds after which the caps of regression steps are computed again
 
 
 def total_rounds(config: GradientEMConfig) -> int:

@@ -27,7 +27,7 @@ from fedcore.methods.mixture_models import apart
 from fedcore.methods.mixture_models.spatial_median import SMALLEST_DISTANCE, distances, weighted_sums
 
 LIMIT = 1.3  # c
-POOLING = 10.0  # clients' worth of the sums of all components that each one gets
+POOLING = 10.0  # weight, in clients, of the sums of all components in each one
 SMALLEST_VARIANCE = 1e-5  # between clients, relative to the mean 1 / (n w)
 LARGEST_VARIANCE = 1e6
 TAIL = 5.0  # nu of `apart`: low, because errors of a mixture are larger than 1 / (n w) where components overlap

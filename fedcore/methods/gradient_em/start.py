@@ -7,9 +7,9 @@ A run with a warm start (`start = "given"`) takes its common centres from there,
 
 Source: Tian, Weng, Feng 2024, Appendices B, C.
 
-Mixtures of all rows as starts of components with covariances of their own (`covariance = "components"`).
+Mixtures of all rows as starts of components with separate covariances (`covariance = "components"`).
 
-Own fits of few rows cannot tell covariances of components apart, so their centres are those of a shared covariance.
+Fits of a client's few rows cannot distinguish covariances of components, so their centres assume a shared covariance.
 From the aligned centres, and from those of some single clients, EM of one mixture with full covariances is run on four
 fifths of every client's rows, side by side, from exact sums. The one with the largest likelihood of the other fifth is
 where all clients start; their own centres are found in the rounds.
@@ -43,7 +43,7 @@ from fedcore.rounds.statistics import ArgMax, FloatSum, Stack, Statistics
 
 CANDIDATES, CANDIDATE_ROUNDS = 6, 40
 HELD = "gradient_em/candidates/held_out"
-REGULARISATION = 0.01  # rows that are worth as much as the mean variance within components of own fits
+REGULARISATION = 0.01  # weight, in rows, of the mean variance within components of local fits
 
 
 def first_candidates(config: GradientEMConfig, state: GradientEMState, starts: np.ndarray) -> GradientEMState:
@@ -68,8 +68,8 @@ def message(state: GradientEMState) -> CandidatesMessage:
 def client_round(
     config: GradientEMConfig, message: CandidatesMessage, block: RowsBlock, memory: Memory
 ) -> tuple[Statistics, Memory]:
-    """totals: (F, q) of each mixture, rows: (1,); or fits: (F,) log-likelihoods of the held-out rows, rows: (1,), after
-    which clients have no start of their own."""
+    """totals: (F, q) of each mixture, rows: (1,); or fits: (F,) log-likelihoods of the held-out rows, rows: (1,). After
+    the latter, clients have no separate start."""
     rows = rows_of(config, message.coordinates, block)
     held = held_out(message.seed, HELD, block.first + np.arange(block.clients), np.diff(block.ptr))
     x = rows.x[held] if message.judged else rows.x[~held]
@@ -125,7 +125,7 @@ def parameters(row: np.ndarray, r: int, d: int) -> dict[str, np.ndarray]:
 
 
 SHUFFLES = 50  # random sequences in which clients are aligned, of which the best is taken
-WARM_START_VARIANCE = 1.0  # between clients, where nobody was heard yet
+WARM_START_VARIANCE = 1.0  # between clients, before any has answered
 
 
 # --- clients --------------------------------------------------------------------------------------------------------
@@ -155,9 +155,9 @@ def fits_of(config: GradientEMConfig, message: StartMessage, block: RowsBlock) -
 def own_fits(
     config: GradientEMConfig, message: StartMessage, block: RowsBlock, fits: LocalFits | None = None
 ) -> tuple[Statistics, Memory]:
-    """What clients send of their own fits, of which the centres alone leave them. fits: of `fits_of`, if they are made.
+    """What clients send of their local fits: only the centres leave them. fits: of `fits_of`, if they are made.
 
-    sizes:   (3,) clients with rows, rows, clients with a fit of their own
+    sizes:   (3,) clients with rows, rows, clients with a local fit
     largest: the client with the most rows
     centres: (c, 1 + R p) number and centres of the fitted clients that were chosen to be compared
     scatter: (q + 1,) sum over fitted clients of n_k times their covariance, and of n_k
@@ -195,7 +195,7 @@ def first_state(config: GradientEMConfig, public: PublicFacts) -> GradientEMStat
     """Raises ConfigError if the settings do not fit the columns, or a warm start is missing or of other shapes."""
     p = config.inputs(public.features)
     if p < 1:
-        raise ConfigError("a regression needs an input or an intercept beside the response.")
+        raise ConfigError("a regression needs an input or an intercept, besides the response.")
     try:
         known = config.known_covariance(public.features)
     except ValueError as error:

@@ -33,13 +33,13 @@ class GradientEMState:
     penalty:    lambda of the last central update
     spread:     (R,) variance between clients: of their centres around the common one, per coordinate, model's units
     sums:       (R, p + 1) the two sums of the central update, fading over the rounds if clients are sampled
-    spread_sums: (R, 3) likewise the sums of the variance between clients
-    scores:     (320,) of `apart.counts_of_largest`, likewise; (0,) before the first round
+    spread_sums: (R, 3) the sums of the variance between clients, fading in the same way
+    scores:     (320,) of `apart.counts_of_largest`, fading in the same way; (0,) before the first round
     moved:      by how much the last round moved the common centres, in their standard errors: the most of a component,
                 root mean square over its coordinates
     fit, change: log-likelihood before the last round, nats a row, standardised units; less that of the round before,
                 None in round 1
-    weight_sums: (R + 1,) likewise those of shared weights; (0,) if they are not shared
+    weight_sums: (R + 1,) the sums of shared weights, fading in the same way; (0,) if they are not shared
     candidates: (F, R + R d + R d d) mixtures of all rows that are tried as starts; (0, 0) when there are none
     candidate_rounds: of theirs that are finished
     regularisation: of their covariances

@@ -12,7 +12,7 @@ MOVED = dict.fromkeys(
 
 
 class MixedEffectsConfig(BaseModel):
-    """Settings of mixed-effects regressions. Ranges stand beside the fields."""
+    """Settings of mixed-effects regressions. Each field declares its range."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -38,7 +38,7 @@ class MixedEffectsConfig(BaseModel):
     # keep the better end.
     second_start: ClassVar[int] = 10
 
-    rounds: int = Field(100, ge=1, le=1_000_000, description="rounds at most")
+    rounds: int = Field(100, ge=1, le=1_000_000, description="maximum number of rounds")
     tolerance: float = Field(
         1e-6, ge=0, description="the run ends when no common coefficient or standard deviation moves by more"
     )

@@ -60,7 +60,8 @@ def first_state(config: MixedEffectsConfig, public: PublicFacts) -> MixedEffects
     p = config.inputs(public.features)
     if p < 1:
         raise ConfigError(
-            "a regression needs an input or an intercept beside the response.", "Set intercept = true, or add a column."
+            "a regression needs an input or an intercept, besides the response.",
+            "Set intercept = true, or add a column.",
         )
     return MixedEffectsState(
         "start",

@@ -21,8 +21,9 @@ as independent: with b, C the mean and covariance of a client's coefficients,
 (`regression`, G_kr = sum g x x' and so on), and m_r, D_r, s2 from the same sums. A round never lowers the bound of
 the log-likelihood (`bound`) if t = 1 and D is not pooled. A client needs what it found in the round before.
 
-Full covariances of R components are many numbers for few clients. Each D_r is pooled with the mean of all, by `POOLED`
-clients' worth, and then with the multiple of the inputs' inverse mean squares that has its trace, by as much again:
+Full covariances of R components are many numbers for few clients. Each D_r is pooled with the mean of all, which counts
+as much as `POOLED` clients (P). Then it is pooled again, with the same weight, with the multiple of the inputs' inverse
+mean squares that has its trace:
 
     D_r <- [T_r D_r + P Dbar] / (T_r + P),    D_r <- [(T_r + P) D_r + P D0_r] / (T_r + 2 P),    T_r = sum t
 
@@ -62,7 +63,7 @@ from fedcore.randomness import stream
 from fedcore.rounds.method import Memory, RoundInfo
 from fedcore.rounds.statistics import ArgMax, FloatSum, Stack, Statistics
 
-POOLED = 10.0  # clients' worth
+POOLED = 10.0  # weight in clients
 START_NOISE = 1.2  # a start's error is larger than 1 / (n w), because it is not known whose component a row is
 SECOND_STEPS = 10
 
@@ -269,9 +270,9 @@ def client_update(
 
 
 def own_fits(config: MixedEffectsConfig, message: StartMessage, block: RowsBlock) -> tuple[Statistics, Memory]:
-    """The clients' own mixtures, of which those of the clients that are compared leave them.
+    """Fit a mixture for each client. Only the fits of the clients to be compared leave them.
 
-    sizes:   (3,) clients with rows, rows, clients with a fit of their own
+    sizes:   (3,) clients with rows, rows, clients with a fit
     largest: the client with the most rows
     fits:    (c, 2 + R p) number, variance within components and coefficients of the fitted clients that were chosen
     squares: (p,) sums of squares of the inputs

@@ -10,7 +10,7 @@ With D = L L', B = R L, z = a - R m and J = B'B + s2 I, a client finds
     q = J^-1 B'z,    b = m + L q,    C = s2 L J^-1 L'                       mean and covariance of beta_k given its rows
     d2 = |z - B q|^2 / s2 + |q|^2      = u'(G D G + s2 G)^-1 u for u = h - G m: chi-squared with min(p, n) degrees
     e = (|y - A b|^2 + tr C G) / (n s2)                                     about 1
-    t = clip(2 - d2 / chi2(.99), 0, 1) clip(2 - e / (1 + 3 sqrt(2 / n)), 0, 1)
+    t = clip(2 - d2 / chi2(0.99), 0, 1) clip(2 - e / (1 + 3 sqrt(2 / n)), 0, 1)
 
 without an inverse of G or of D, so that fewer rows than inputs and clients that do not differ at all are ordinary
 cases. t is what the client counts in the next m, D and s2: nothing if its coefficients or its noise are far from
@@ -20,8 +20,8 @@ Source: Laird, Ware 1982 for EM of random effects; the robust weights are ours.
 
 Fewer rounds of EM where D is nearly singular: extrapolation of the server's own steps; clients notice nothing.
 
-EM leaves a small eigenvalue of D, and whatever the data hardly tell apart, by ever smaller steps. Three points in a
-row, x0, x1 = F(x0), x2 = F(x1), tell how they shrink:
+Where D has a small eigenvalue, or the data hardly identify a direction, EM moves by ever smaller steps. Three
+consecutive points, x0, x1 = F(x0), x2 = F(x1), show how the steps shrink:
 
     r = x1 - x0,  v = (x2 - x1) - r,  a = |r| / |v|,      x = x0 + 2 a r + a^2 v
 
@@ -98,7 +98,7 @@ class Posteriors(NamedTuple):
 
 
 class OwnFits(NamedTuple):
-    """What clients send of their own rows before the first round.
+    """What clients send before the first round.
 
     coefficients: (C, p) of a fit with a small ridge
     variances:    (C,) its residual variance; NaN for clients that have no more rows than inputs
@@ -190,7 +190,7 @@ def round_sums(own: Systems, found: Posteriors) -> np.ndarray:
 
 
 def personal(own: Systems, common: Common, robust: bool = True) -> Posteriors:
-    """The end: a client that is far out takes D_k = D max(1, d2 / chi2(.99)), so that its own rows decide."""
+    """The last step: a client that is far out takes D_k = D max(1, d2 / chi2(0.99)), so that its own rows decide."""
     found = posteriors(own, common, robust)
     if not robust:
         return found
@@ -261,7 +261,7 @@ def first_common(coefficients: np.ndarray, variances: np.ndarray, sums: np.ndarr
         coefficients = coefficients[full]
         noise = float(np.median(variances[full]))
     else:
-        noise = float(sums[p] / rows)  # no client can tell noise from differences: all of it, and the rounds part them
+        noise = float(sums[p] / rows)  # no client can separate noise from differences; the rounds do
     noise = max(noise, smallest)
     mean = np.median(coefficients, axis=0)
     mad = MAD_TO_SD * np.median(np.abs(coefficients - mean), axis=0)

@@ -1,13 +1,13 @@
-"""What a run has learnt, for people: the common coefficients, and how much clients differ from them.
+"""The result of a run as tables: the common coefficients, and how much clients differ from them.
 
-What each client is given: its own coefficients, the components of its rows, and its distance from the others.
+Per-client outputs: the client's coefficients, the components of its rows, and its distance from the others.
 
 How well a run predicts held-out rows of clients: the predictive density, and the squared error of its mean.
 
 A client that has found b and C from its own training rows predicts y at x by sum of w_r N(x.b_r, s2 + x' C_r x); one
-that has no rows yet by sum of N(x.m_r, s2 + x' D_r x) / R. "this run" is a client that joins later: it knows what all
-share and its own rows. Beside it stand the common coefficients, each client's own least squares with the run's noise
-and, on the population of the training, what a client remembers of it.
+that has no rows yet by sum of N(x.m_r, s2 + x' D_r x) / R. "this run" is a client that joins later: it knows the
+common model and its own rows. It is compared with the common coefficients, with each client's own least squares with
+the run's noise and, on the population of the training, with what a client remembers of it.
 """
 
 from __future__ import annotations

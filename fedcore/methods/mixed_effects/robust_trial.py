@@ -1,13 +1,13 @@
-"""Whether clients that are far out are to count less: tried on rows that are held out (`robust = "auto"`).
+"""Whether clients that are far out should count less, decided by held-out rows (`robust = "auto"`).
 
-Each client deals its rows to five folds. For each fold, m, D and s2 are fitted without the fold's rows by
-`TRIAL_ROUNDS` rounds twice, with robust weights and with t = 1: ten fits side by side, each a sum of its own. Then,
-with the density p of the fold's rows given the client's others,
+Each client splits its rows into five folds. For each fold, m, D and s2 are fitted without the fold's rows by
+`TRIAL_ROUNDS` rounds twice, with robust weights and with t = 1: ten fits side by side, each with separate sums. Then,
+with the density p of the fold's rows given the client's other rows,
 
     gain = sum over folds and clients t_k [log p(robust) - log p(t = 1)] / sum t_k n_k         nats a row
 
-where t_k is what the robust fit lets the client count, so that rows of hostile clients do not judge. Everybody counts
-from then on if gain < -`CLEARLY`, and t stays otherwise: where the two are equal it is the safe one.
+where t_k is the weight of the client in the robust fit, so that rows of hostile clients do not decide. All clients
+count fully from then on if gain < -`CLEARLY`. Otherwise t stays: where the two are equal, it is the safe choice.
 
 A density given the others is that of all rows over that of the others, so square systems suffice.
 """

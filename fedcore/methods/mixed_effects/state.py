@@ -29,7 +29,7 @@ class StartMessage:
 class TrialMessage:
     """One round of the trial of robust weights (`fedcore.methods.mixed_effects.robust_trial`).
 
-    chains: (10, p + p p + 1); judged: whether clients judge the fits, instead of going on with them
+    chains: (10, p + p p + 1); judged: whether clients judge the fits, instead of continuing them
     """
 
     chains: np.ndarray

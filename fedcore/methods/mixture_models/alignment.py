@@ -71,7 +71,7 @@ def stepwise(
     orders = np.tile(np.arange(components), (clients, 1))
     for number in range(1, clients):
         before, client = sequence[:number], sequence[number]
-        # cost[r, s]: of giving this client's centre s the place r, beside all clients that are in order already
+        # cost[r, s]: of giving this client's centre s the place r, given all clients that are in order already
         cost = distances[before[:, None], client, orders[before]].sum(axis=0)
         orders[client] = scipy.optimize.linear_sum_assignment(cost)[1]
     return orders
@@ -164,11 +164,10 @@ def reordered(values: np.ndarray, orders: np.ndarray) -> np.ndarray:
 def in_common_order(
     memory: dict[str, np.ndarray], orders: np.ndarray, centres: np.ndarray, block: ClientBlock
 ) -> dict[str, np.ndarray]:
-    """What clients remember of their own fits, with its components in the common order.
+    """The clients' memory of their fits, with the components in the common order.
 
-    memory: theta (C, R, p), w (C, R) and started (C,), 1 of clients that have a fit of their own; the others take the
-    common centres (R, p). orders: (K, R) of all clients of the population, or (0, R) if each aligns itself to the
-    centres.
+    memory: theta (C, R, p), w (C, R) and started (C,), 1 for clients that have a fit; the others take the common
+    centres (R, p). orders: (K, R) of all clients of the population, or (0, R) if each aligns itself to the centres.
     """
     own = memory["started"].astype(bool)
     if len(orders):

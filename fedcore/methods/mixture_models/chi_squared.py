@@ -24,7 +24,7 @@ def sf(x: ArrayLike, degrees: ArrayLike) -> np.ndarray:
 
 
 def ppf(share: float, degrees: ArrayLike) -> np.ndarray:
-    """What is exceeded with probability 1 - share; share lies between 0 and 1."""
+    """The value that is exceeded with probability 1 - share; share is between 0 and 1."""
     value: np.ndarray = 2 * scipy.special.gammaincinv(np.asarray(degrees) / 2, share)
     return value
 

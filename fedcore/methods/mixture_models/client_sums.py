@@ -1,13 +1,13 @@
 """Rows in tiles of whole clients, and sums of products by client.
 
-The order of summation is fixed by `ptr` alone. Clients of equal size are answered together by one batched matrix
-product; in a ragged leaf they are brought together by sorting. A client larger than a tile is streamed.
+Only `ptr` determines the order of summation. One batched matrix product computes clients of equal size together; in a
+ragged leaf, sorting brings them together. A client larger than a tile is streamed.
 
-**A client's bits are its own.** Dense mixtures use `padded_tiles` and `Workspace`. There the rows of
+**A client's bits depend only on its rows.** Dense mixtures use `padded_tiles` and `Workspace`. There the rows of
 every client are columns at a multiple of 64 bytes, padded to a multiple of 8, in arrays whose leading dimension does
-not depend on what is in them. So each client is answered by the same calls of BLAS, with the same sizes, strides and
-alignment, and each of its numbers is in the same lane of a vector, whoever else is in the leaf: what it contributes is
-a function of its own rows, to the last bit. The sensitivity of a private round rests on that.
+not depend on what is in them. So each client is computed by the same calls of BLAS, with the same sizes, strides and
+alignment, and each of its numbers is in the same lane of a vector, independent of the other clients in the leaf. Its
+contribution is a function of its rows only, to the last bit. The sensitivity of a private round depends on this.
 """
 
 from __future__ import annotations
@@ -197,8 +197,8 @@ def padded_tiles(ptr: np.ndarray, size: int) -> Iterator[PaddedTile]:
 
 
 def aligned_array(rows: int, columns: int) -> np.ndarray:
-    """(rows, columns) float64, not initialised; the first number lies at a multiple of 64 bytes, and so does that of
-    every row if `columns` is a multiple of LANES."""
+    """(rows, columns) float64, not initialised; the first number is at a multiple of 64 bytes, and so is that of every
+    row if `columns` is a multiple of LANES."""
     numbers = np.empty(rows * columns + LANES)
     start = -(numbers.ctypes.data // numbers.itemsize) % LANES
     return numbers[start : start + rows * columns].reshape(rows, columns)
@@ -222,7 +222,8 @@ class Workspace:
         return self.arrays[key]
 
     def product(self, name: str, left: np.ndarray, z: np.ndarray, each: int | None = None) -> np.ndarray:
-        """left @ z, (p, n); with `each` as one product for every so many columns of z, all alike."""
+        """left @ z, (p, n). each: number of columns of z in one product, so that all products have the same shape;
+        None: one product."""
         out = self.array(name, len(left))[:, : z.shape[1]]
         if each is None:
             return np.matmul(left, z, out=out)

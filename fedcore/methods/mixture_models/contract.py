@@ -62,8 +62,8 @@ class CurvedEM(Protocol):
     def blocks(self) -> tuple[slice, ...]: ...
 
     def e_total(self, theta: Theta, y: Rows, weights: np.ndarray | None = None) -> np.ndarray:
-        """(q,): sum over the rows of weights[j] s_bar(y_j); weights None: all one. The fast path: no client is told
-        apart."""
+        """(q,): sum over the rows of weights[j] s_bar(y_j); weights None: all one. The fast path, without separate sums
+        for clients."""
 
     def e_totals_and_log_likelihoods(
         self, thetas: Sequence[Theta], y: Rows, weights: np.ndarray | None = None
@@ -76,12 +76,12 @@ class CurvedEM(Protocol):
 
     def maximise(self, s: np.ndarray, start: Theta | None = None, rough: bool = False) -> Theta:
         """T(s), s (q,). start: where an iterative M-step begins; its result must not depend on it beyond rounding.
-        rough: an iterative M-step may stop part of the way there, where EM goes on; others are exact all the same.
+        rough: an iterative M-step may stop early, because EM continues; other M-steps are exact in any case.
         Entries outside the domain are floored here, never in s itself. Raises ValueError if s is not finite.
         """
 
     def admissible(self, s: np.ndarray, margin: float = 0.0) -> bool:
-        """Whether s (q,) lies in the domain of T, with a margin."""
+        """Whether s (q,) is in the domain of T, with a margin."""
 
     def least_ratio(self, before: Theta, after: Theta) -> float:
         """The smallest ratio of a weight, or of a variance in some direction, in `after` to what it was in `before`; 1

@@ -7,8 +7,8 @@ Statistics: r_g ; r_g y. M-steps with their conjugate penalties R:
     Bernoulli    R = -a sum (ln p + ln(1 - p))         p_g = (s1_g + a) / (s0_g + 2 a)
 
 For all three ln f_g(y) is linear in y. Parameters are kept at least RATE_FLOOR from the boundary, so that a count that
-a component has never seen does not make its likelihood zero for ever. With a = 0 the statistics of unseen counts lie on
-the edge of the domain, where the noise of a compressor is at once outside; a > 0 makes room.
+a component has never seen does not make its likelihood zero permanently. With a = 0 the statistics of unseen counts are
+on the edge of the domain, where any noise of a compressor leaves it; a > 0 makes room.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class CountMixture(Mixture):
         """weights and theta[name] (G, V) in float64. Raises ConfigError outside (0, upper)."""
         values = check_array(theta, name, (self.components, self.features))
         if (values <= 0).any() or (values >= upper).any():
-            raise ConfigError(f"{name} of a start must lie strictly between 0 and {upper:g}.")
+            raise ConfigError(f"{name} of a start must be greater than 0 and less than {upper:g}.")
         return {"weights": check_weights(theta, self.components), name: values}
 
 
@@ -227,7 +227,7 @@ class PoissonMixture(CountMixture):
         return {"weights": self._weights_of(counts), "rates": np.maximum(rates, RATE_FLOOR)}
 
     def admissible(self, s: np.ndarray, margin: float = 0.0) -> bool:
-        """s0_g > margin, and s1 + a >= 0 up to rounding: true statistics lie on this edge where nothing was counted."""
+        """s0_g > margin, and s1 + a >= 0 up to rounding: true statistics are on this edge where nothing was counted."""
         parts = self._inside(s, margin)
         return parts is not None and bool((parts[1] + self.a >= -ROUNDING).all())
 
@@ -254,7 +254,7 @@ class PoissonMixture(CountMixture):
 class MultinomialMixture(CountMixture):
     """theta: weights (G,), probabilities (G, V) > 0 whose rows add up to 1. A row is all tokens of a document, say.
 
-    length: tokens of a usual row; only `statistic_of` needs it, because theta does not tell.
+    length: tokens of a usual row; only `statistic_of` needs it, because theta does not contain it.
     """
 
     length: float = 1.0
@@ -324,7 +324,7 @@ class BernoulliMixture(CountMixture):
         return {"weights": self._weights_of(counts), "probabilities": np.clip(p, RATE_FLOOR, 1.0 - RATE_FLOOR)}
 
     def admissible(self, s: np.ndarray, margin: float = 0.0) -> bool:
-        """s0_g > margin, s1 + a >= 0 and s0 - s1 + a >= 0 up to rounding (true statistics lie on these edges)."""
+        """s0_g > margin, s1 + a >= 0 and s0 - s1 + a >= 0 up to rounding (true statistics can be on these edges)."""
         parts = self._inside(s, margin)
         if parts is None:
             return False

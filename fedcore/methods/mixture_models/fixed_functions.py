@@ -1,8 +1,8 @@
 """exp, log, normal quantiles and shares from additions, products, quotients and roots in a fixed order: the same bits
 in any tile, on any machine.
 
-NumPy's own exp and log may take another path for the last entries of an array, or on another processor. Where a row
-must not see the rows beside it, these are used; exp and log are right to about 1e-11.
+NumPy's exp and log may take another path for the last entries of an array, or on another processor. These functions
+are used where neighbouring rows must not affect a row. Their exp and log are accurate to about 1e-11.
 """
 
 from __future__ import annotations

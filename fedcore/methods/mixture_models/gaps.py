@@ -35,7 +35,7 @@ from fedcore.methods.mixture_models.packing import LOG_TWO_PI, pack_symmetric, p
 NUMBERS = 2**20  # float64 numbers of a batch: completed rows and conditional covariances of all components
 SWEPT_NUMBERS = 2**15  # of the matrices that are swept at a time: they and their changes fit into the cache
 SWEPT = 20  # missing entries, up to which sweeping is faster
-FEW_NUMBERS = 2**15  # of the matrices of patterns with few rows, which are not worth a sweep of their own
+FEW_NUMBERS = 2**15  # of the matrices of patterns with few rows, which do not justify a separate sweep
 MANY_ROWS = 16  # of a pattern on average: then one product for each pattern is faster than one for each row
 
 

@@ -80,7 +80,7 @@ class Imputation:
 
 
 def _quantiles(share: float) -> Fill:
-    """Of the mixture that every missing entry has: it lies between those of the components."""
+    """Quantile of the mixture of every missing entry, which is between those of the components."""
 
     def fill(r: np.ndarray, batch: Completed) -> np.ndarray:
         sd = np.sqrt(_variances(batch))

@@ -104,7 +104,7 @@ class GaussianImputer:
         if d < 1 or not self.nu >= 0:
             raise ConfigError("the imputer needs at least one feature, and nu of 0 or more.")
         if self.rank is not None and not 0 < self.rank < d:
-            raise ConfigError(f"rank must lie between 1 and {d - 1}.", "Leave it out for a full covariance.")
+            raise ConfigError(f"rank must be between 1 and {d - 1}.", "Leave it out for a full covariance.")
         object.__setattr__(self, "lam", penalty_matrix(self.lam, d))
         centre = np.zeros(d) if self.centre is None else self.centre
         object.__setattr__(self, "centre", check_shape("centre", centre, (d,)))

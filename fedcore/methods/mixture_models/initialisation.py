@@ -28,7 +28,7 @@ from fedcore.rounds.statistics import ArgMax
 START = "em/start"
 PICK = "em/start/pick"
 NUMBERS_TOGETHER = 2**20  # in the rows whose differences from the centres are in RAM
-PRIOR_ROWS = 5.0  # rows' worth of the pooled variance in a cluster's variance; of the pooled mean in its rates: 1
+PRIOR_ROWS = 5.0  # weight, in rows, of the pooled variance in a cluster's; of the pooled mean in its rates: 1
 
 
 def random_parameters(model: CurvedEM, mean: np.ndarray, variance: np.ndarray, seed: int) -> Theta:
@@ -81,8 +81,9 @@ def draw_row(y: Rows, ptr: np.ndarray, first: int, log_weights: np.ndarray, seed
     first: the population's number of the leaf's first client; seed, step: name the draw
 
     Returns the best client and its payload {"row": (d,)}; the score of a leaf without rows is -inf. The maximum over
-    clients of ln(sum of their weights) + Gumbel is a draw of a client, and a row follows from a second uniform: the law
-    of a Gumbel for every row, from two uniforms named (seed, step, client). Not private: the row is somebody's.
+    clients of ln(sum of their weights) + Gumbel is a draw of a client, and a second uniform draws a row of it. This has
+    the same distribution as one Gumbel for every row, but needs only two uniforms named (seed, step, client). Not
+    private: the row is a client's data.
     """
     counts = np.diff(ptr)
     filled = np.flatnonzero(counts)

@@ -7,7 +7,7 @@ Many clients are fitted at once, all guesses of a client side by side. Every cli
 so its result depends on its own rows and streams only. A client of more than `MOST_ROWS` rows uses that many of them,
 evenly spread. Clients with fewer than two rows for each component are not fitted.
 
-A shared covariance of few rows is shrunk towards a sphere by p rows' worth, so that it is never singular.
+A shared covariance of few rows is shrunk towards a sphere that counts as much as p rows, so it is never singular.
 
 Source: Tian, Weng, Feng 2024, Appendix B (mclust's EEE and mixreg as starts); Arthur, Vassilvitskii 2007.
 """

@@ -28,8 +28,8 @@ RIDGE = 1e-5  # added to sum g x x' in the full M-step of a regression
 class Rows:
     """Rows of C clients. x: (N, p) float64; y: (N,) the response, None for Gaussians; ptr: (C + 1,) int64.
 
-    white: (R, p, p) if components have covariances of their own: x @ white[r] is x in the units of component r, in
-    which its covariance is the identity; densities are then in the units of x. None: x is in the model's units
+    white: (R, p, p) if each component has a covariance: x @ white[r] is x in the units of component r, in which its
+    covariance is the identity. Densities are then in the units of x. None: x is in the model's units
     """
 
     x: np.ndarray
@@ -69,8 +69,8 @@ class Sums:
     second:    (C, R, p, p) sum of g x x' of a regression if asked, else None
     log_likelihood: (C,) of the rows, nats
     scatter:   (p, p), or (1, 1) of a regression: sum over all clients of shares_kr g (x - theta)(x - theta)', and
-               scatter_mass the sum of shares_kr g; None and 0 without shares. (R, p, p) and (R,) if components have
-               covariances of their own
+               scatter_mass the sum of shares_kr g; None and 0 without shares. (R, p, p) and (R,) if each component
+               has a covariance
     """
 
     mass: np.ndarray

@@ -51,7 +51,7 @@ class LowRankTables:
     """theta: natural (J, L). q = J L, the completed table row by row; one block for each of its rows.
 
     rows, columns: J, L; family: one of "gaussian", "poisson", "bernoulli"
-    lam: of the nuclear norm, >= 0, and > 0 unless Gaussian (a cell that nobody saw has no estimate without it)
+    lam: of the nuclear norm, >= 0, and > 0 unless Gaussian (an unobserved cell has no estimate without it)
     max_rank: of theta; None: no bound. A bound below the rank of the minimiser makes T non-convex.
 
     Raises ConfigError for settings out of range.
@@ -173,7 +173,7 @@ class LowRankTables:
 
         Along a direction D in which Psi stays bounded, the objective grows like lam ||D||_* - <outside, |D|>, which is
         positive for all D exactly then. The set is open and convex and contains all true statistics: those of cells
-        where only zeros were seen lie on the edge of the range, but well inside this set.
+        where only zeros were seen are on the edge of the range, but well inside this set.
         """
         if not np.isfinite(s).all():
             return False
@@ -257,9 +257,9 @@ def _completed(tables: np.ndarray, expected: np.ndarray) -> np.ndarray:
 def parameters_from_cells(model: LowRankTables, total: np.ndarray, visits: np.ndarray) -> Theta:
     """theta from sums over the population: total (J, L) of observed values, visits (J, L) how often a cell was seen.
 
-    The link of a shrunken mean: a cell's mean with one visit's worth of the overall mean added, cut to max_rank. Where
-    the penalty is so large that the statistic of this table lies outside the domain, the link of the overall mean in
-    all cells: its statistic never does.
+    Applies the link to a shrunken mean: each cell's mean, with the overall mean added as one more visit, cut to
+    max_rank. If the penalty is so large that the statistic of this table is outside the domain, all cells get the link
+    of the overall mean, whose statistic is always inside.
     """
     visits = np.asarray(visits, np.float64)
     overall = float(total.sum() / max(visits.sum(), 1.0))

@@ -62,7 +62,7 @@ class Mixture(ABC):
     @abstractmethod
     def _log_joint(self, prepared: Any, z: Any, work: Workspace, each: int | None = None) -> np.ndarray:
         """(G, n) working memory: ln(pi_g f_g(y_j)), up to a number that is the same for all g. each: columns of a
-        client, see `fedcore.methods.mixture_models.client_sums.Workspace.product`; None: no client is told apart."""
+        client, see `fedcore.methods.mixture_models.client_sums.Workspace.product`; None: no separate clients."""
 
     def _log_constant(self, prepared: Any, z: Any) -> np.ndarray | float:
         """(n,): what `_log_joint` leaves out."""
@@ -155,7 +155,7 @@ class Mixture(ABC):
     def _e_pass(
         self, thetas: Sequence[Theta], y: Rows, weights: np.ndarray | None, values: np.ndarray | None
     ) -> np.ndarray:
-        """(R, q) `e_total` of each theta; and `log_likelihood` in values (R, N), if somebody wants it, with the bits
+        """(R, q) `e_total` of each theta; and `log_likelihood` in values (R, N), if requested, with the bits
         that each has alone."""
         prepared, size = [self._prepare(theta) for theta in thetas], self._tile(y)
         totals, gaps_of_tiles = np.zeros((len(thetas), self.q)), list[Gaps]()
@@ -194,7 +194,7 @@ class Mixture(ABC):
         self, theta: Theta, y: Rows, ptr: np.ndarray, weights: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """`e_mean`, and the rows (C,) float64 of every client that are in it, by their weights: all, but those that `y`
-        leaves out. For dense rows every client's part is a function of its own rows, to the last bit
+        leaves out. For dense rows every client's part depends only on the client's rows, to the last bit
         (`fedcore.methods.mixture_models.client_sums`).
 
         Raises TypeError for rows with weights of which some are left out.
@@ -298,7 +298,7 @@ class Mixture(ABC):
 
     @abstractmethod
     def _alone(self, share: float) -> Self:
-        """The model of one component of this weight > 0, its penalty as large beside the component as it was."""
+        """The model of one component of this weight > 0, with the same penalty relative to the component."""
 
     def of_component(self, theta: Theta, k: int) -> tuple[Self, Theta]:
         """Component k as a mixture of one, and its parameters."""

@@ -8,8 +8,8 @@ complete data falls by
 
 the Fisher information of m being pi / v. So z0 = d0 / sqrt(pi) and z1 = (d1 - m d0) / sqrt(pi v) have half their
 squared norm as that loss. For the multinomial m = length beta, and what a difference adds to all tokens of a component
-in proportion, sum_v d1 - length d0, tells nothing of beta: the loss is smaller than |z|^2 / 2 by half the square of
-that over pi length.
+in proportion, sum_v d1 - length d0, contains no information on beta: the loss is smaller than |z|^2 / 2 by half the
+square of that over pi length.
 """
 
 from __future__ import annotations

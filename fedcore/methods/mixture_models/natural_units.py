@@ -59,8 +59,8 @@ from fedcore.methods.mixture_models.regression import RegressionMixture
 
 
 class Units(Protocol):
-    """A linear map between differences of a mixture's statistics and natural units at theta, exactly invertible; a
-    client's numbers are a function of its own row. order: how arrays of theirs lie in memory."""
+    """A linear map between differences of a mixture's statistics and natural units at theta, exactly invertible. A
+    client's numbers depend only on the client's row. order: layout of their arrays in memory."""
 
     @property
     def model(self) -> Mixture: ...
@@ -181,7 +181,7 @@ class NaturalUnits:
     # --- diagonal covariances: one number of all clients after the other ----------------------------------------------
 
     # A component has few columns, and NumPy is slow along short axes. So clients are the last axis here, and what is
-    # returned lies in memory number by number (Fortran's order).
+    # returned is in memory number by number (Fortran's order).
 
     def _axes_forward(self, differences: np.ndarray) -> np.ndarray:
         z = np.array(differences.T, np.float64, order="C")

@@ -1,4 +1,4 @@
-"""Quantiles of noised histograms whose cells lie on a logarithmic scale.
+"""Quantiles of noisy histograms whose cells are on a logarithmic scale.
 
 Most cells of such a histogram are empty, and noise is in all of them: a few false cells far out would move a quantile
 by orders of magnitude. So only cells that stand out are kept.
@@ -15,7 +15,7 @@ WINDOW = 4  # neighbouring cells that hold most of a column with one typical siz
 
 def standing_out(counts: np.ndarray, sd: float) -> tuple[np.ndarray, np.ndarray]:
     """Whether the best WINDOW neighbouring cells stand out of noise of standard deviation `sd` in each cell by SURE
-    deviations of their sum, (...) bool, and which cells lie about the largest of them, (..., cells) bool.
+    deviations of their sum, (...) bool, and which cells are near the largest of them, (..., cells) bool.
 
     counts: (..., cells).
     """
@@ -57,7 +57,7 @@ def certain(counts: np.ndarray, sd: float, near: np.ndarray) -> np.ndarray:
 
 
 def quantile(counts: np.ndarray, edges: np.ndarray, share: float) -> np.ndarray:
-    """(...,) below which `share` of the counts lie, linear within cells.
+    """(...,) values below which there is a fraction `share` of the counts, linear within cells.
 
     counts: (..., cells), not negative, some positive. edges: (cells + 1,) increasing.
     """

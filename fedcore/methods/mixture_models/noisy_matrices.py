@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-FLOOR_OF_NOISE = 0.1  # eigenvalues are at least so many sd
+FLOOR_OF_NOISE = 0.1  # eigenvalues are at least this many sd
 
 
 def oracle(values: np.ndarray, sd: float) -> np.ndarray:
-    """(d,) eigenvalues of the best estimate with the noised eigenvectors, increasing. values: (d,) increasing; sd: of
+    """(d,) eigenvalues of the best estimate with the noisy eigenvectors, increasing. values: (d,) increasing; sd: of
     the noise on the diagonal.
 
     Source: the rotation-invariant oracle for additive noise of Bun, Allez, Bouchaud, Potters, "Rotational invariant
@@ -61,7 +61,7 @@ def increasing(values: np.ndarray) -> np.ndarray:
 
 
 def covariance_of(matrix: np.ndarray, sd: float, floor: float, rule=oracle) -> tuple[np.ndarray, np.ndarray]:
-    """(d,) eigenvalues, increasing and positive, and (d, d) eigenvectors in columns, of a noised matrix (d, d).
+    """(d,) eigenvalues, increasing and positive, and (d, d) eigenvectors in columns, of a noisy matrix (d, d).
 
     sd: of the noise on the diagonal. floor: of the mean eigenvalue that every eigenvalue has at least.
     """

@@ -81,8 +81,8 @@ def minimise(
     """The minimiser (J, L). start: a first guess, or None. lam > 0 unless Gaussian.
 
     Stops when the gradient mapping (theta - prox(theta)) / step is `tolerance` times the norm of (s, Psi'(theta)), or
-    after so many cycles. With `rank` smaller than the rank of the minimiser the problem is no longer convex, and the
-    result may depend on `start`.
+    after this number of cycles. With `rank` smaller than the rank of the minimiser the problem is no longer convex, and
+    the result may depend on `start`.
     """
     if family == "gaussian":
         return soft_threshold(s, lam, rank)
@@ -113,7 +113,7 @@ def _proximal_steps(
     count: int,
     tolerance: float,
 ) -> tuple[np.ndarray, float, bool]:
-    """theta after at most so many accelerated steps, the length of the last one, and whether it moved nothing."""
+    """theta after at most `count` accelerated steps, the length of the last one, and whether it moved nothing."""
     ahead, momentum = theta, 1.0
     for _ in range(count):
         expected = mean(family, ahead)
@@ -123,7 +123,7 @@ def _proximal_steps(
             move = new - ahead
             square = float(np.vdot(move, move))
             bound = value + float(np.vdot(gradient, move)) + 0.5 * square / step
-            # near the minimiser both sides agree to rounding, which must not halve the step for ever
+            # near the minimiser both sides agree to rounding, which must not halve the step without end
             if _smooth(family, s, new) <= bound + 1e-14 * (abs(value) + abs(bound)):
                 break
             step *= 0.5
@@ -166,7 +166,7 @@ def _newton_steps(
         gradient = lam * factors + np.concatenate([residual @ right, residual.T @ left])
         size = float(np.linalg.norm(gradient))
         norm = float(np.linalg.norm(factors))
-        # factors that vanish shrink by a constant share for ever; the proximal step makes them 0
+        # factors that vanish shrink by a constant share without end; the proximal step makes them 0
         if size <= SMALLEST_GRADIENT * lam * norm or norm <= SMALLEST_FACTORS:
             break
         curvature = expected if family == "poisson" else expected * (1.0 - expected)

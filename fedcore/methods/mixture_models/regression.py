@@ -181,7 +181,7 @@ class RegressionMixture(Mixture):
         return positive_definite(bordered - margin * parts[0][:, :, None] * np.eye(self.inputs + 1), moments)
 
     def statistic_of(self, theta: Theta) -> np.ndarray:
-        """With inputs of second moment I (any would do: theta does not tell)."""
+        """With inputs of second moment I. Any value is possible, since theta does not contain it."""
         counts, b = self._counts_of(theta["weights"], self.a), theta["coefficients"]
         uu = counts[:, None, None] * np.eye(self.inputs)
         uv = np.einsum("gij,gj->gi", uu + np.diag(self._ridge), b)

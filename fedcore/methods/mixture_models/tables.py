@@ -1,9 +1,9 @@
-"""What a mixture shows to people: the same tables and figure, whichever method found it, in the units of the data.
+"""Tables and figure of a mixture, in the units of the data; the same for every method.
 
 segments              a line for each component: its name and number, share, size and what sets it apart
 components            a line for each component: name, number (as in the clients' outputs), share, what the method adds
 means                 a line for each column of the data, with a column for each component, named A, B, C ...
-standard_deviations   likewise
+standard_deviations   in the same form
 correlations          a line for each pair of columns, the strongest in any component first
 """
 
@@ -127,7 +127,7 @@ def positions(
     )
     return Positions(
         "positions",
-        "Where the components lie",
+        "Positions of the components",
         MIDDLE.format(bars="" if errors is None else BARS),
         tuple(headings),
         tuple(_headings(len(means), order)),

@@ -38,7 +38,7 @@ class Split:
 
     @property
     def depth(self) -> int:
-        """0, or how many splits were made before; each has draws of its own."""
+        """Number of earlier splits; each has separate draws."""
         return 0 if self.outer is None else self.outer.depth + 1
 
     def held_back(self, ptr: np.ndarray, first: int) -> np.ndarray:

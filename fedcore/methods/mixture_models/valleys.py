@@ -1,4 +1,4 @@
-"""Whether a noised histogram has a valley between two peaks, tested against the best fit that has one peak only.
+"""Unimodality test: whether a noisy histogram has a density dip between two peaks, against the best fit with one peak.
 
 Everything is a function of released counts and public streams.
 """
@@ -19,7 +19,7 @@ EULER = 0.5772156649015329
 
 @dataclass(frozen=True, slots=True)
 class Valley:
-    """p: of the statistic under one peak. depth: valley / lower peak, in runs of cells; 1 if there is none."""
+    """p: of the statistic under one peak; depth: density dip / lower peak, in runs of cells, 1 if there is no dip."""
 
     p: float
     depth: float
@@ -39,7 +39,7 @@ def unimodal(counts: np.ndarray) -> np.ndarray:
 
 
 def deepest(counts: np.ndarray, sd: float) -> tuple[np.ndarray, np.ndarray]:
-    """(...,) the largest (lower peak - valley) / deviation over runs of cells, and valley / lower peak there.
+    """(...,) the largest (lower peak - dip) / deviation over runs of cells, and dip / lower peak there.
 
     counts: (..., cells). sd: of the noise of a cell; sampling adds the runs' own counts to the variance.
     """
@@ -60,7 +60,7 @@ def deepest(counts: np.ndarray, sd: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def valley_of(counts: np.ndarray, sd: float, generator: np.random.Generator) -> Valley:
-    """counts: (cells,) noised, in units. sd: of the noise of a cell. generator: of the null's draws.
+    """counts: (cells,) noisy, in units. sd: of the noise of a cell. generator: of the null's draws.
 
     The null draws Poisson counts about the best fit with one peak, adds the known noise, and takes the tail of a Gumbel
     distribution of the draws' mean and variance. For clients whose rows are shares of one, Poisson counts vary at least
@@ -79,13 +79,13 @@ def valley_of(counts: np.ndarray, sd: float, generator: np.random.Generator) -> 
 def spanning_tree(
     distances: np.ndarray, saddles: np.ndarray, mass: np.ndarray, far: float, beside: float
 ) -> list[tuple[int, int]]:
-    """The edges (i < j) of a spanning tree, sorted: highest saddles first (Kruskal), so that what is parted
-    is parted where most lies between; but where even the nearest pair that is left to join is further apart than `far`,
-    any pair up to `beside` times as far may be taken.
+    """The edges (i < j) of a spanning tree, sorted. The highest saddles come first (Kruskal), so groups separate where
+    the density between them is highest. If even the nearest pair that is left to join is further apart than `far`, any
+    pair up to `beside` times as far may be taken.
 
-    Of those the pair is taken whose lighter node keeps most mass for each of its edges: a valley is seen between nodes
-    that hold enough, and a light node in the middle of a star does not. distances, saddles: (k, k); mass: (k,) not
-    negative.
+    Of these, the pair is taken whose lighter node keeps most mass for each of its edges. A dip can be detected only
+    between nodes that hold enough, and a light node in the middle of a star does not. distances, saddles: (k, k); mass:
+    (k,) not negative.
     """
     k = len(distances)
     part, degree, edges = np.arange(k), np.zeros(k), list[tuple[int, int]]()

@@ -1,8 +1,8 @@
-"""Rows as whole numbers, so that what one unit adds to a sum is the same to the last bit in any company.
+"""Rows as whole numbers, so that other units do not change what a unit adds to a sum, to the last bit.
 
 A *unit* is what a budget protects: a record (a row), or a client with all its rows. Every number here is whole and
 small enough that float64 holds it exactly, or it is one correctly rounded operation on numbers of one row. So a row's
-numbers depend neither on the rows beside it, nor on tiles, BLAS or the processor.
+numbers depend neither on neighbouring rows, nor on tiles, BLAS or the processor.
 
     s = rint((x - c) / scale 2^16), cut to 2^22          standardised rows, each column by itself
     u = rint((s - m) M 2^-e), cut to 2^22                a linear map of whole numbers: all partial sums are exact

@@ -22,14 +22,14 @@ PROFILES: dict[str, dict[str, Any]] = {
 
 
 class PermaConfig(BaseModel):
-    """Settings of PerMA. Ranges stand beside the fields. Defaults are those of the profile "recommended"; the sizes are
+    """Settings of PerMA. Each field declares its range. Defaults are those of the profile "recommended"; the sizes are
     those of the paper's synthetic task."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     profile: Literal["recommended", "paper", "scripts", "robust"] = Field(
         "recommended",
-        description="fills in what is left out: recommended: star, median, unit, lsa, 5 starts; paper: path, mean, "
+        description="defaults of other settings: recommended: star, median, unit, lsa, 5 starts; paper: path, mean, "
         "none, greedy, 1 start, far None; scripts (the authors' programs): path, mean, polar, seq, 1 start, far None; "
         "robust: learner robust, top_k, 1 start of 0 steps, 10 refine_steps",
     )
@@ -38,9 +38,8 @@ class PermaConfig(BaseModel):
     atoms: int = Field(6, ge=1, le=100_000, description="atoms r of every client's dictionary")
     global_atoms: int | Literal["null", "jump"] = Field(
         3,
-        description="how many of them are global; null: as many as match better than half of what clients without "
-        "anything in common would; jump: up to the largest jump of path lengths, never 0 or all; with a start that is "
-        "given: a number",
+        description="number of global atoms; null: as many as match better than half as well as atoms of unrelated "
+        "clients; jump: up to the largest jump of path lengths, never 0 or all. A given start needs a number",
     )
 
     # clients' learner
@@ -68,9 +67,9 @@ class PermaConfig(BaseModel):
         0,
         ge=0,
         le=100,
-        description="half way through the rounds every client learns its local atoms anew, from so many starts, on "
-        "its samples' parts orthogonal to the global atoms, and keeps the best if that lowers its objective; not with "
-        "learner robust",
+        description="number of starts from which every client learns its local atoms again, half way through the "
+        "rounds, on its samples' parts orthogonal to the global atoms; it keeps the best if that lowers its objective; "
+        "not with learner robust",
     )
 
     # start
@@ -89,9 +88,9 @@ class PermaConfig(BaseModel):
         description="star: around client after client, the best one kept, which leaves clients out that have nothing "
         "in common with it; path: shortest paths through all clients (Algorithm 2)",
     )
-    aggregate: Literal["median", "mean"] = Field("median", description="of the clients' global atoms, aligned")
+    aggregate: Literal["median", "mean"] = Field("median", description="combines the clients' aligned global atoms")
     norm: Literal["unit", "polar", "none"] = Field(
-        "unit", description="what is done with the norms of the aggregate; learner robust: always polar"
+        "unit", description="normalisation of the combined atoms; learner robust: always polar"
     )
     align: Literal["lsa", "seq", "greedy"] = Field(
         "lsa",
@@ -103,7 +102,7 @@ class PermaConfig(BaseModel):
         gt=0,
         le=2,
         description="a client whose mean matched distance stays above this for three rounds is left out, unless a "
-        "quarter of the clients is that far; None: nobody is left out",
+        "quarter of the clients is that far; None: all clients stay",
     )
 
     # end
@@ -143,5 +142,5 @@ class PermaConfig(BaseModel):
 
     @property
     def restart_round(self) -> int | None:
-        """The round in which local atoms are learnt anew; None: none."""
+        """The round in which local atoms are learnt again; None: none."""
         return (self.rounds + 1) // 2 if self.restarts else None

@@ -72,7 +72,7 @@ def _sampled(seed: int, group: Group, i: int) -> np.ndarray:
 def restarted(
     config: PermaConfig, seed: int, group: Group, common: np.ndarray, local: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """((c, l, d) local atoms, (c,) bool whether they are new): learnt anew on the samples' parts orthogonal to the
+    """((c, l, d) local atoms, (c,) bool whether they are new): learnt again on the samples' parts orthogonal to the
     global atoms (rg, d), and kept where that lowers the client's objective. local: (c, l, d) as they are."""
     d, wanted = common.shape[1], len(common)
     basis = polar(common, common) if wanted <= d else common[:0]
@@ -107,7 +107,7 @@ def starting_dictionaries(
 ) -> np.ndarray:
     """(c, S, rank, d) unit atoms, S starts of each client: `first` (c, rank, d) if there is one, then random ones.
 
-    numbers: (c,) of the clients in the population; each has a random stream of its own, named by the purpose.
+    numbers: (c,) of the clients in the population; each has a separate random stream, named by the purpose.
     """
     out = np.empty((len(numbers), starts, rank, features))
     for i, number in enumerate(numbers):

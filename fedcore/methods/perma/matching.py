@@ -175,7 +175,7 @@ def matched_atoms(dictionaries: Sequence[np.ndarray], matching: Matching) -> np.
 
 
 def null_scores(dimensions: Sequence[int], atoms: Sequence[int], clients: int, seed: int) -> np.ndarray:
-    """Best score of the star among clients who share nothing: each has so many random atoms in so many dimensions.
+    """Best score of the star among clients who share nothing and have random atoms.
 
     Means over simulated populations, one number for each pair of `dimensions` and `atoms`.
     """
@@ -194,9 +194,9 @@ def null_scores(dimensions: Sequence[int], atoms: Sequence[int], clients: int, s
 
 
 def by_null(scores: np.ndarray, features: int, clients: int, seed: int) -> int:
-    """Number of leading scores below half of the null for the dimensions and atoms that are left after so many.
+    """Number of leading scores below half of the null for the dimensions and atoms that are left at each place.
 
-    scores: (r,) sorted scores of the star. features: d. For square dictionaries r = d - 1 and d cannot be told apart.
+    scores: (r,) sorted scores of the star. features: d. For square dictionaries, r = d - 1 and d are indistinguishable.
     """
     r = len(scores)
     at = np.arange(r) if r <= 2 * POINTS else np.unique(np.linspace(0, r - 1, POINTS).round().astype(int))
@@ -315,10 +315,10 @@ class Aggregate:
 
 
 def aggregate(versions: np.ndarray, how: str, norm: str, previous: np.ndarray | None = None) -> Aggregate:
-    """Mean or median of aligned atoms (N, rg, d), NaN where a client has none. previous: (rg, d), stays where nobody
-    has an atom.
+    """Mean or median of aligned atoms (N, rg, d), NaN where a client has none. previous: (rg, d), stays where no
+    client has an atom.
 
-    Raises ValueError if nobody has one of the atoms and there is no previous one.
+    Raises ValueError if no client has one of the atoms and there is no previous one.
     """
     present = ~np.isnan(versions[:, :, 0])
     if present.all():  # NumPy's functions that look for NaN are far slower

@@ -78,7 +78,7 @@ SOFT = (
 
 
 class Perma(NonPrivateMethod[PermaConfig, PermaState]):
-    """PerMA: dictionaries of clients with atoms that they have in common, found by matching, and atoms of their own.
+    """PerMA: clients' dictionaries, with atoms that they have in common, found by matching, and local atoms.
 
     Source: Liang, Shi, Al Kontar, Fattahi, "Personalized Dictionary Learning for Heterogeneous Datasets" (2023),
     Algorithms 1 to 6.

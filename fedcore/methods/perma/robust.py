@@ -10,7 +10,7 @@ codes: background "ghosts". Here the global part is robust, after Huber's modifi
     local atoms             the learner's steps on the rest y - x G, which holds the objects (Algorithm 6)
 
 psi(r) = r cut to [-c s, c s]. The standard deviation s is estimated by 1.4826 median |r| of the client's residuals, so
-a round needs nothing of anybody else for it. A client that is read in tiles has an s for each tile: one median over
+a client can compute it alone. A client that is read in tiles has an s for each tile: one median over
 all of them would be a sort on disk. In the rounds only global atoms are sent; the matching before them needs whole
 dictionaries. Samples may come in any order, and a frame may be brighter than the others.
 
@@ -128,7 +128,7 @@ def global_atoms(rows: Rows, common: np.ndarray, coder: RobustCoder) -> tuple[np
 
 
 def _left_by(common: np.ndarray, rows: Rows, coder: RobustCoder, keep: bool) -> Rows:
-    """What the global atoms leave, (1, m, d) tile by tile. keep: in memory, else it is made anew in every pass."""
+    """What the global atoms leave, (1, m, d) tile by tile. keep: in memory, else it is computed again in every pass."""
 
     def rest() -> Iterator[np.ndarray]:
         for y in rows():
@@ -145,7 +145,7 @@ def learn_local_atoms(
 ) -> tuple[np.ndarray, np.ndarray]:
     """((l, d) orthonormal atoms learnt from what the global ones leave, (l,) codes of the last step that used them).
 
-    local: (l, d) to go on from; None: `count` singular vectors of what is left. steps: at least 1.
+    local: (l, d) to continue from; None: `count` singular vectors of what is left. steps: at least 1.
     """
     atoms = singular_start(rest, count) if local is None else local[None]
     used = np.zeros(count)

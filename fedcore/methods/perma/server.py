@@ -34,7 +34,7 @@ from fedcore.rounds.method import PublicFacts, RoundInfo
 STAR_CLIENTS = 3  # with fewer, medians over clients say nothing, and the path is taken
 NUMBER_BYTES = 8  # of a number in a message
 MATCHED_CLIENTS = 1000  # whose dictionaries are matched; the others join by assignment
-MANY = 0.25  # share of clients; if so many are far, it is not they who are at fault
+MANY = 0.25  # share of clients; if this many are far, the fault is not theirs
 SCORES_IN_NOTE = 50
 
 
@@ -100,7 +100,7 @@ def message(config: PermaConfig, state: PermaState) -> Message | None:
 
 
 def _matching_threshold(state: PermaState) -> float:
-    """A client sends its dictionary if its uniform number is at most this: all, the smallest few, or nobody."""
+    """A client sends its dictionary if its uniform number is at most this: all, the smallest few, or none."""
     if len(state.common):
         return -1.0
     if state.population <= MATCHED_CLIENTS:
@@ -110,7 +110,7 @@ def _matching_threshold(state: PermaState) -> float:
 
 
 def server_update(config: PermaConfig, state: PermaState, result: Mapping[str, Any]) -> tuple[PermaState, RoundInfo]:
-    """Raises PopulationError if nobody has samples, RunError if the global dictionary is not finite."""
+    """Raises PopulationError if no client has samples, RunError if the global dictionary is not finite."""
     return _after_start(config, state, result) if state.phase == "start" else _after_round(config, state, result)
 
 
@@ -217,7 +217,7 @@ def _moved_by_versions(
     config: PermaConfig, state: PermaState, result: Mapping[str, Any], counts: Counts
 ) -> tuple[PermaState, dict[str, float]]:
     """G as the aggregate of the clients' versions (Algorithm 1, step 13)."""
-    together = Aggregate(state.common, 1.0, 0)  # nobody answered, or there are no global atoms: nothing moves
+    together = Aggregate(state.common, 1.0, 0)  # no client answered, or there are no global atoms: nothing moves
     if config.aggregate == "median":
         sent = np.asarray(result["sent"], np.float64)
         answers = float(len(sent))

@@ -14,7 +14,7 @@ class InitialMessage:
     """Asks every client to learn a dictionary alone, and some to send it.
 
     seed:         of the streams of simulation randomness
-    threshold:    a client sends its dictionary if its uniform number is at most this; below 0: nobody does
+    threshold:    a client sends its dictionary if its uniform number is at most this; below 0: no client does
     """
 
     seed: int

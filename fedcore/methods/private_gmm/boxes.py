@@ -26,7 +26,7 @@ FEW = 0.1  # of t: boxes with less are of no use
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """place: (B, 3) int64 slot, shift and halvings; code: (B, qb) int64; count: (B,) noised, of units."""
+    """place: (B, 3) int64 slot, shift and halvings; code: (B, qb) int64; count: (B,) noisy, of units."""
 
     place: np.ndarray
     code: np.ndarray

@@ -42,7 +42,7 @@ from fedcore.rounds.messages import refuse_unless
 from fedcore.rounds.statistics import IntegerSum, Statistics
 
 PLACE_STEPS = 2**14  # from the middle between two components to either
-FURTHEST_PLACE = 1.5  # of the cells of an edge, in the same unit; what lies beyond is in one of two ends
+FURTHEST_PLACE = 1.5  # of the cells of an edge, in the same unit; places beyond are in one of two ends
 PLACE_WIDTH = 2 * FURTHEST_PLACE * PLACE_STEPS / PLACE_CELLS
 
 

@@ -18,8 +18,8 @@ SMALLEST_SCALE = 1e-3  # sigma_min, if none is given, as a share of the radius
 class PrivateGMMConfig(PrivateRunSettings):
     """A mixture of separated Gaussians under differential privacy (after Kamath, Sheffet, Singhal, Ullman 2019).
 
-    radius, sigma_min, sigma_max and least_weight are public inputs: set them from what is known before anybody looks at
-    the data. None means "by the rule that the description names".
+    radius, sigma_min, sigma_max and least_weight are public inputs: set them from knowledge that does not come from the
+    data. None means "by the rule that the description states".
     """
 
     # Settings once, of which no table has another value: share of the budget that the search gets; widths of boxes in
@@ -42,9 +42,9 @@ class PrivateGMMConfig(PrivateRunSettings):
         None,
         gt=0,
         le=1e100,
-        description="R of a ball about the origin that holds nearly all rows; needed, unless every column has "
-        "public bounds: then what holds all of them. Rows beyond it are pulled to it. A value that is far too large "
-        "costs little",
+        description="radius R of a ball about the origin that contains nearly all rows; needed unless every column has "
+        "public bounds, which then give it. Rows outside are moved to its surface. A value that is far too large costs "
+        "little",
     )
     sigma_min: float | None = Field(
         None,

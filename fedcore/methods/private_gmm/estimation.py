@@ -1,4 +1,4 @@
-"""The balls of nodes, from noised means and noised histograms of radii (Algorithm 3, step 2); and weights, means and
+"""The balls of nodes, from noisy means and noisy histograms of radii (Algorithm 3, step 2); and weights, means and
 covariances of the components, one for each cell (Algorithm 4, steps 3 and 4)."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LARGEST_NOISE = 0.25  # of the smallest eigenvalue: beyond, a full covariance is
 
 
 def weights_of(counts: np.ndarray) -> np.ndarray:
-    """(m,) shares, positive. counts: (m,) noised."""
+    """(m,) shares, positive. counts: (m,) noisy."""
     kept = np.maximum(counts, 1e-9 * max(float(counts.max()), 1.0))
     return kept / kept.sum()
 
@@ -38,7 +38,7 @@ def reach_of(
 
 
 def square_units(counts: np.ndarray, reach: np.ndarray) -> np.ndarray:
-    """(m,) what a squared step of a sum over a cell is worth in its second moment, in the units of the data."""
+    """(m,) change of a cell's second moment for one squared step in its sum, in the units of the data."""
     unit: np.ndarray = (reach / ONE) ** 2 / np.maximum(counts, 1.0)
     return unit
 
@@ -48,9 +48,8 @@ def covariances_of(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(covariances, unreliable): (m,), (m, d) or (m, d, d), at least smallest**2 in every direction; and (m,) bool.
 
-    moments: (m, width) as published, in the unit (m,); noise: (m,) its standard deviation, in that unit. Where the
-    noise of a full covariance is not small beside its eigenvalues, the matrix is replaced by its diagonal, or by a
-    sphere.
+    moments: (m, width) as published, in the unit (m,); noise: (m,) its standard deviation, in that unit. If the
+    noise of a full covariance is not small relative to its eigenvalues, its diagonal or a sphere replaces the matrix.
     """
     floor = smallest**2
     if form == "spherical":
@@ -87,7 +86,7 @@ def recentred(tree: Tree, nodes: np.ndarray, sums: np.ndarray) -> Tree:
 def tightened(tree: Tree, nodes: np.ndarray, radii: np.ndarray, edges: np.ndarray, noise: float, needed: float) -> Tree:
     """Radii after a pass of histograms. radii: (s, bins) of units; edges: (bins,) upper; noise: of a bin; needed: t.
 
-    The smallest radius beyond which no more lies than a few rows and the noise of so many bins. The rounding of rows
+    The smallest radius beyond which there is no more than a few rows and the noise of the bins. The rounding of rows
     to the steps of the old ball is added. A radius never grows.
     """
     found = [
@@ -98,13 +97,12 @@ def tightened(tree: Tree, nodes: np.ndarray, radii: np.ndarray, edges: np.ndarra
 
 
 def radius_of(counts: np.ndarray, edges: np.ndarray, noise: float, total: float, least: float) -> float:
-    """The smallest edge beyond which no more lies than max(least, what noise may hide), and a quarter at most.
+    """The smallest edge beyond which there is no more than max(least, what noise may hide), and a quarter at most.
 
     A tail is the mean of two estimates, weighted by their precision: the sum of its bins, and the total less the other
     bins. Noise may hide two standard deviations of it.
 
-    counts: (bins,) noised; total: their noised number. The quarter keeps the radius where noise hides most of the
-    rows.
+    counts: (bins,) noisy; total: their noisy number. The quarter keeps the radius where noise hides most of the rows.
     """
     above, below = np.arange(len(counts))[::-1], np.arange(len(counts)) + 2  # terms; the total is one
     tails = (np.cumsum(counts[::-1])[::-1] - counts) * below + (total - np.cumsum(counts)) * above

@@ -42,18 +42,18 @@ class Forecast:
     epsilon_factor: float
 
     def in_words(self, unit: str) -> str:
-        """What would be enough for components that lie apart, to two digits. unit: "record" or "client"."""
+        """Describe what would be enough for separated components, to two digits. unit: "record" or "client"."""
         if not self.units:
-            return "going by its noise, the budget was enough for components that lie apart"
+            return "by its noise, the budget was enough for separated components"
         units = float(f"{self.units:.2g}")
         return (
-            f"for components that lie apart about {units:,.0f} {unit}s would be enough at this budget, or "
+            f"for separated components about {units:,.0f} {unit}s would be enough at this budget, or "
             f"{self.epsilon_factor:.2g} times this run's epsilon"
         )
 
 
 def forecast(config: PrivateGMMConfig, state: PrivateGMMState) -> Forecast:
-    """For a run that has failed: the t that its noise asks for, beside the t that its own noised count gave."""
+    """For a failed run: the t that its noise requires, relative to the t that its noisy count gave."""
     needed = max(needs_of(config, state.features, state.relation, state.noise).values())
     factor = needed / max(state.needed, 1e-9)
     return Forecast(2 * needed / config.w_min, factor) if factor > 1 else Forecast(0.0, 0.0)
@@ -78,8 +78,8 @@ def needs_of(config: PrivateGMMConfig, features: int, relation: str, noise: np.n
 
 
 def worth(config: PrivateGMMConfig, public: PublicFacts) -> Worth | None:
-    """None if nobody declared a size. A budget for records is told of as if every client held one: more are better.
-    Raises ConfigError for what `fedcore.methods.private_gmm.plan.plan` refuses."""
+    """None if no size was declared. A budget for records is described as if every client held one record; with more,
+    the result is better. Raises ConfigError for what `fedcore.methods.private_gmm.plan.plan` refuses."""
     if public.nominal_clients is None:
         return None
     releases = plan(config, public)
@@ -89,7 +89,7 @@ def worth(config: PrivateGMMConfig, public: PublicFacts) -> Worth | None:
     needed = max(needs_of(config, public.features, public.relation, noise).values())
     factor = 2 * needed / (config.w_min * public.nominal_clients)
     if factor <= 1:
-        return Worth("good" if factor <= AMPLE else "fair", "components that lie apart are likely to be found")
+        return Worth("good" if factor <= AMPLE else "fair", "separated components are likely to be found")
     said = Forecast(2 * needed / config.w_min, factor).in_words(public.unit)
     hopeless = factor >= HOPELESS and public.unit == "client"
     return Worth("none" if hopeless else "weak", f"noise is likely to hide components of the least weight; {said}")

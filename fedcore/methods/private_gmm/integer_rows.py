@@ -1,8 +1,8 @@
 """Rows as whole numbers, and exact sums of them by unit.
 
 A *unit* is what the budget protects: a record (a row), or a client with all its rows. Everything here is exact, or one
-correctly rounded operation on numbers of one row. So a row's numbers do not depend on the rows beside it, on the order
-of a sum, on BLAS or on the processor, and what a unit contributes is a function of its own rows, to the last bit.
+correctly rounded operation on numbers of one row. So a row's numbers do not depend on neighbouring rows, on the order
+of a sum, on BLAS or on the processor. A unit's contribution depends only on the unit's rows, to the last bit.
 
     z = rint((x - c) / g), g = r / 2^16, cut to ||z|| <= 2^16       rows
     y = rint(z V / 2^14), V whole numbers                           projections: the products are exact in float64

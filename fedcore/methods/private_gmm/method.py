@@ -184,7 +184,8 @@ class PrivateGMM(PrivateMethod[PrivateGMMConfig, PrivateGMMState]):
         return score_table(statistics)
 
     def likely_rows(self, public: PublicFacts, count: int, generator: np.random.Generator) -> np.ndarray:
-        """Of components that lie apart, in the declared ball, so that a search finds them; or of the series' own."""
+        """Rows of separated components in the declared ball, so that a search finds them; or of the series'
+        components."""
         return likely_rows(self.config, public, count, generator)
 
     def phase(self, state: PrivateGMMState, message: Message) -> str:

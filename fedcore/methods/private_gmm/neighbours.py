@@ -1,10 +1,10 @@
-"""Whether neighbouring cells of the partition are groups of their own: counts of rows along the line between their
-means must have a valley.
+"""Whether neighbouring cells of the partition are separate groups: counts of rows along the line between their means
+must have a density dip.
 
-A terrific ball is empty around, as far as noise and the search's directions show. That does not tell a group from a
-piece of one: of a ring, a line, or a heavy tail. So nothing is called found before every edge of a spanning tree of the
-cells has a valley that the best fit with one peak does not explain. Everything here is a function of published values
-and public streams.
+The surroundings of a terrific ball are empty, as far as noise and the search's directions show. That does not
+distinguish a group from a piece of one: of a ring, a line, or a heavy tail. So components are reported only if every
+edge of a spanning tree of the cells has a dip that the best fit with one peak does not explain. Everything here is a
+function of published values and public streams.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from fedcore.methods.private_gmm.integer_rows import ONE
 from fedcore.methods.private_gmm.state import of_cell
 from fedcore.randomness import stream
 
-ALPHA = 0.01  # chance of a valley on some edge where there is one peak
-DEPTH = 0.6  # of the lower peak, that a valley may have
+ALPHA = 0.01  # chance of a dip on some edge where there is one peak
+DEPTH = 0.6  # of the lower peak, that a dip may have
 BESIDE = 2.0  # in squared distances: how much further apart a pair may be than the nearest, if its rows are seen better
 
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """Edges that were tested. mass: (e,) units that were counted; depth: (e,) valley / lower peak; p: (e,)."""
+    """Edges that were tested. mass: (e,) units that were counted; depth: (e,) dip / lower peak; p: (e,)."""
 
     mass: np.ndarray
     depth: np.ndarray
     p: np.ndarray
 
     def parted(self) -> np.ndarray:
-        """(e,) bool: whether there is a valley."""
+        """(e,) bool: whether there is a density dip."""
         found: np.ndarray = (self.p <= ALPHA / max(len(self.p), 1)) & (self.depth <= DEPTH)
         return found
 
 
 def pairs_of(means: np.ndarray, reach: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """(m - 1, 2) int64: a spanning tree of cells by distances beside their reaches. means: (m, d); reach: (m,)."""
+    """(m - 1, 2) int64: a spanning tree of cells by distances relative to their reaches. means: (m, d); reach: (m,)."""
     squares = ((means[:, None] - means[None]) ** 2).sum(axis=2) / (reach[:, None] ** 2 + reach[None] ** 2)
     return np.array(spanning_tree(squares, -squares, weights, 0.0, BESIDE), np.int64).reshape(-1, 2)
 
@@ -55,7 +55,7 @@ def lines(means: np.ndarray, reach: np.ndarray, pairs: np.ndarray) -> tuple[tupl
         gap = means[j] - means[i]
         square = float(gap @ gap)
         if square < 1e-280:
-            continue  # one place: no valley
+            continue  # one place: no dip
         directions[:, edge] = gap * (2.0 * PLACE_STEPS / ONE / square)
         start[i, edge], start[j, edge] = -PLACE_STEPS, PLACE_STEPS
     maps = [whole_map(np.zeros(d), directions[:, of_cell(pairs, cell)] * float(reach[cell])) for cell in range(m)]

@@ -1,6 +1,6 @@
 """What the server makes of each pass: the state before it and what is published give the state after it.
 
-The order of the passes, and the paper's steps beside them, are in `fedcore.methods.private_gmm.server`. Everything here
+The order of the passes, with the paper's steps, is in `fedcore.methods.private_gmm.server`. Everything here
 is a function of published values, of the config and of public streams; nothing depends on a raw sum.
 """
 
@@ -319,7 +319,7 @@ def estimate_means(context: PassContext, published: Sequence[np.ndarray]) -> Pri
 
 
 def look_for_valleys(context: PassContext, published: Sequence[np.ndarray]) -> PrivateGMMState:
-    """Where two neighbours have no valley between them the run ends: they may be pieces of one group."""
+    """End the run if two neighbours have no density dip between them: they may be pieces of one group."""
     state = context.state
     weight = neighbours.weight_of(state.pairs)
     found = neighbours.tested(published[0][: len(state.pairs)], context.noise(), weight, state.seed)

@@ -1,10 +1,10 @@
 """The passes of a run and what they release, known from config and public facts alone.
 
     a level       3 times (mean, radii), moments, `widths` times boxes, offsets, profiles     all its nodes at once
-    estimation    radii, mean, radii, mean, valleys, covariance                               all cells at once
+    estimation    radii, mean, radii, mean, `valleys`, covariance                             all cells at once
 
-A run of a series that knows as many components as are asked for does not search: it has the passes of the estimation
-alone but for the valleys, with the whole budget. Whether it does is in its start, which is public.
+A run of a series that already knows the requested number of components does not search. It has only the passes of the
+estimation, without the unimodality test, and they use the whole budget. Its start, which is public, determines this.
 
 A unit is in one node of a level (a client: with a total mass of one), so a release costs the same for one node as for
 all. Nothing that is found changes the plan: a run that has found nothing ends early; one that has found all components
@@ -165,7 +165,7 @@ def _passes_of_a_level(config: PrivateGMMConfig, sizes: Sizes, relation: str, le
 def _passes_of_estimation(
     config: PrivateGMMConfig, sizes: Sizes, relation: str, share: float, valleys: float
 ) -> Iterator[Pass]:
-    """valleys: of the share; 0: no such pass."""
+    """`valleys`: of the share; 0: no such pass."""
     k, d, radii = sizes.k, sizes.d, len(radius_grid(config, CELL_RATIO))
     shares = {name: share * (1 - valleys) * part for name, part in CELL_SHARES.items()}
     count, total = sensitivities.counts(relation), sensitivities.sums(relation)
@@ -186,7 +186,7 @@ def _passes_of_estimation(
 
 
 def plan(config: PrivateGMMConfig, public: PublicFacts) -> list[PlannedRelease]:
-    """All releases, with prices that, rounded up, sum to at most public.rho.
+    """All releases, with privacy costs that, rounded up, sum to at most public.rho.
 
     Raises ConfigError without a budget or a radius, for too many columns, for a relation or a unit that the method has
     no argument for, or for a start that no run of the series leaves.
@@ -198,7 +198,7 @@ def plan(config: PrivateGMMConfig, public: PublicFacts) -> list[PlannedRelease]:
     passes = passes_of(config, public.features, public.relation, searches(config, public))
     rho = public.rho
     while True:
-        # Prices round up, hence a hair is kept back; the loop ends because the hair grows.
+        # Costs round up, hence a hair is kept back; the loop ends because the hair grows.
         rho *= 1.0 - 1e-12
         releases = [
             PlannedRelease(

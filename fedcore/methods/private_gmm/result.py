@@ -1,6 +1,6 @@
-"""What a run has learnt: a mixture that can be sampled and scored, or the reason why there is none; and its tables.
+"""The result of a run: a mixture that can be sampled and scored, or the reason why there is none; and its tables.
 
-What each client is given: the components of its own rows, for that client only. Nothing of it is released.
+Per-client outputs: the components of a client's rows, for that client only. None of them is released.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def result_of(form: Covariance, state: PrivateGMMState, features: Features) -> R
         names = dict(zip(order, segment_names(len(order)), strict=True))
         valleys = Table(
             "valleys",
-            "Valleys between neighbouring components",
+            "Density dips between neighbouring components",
             (
                 Column("segments", [" and ".join(sorted(names[int(i)] for i in pair)) for pair in state.pairs]),
                 Column("units", state.valley_mass.tolist()),
@@ -168,20 +168,20 @@ def result_of(form: Covariance, state: PrivateGMMState, features: Features) -> R
 
 
 def errors_of(form: Covariance, state: PrivateGMMState) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Standard errors of shares (m,), means (m, d) and standard deviations (m, d) by the noise of what was released of
-    the cells: as if the same people had been asked again about the same cells. NaN where they are not known.
+    """Standard errors of shares (m,), means (m, d) and standard deviations (m, d) due to the noise in the cells'
+    releases, as if the same people had answered again for the same cells. NaN where they are not known.
 
-    With c_g the noised counts, S_g the noised sums of rows about a point near the mean and Q_g those of squares, and
+    With c_g the noisy counts, S_g the noisy sums of rows about a point near the mean and Q_g those of squares, and
     s_c, s_S, s_Q the standard deviations of their noise, known from the plan,
 
         mean      m_g = point + S_g / c_g         s_m = s_S / c_g          S_g itself is near 0, so c_g adds nothing
         variance  v_g = Q_g / c_g                 s_v^2 = (s_Q / c_g)^2 + (v_g s_c / c_g)^2
         standard deviation  sqrt(v_g)             s_v / (2 sqrt(v_g))
 
-    to first order, and those of shares as `share_errors` says. In a run that goes on with a series s_c, s_m and s_Q /
-    c_g are those of what all its runs together know (`fedcore.methods.private_gmm.series`). No error is given of a
-    variance that was raised to a floor, or whose matrix had eigenvalues raised. Which rows fall into a cell depends on
-    noise too, by the search that drew the cells; that is not in it.
+    to first order; for shares see `share_errors`. In a run that continues a series, s_c, s_m and s_Q / c_g come from
+    the pooled knowledge of all its runs (`fedcore.methods.private_gmm.series`). No error is given for a variance that
+    was raised to a floor, or whose matrix had eigenvalues raised. Noise in the search also affects which rows belong to
+    a cell; the errors do not include that.
     """
     m, d = state.means.shape
     known = state.pool.found

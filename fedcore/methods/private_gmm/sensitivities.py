@@ -15,7 +15,7 @@ UNITS = ("client", "record")
 
 
 def counts(relation: str, histograms: int = 1) -> int:
-    """Of counts in so many histograms, to each of which a unit adds at most 2**16: sqrt(histograms) 2**16.
+    """Sensitivity of counts in several histograms, to each of which a unit adds at most 2**16: sqrt(histograms) 2**16.
 
     Entries of a unit are never negative, so replacing it changes the sum by sqrt(2) times as much.
     """

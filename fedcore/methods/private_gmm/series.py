@@ -1,15 +1,15 @@
-"""What the runs of a series know together: shares, means and second moments of their components, pooled.
+"""Shared knowledge of the runs of a series: shares, means and second moments of their components, pooled.
 
-A run ends with the shares, means and second moments that it released of every component, each with noise of a known
-standard deviation. A run that goes on with a series takes the mean, by inverse variance, of what the series knew of a
-component and of what it released of it itself; what the series knew counts FORGETTING less from run to run.
+A run ends with the shares, means and second moments that it released for every component, each with noise of a known
+standard deviation. A run that continues a series takes the inverse-variance mean of what the series knew of a component
+and of what it released itself. What the series knew counts FORGETTING less from run to run.
 
 Two runs mean the same component if their means are no farther apart than noise explains, and one standard deviation of
-its rows (`matched`). A component that the series does not know starts with what this run released. One that this run
+its rows (`matched`). A component that the series does not know starts with the releases of this run. One that this run
 did not find is kept, unless it is one too many, for a later run that finds it again.
 
-The mean of a component that is farther away than noise explains has moved, and starts anew. Shares are those of all
-components of a run, so they are pooled only if a run has found the same ones as the last one.
+If the mean of a component is farther away than noise explains, the component has moved, and its mean starts again.
+Shares are those of all components of a run, so they are pooled only if a run has found the same ones as the last one.
 
 Everything here is a function of released arrays and of the plans of runs.
 """

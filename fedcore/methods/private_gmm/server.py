@@ -1,11 +1,11 @@
 """The server's side of the recursive partition (Algorithms 3 and 4 of Kamath, Sheffet, Singhal, Ullman 2019).
 
-A run goes down a tree of nodes, level by level; all nodes of a level share each pass over the clients. What every pass
-is for, the step of the paper beside it, and the function in `passes.py` that makes use of what it releases:
+A run goes down a tree of nodes, level by level; all nodes of a level share each pass over the clients. The table lists
+the purpose of every pass, the step of the paper, and the function in `passes.py` that uses its releases:
 
     search, for each of D levels                                               paper              passes.py
       mean, radii (3 times)    bound the rows of a node by a ball              Alg. 3, step 2     recentre, tighten
-      moments                  project on the leading noised directions        step 5             project
+      moments                  project on the leading noisy directions         step 5             project
       boxes (`widths` times)   find boxes that hold many rows,                 steps 3 and 6,     halve_boxes
       offsets                  candidate centres in them, and                  PTerrificBall      place_candidates
       profiles                 terrific balls about these; split the node by   steps 4 and 7      split_nodes
@@ -13,15 +13,15 @@ is for, the step of the paper beside it, and the function in `passes.py` that ma
     estimation, all cells at once
       leaf radii, leaf mean    cut each cell to a ball about its own mean      Alg. 4, step 3,    estimate_radii,
         (twice)                                                                PGE                estimate_means
-      leaf valleys             count rows between neighbouring cells           none               look_for_valleys
+      leaf `valleys`           count rows between neighbouring cells           none               look_for_valleys
       leaf covariance          second moments about that mean                                     estimate_covariances
 
-t (`needed` in the state) is what a ball or a cell must hold: w_min n / 2, with the noised count n of the root. A node
+t (`needed` in the state) is what a ball or a cell must hold: w_min n / 2, with the noisy count n of the root. A node
 without a terrific ball is one component (Algorithm 3, step 8). docs/notes/privacy-private-gmm.md states what differs
 from the paper; `reference.py` is the paper's partition on one page.
 
-A run whose series knows as many components as are asked for has no search: its tree is one node, split at the means of
-the series, and only the cells are estimated. What is estimated is pooled with what the series knew (`series.py`).
+A run whose series already knows the requested number of components does not search. Its tree is one node, split at the
+means of the series, and only the cells are estimated. Estimates are pooled with those of the series (`series.py`).
 
 Everything here is a function of published values, of the config and of public streams; nothing depends on a raw sum.
 """
@@ -158,7 +158,7 @@ def message(config: PrivateGMMConfig, state: PrivateGMMState) -> Message | None:
 def server_update(
     config: PrivateGMMConfig, state: PrivateGMMState, result: Mapping[str, np.ndarray]
 ) -> tuple[PrivateGMMState, RoundInfo]:
-    """result: the round's noised int64 arrays by planned name."""
+    """result: the round's noisy int64 arrays by planned name."""
     context = context_of(config, state)
     after = STEPS[context.now.kind](context, [result[item.name] for item in context.now.releases])
     after = replace(after, round=state.round + 1)

@@ -90,7 +90,7 @@ def budget_sketch(config: PrivateGMMConfig, public: PublicFacts, planned: Sequen
     }
 
 
-DRAWS = 64  # points for each component, of which those that lie farthest apart become means
+DRAWS = 64  # points for each component, of which those farthest apart become means
 APART = 16.0  # standard deviations between components
 
 

@@ -112,7 +112,7 @@ class PrivateGMMState:
     seed:    of the public shifts of the boxes
     unit, relation: of the budget
     noise:   (releases,) standard deviations in grid steps, in the order of the plan
-    needed:  t, the noised number of units that a ball or a cell must hold; 0 before the first count
+    needed:  t, the noisy number of units that a ball or a cell must hold; 0 before the first count
     outcome: "searching", "found", or why nothing was: `NOTHING` or `LOST`
     reason:  of the outcome, in one sentence; made of published values
     units_needed, epsilon_factor: forecast of what would be enough: units at this budget, and times this run's epsilon
@@ -121,14 +121,14 @@ class PrivateGMMState:
     box_*:   heavy boxes of the level (`fedcore.methods.private_gmm.boxes.Boxes`): box_place (B, 3) int64, box_code
         (B, qb) int64, box_count (B,)
     place_*: candidate centres of the level: place_node (M,) int64 their nodes; place (M, q) whole numbers in steps of
-        the node's ball; place_width (M,) steps, the width of the box; place_count (M,) noised, of units
+        the node's ball; place_width (M,) steps, the width of the box; place_count (M,) noisy, of units
     leaf:    (m,) nodes of the cells; weights: (m,); means: (m, d); covariances: (m,), (m, d) or (m, d, d); reach: (m,)
         radius that a cell's rows are cut to, in the units of the data
-    unreliable: (m,) bool, where the noise of a full covariance is not small beside its eigenvalues, which are then
+    unreliable: (m,) bool, where the noise of a full covariance is not small relative to its eigenvalues, which are then
         those of its diagonal or of a sphere
-    pairs: (e, 2) int64 cells between which a valley was looked for; valley_mass: (e,) units that were counted there;
-        valley_depth: (e,) valley / lower peak; valley_p: (e,) of that under one peak; empty in runs that did not look
-    searches: whether the run looks for components, or estimates those of its series anew
+    pairs: (e, 2) int64 cells between which a density dip was looked for; valley_mass: (e,) units that were counted
+        there; valley_depth: (e,) dip / lower peak; valley_p: (e,) of that under one peak; empty without a search
+    searches: whether the run searches for components, or estimates those of its series again
     pooled_*: what the series knew before the run; after a run that found components, with what it released
         (`fedcore.methods.private_gmm.series.Pool`)
     """

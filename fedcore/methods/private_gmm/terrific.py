@@ -1,9 +1,9 @@
 """Terrific balls (Definition 5.2), and the split of a node by them (Algorithm 3, steps 3, 4, 6 and 7).
 
 B(p, r) is terrific if it holds enough rows, leaves enough outside of B(p, c r), and the shell between the two is nearly
-empty beside the fewer of both. The tail of one group has a shell that holds little beside the group, but not beside
-what is further out. All of it is computed from published profiles, so that any number of balls may be tried at no
-price.
+empty relative to the fewer of both. The tail of one group has a shell that holds little relative to the group, but not
+relative to what is further out. Everything is computed from published profiles, so any number of balls may be tried
+without privacy cost.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NEAR, ALIKE = 0.35, 3.0  # candidates within this share of their width, of width
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """slot: (M,) of the node; at: (M, q) whole numbers of steps; width: (M,) steps of the box it was found in; count:
-    (M,) noised, of units in that box."""
+    (M,) noisy, of units in that box."""
 
     slot: np.ndarray
     at: np.ndarray
@@ -43,7 +43,7 @@ class Candidates:
 
 
 def moved(middle: np.ndarray, offsets: np.ndarray, reach: np.ndarray, weight: int, count: np.ndarray) -> np.ndarray:
-    """(M, q) whole numbers of steps: the noised means of what is in the boxes, within reach of their middles.
+    """(M, q) whole numbers of steps: the noisy means of what is in the boxes, within reach of their middles.
 
     middle: (M, q), reach: (M,) steps; offsets: (M, q) published sums, in which a unit's offset of length `reach` has
     the norm `weight`; count: (M,) of units.
@@ -91,8 +91,8 @@ def profile_radii() -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Ball:
-    """candidate: number of the one at its centre. radius: in steps. inside: noised count of units. shell: noised count
-    of units in the shell, as a share of it."""
+    """candidate: number of the one at its centre. radius: in steps. inside: noisy count of units. shell: noisy count
+    of units in the shell, as a fraction of it."""
 
     candidate: int
     radius: float
@@ -102,7 +102,7 @@ class Ball:
 
 @dataclass(frozen=True, slots=True)
 class Children:
-    """Of a node: kinds (m,), balls (m, q) and radii (m,) in steps, counts (m,) noised. The last is the rest, if there
+    """Of a node: kinds (m,), balls (m, q) and radii (m,) in steps, counts (m,) noisy. The last is the rest, if there
     is one."""
 
     kinds: list[int]
@@ -119,7 +119,7 @@ def shells_are_clear(noise: float, needed: float) -> bool:
 def terrific_balls(profiles: np.ndarray, count: float, noise: float, needed: float) -> list[Ball]:
     """All terrific balls of a node of size t.
 
-    profiles: (M, bins) of units around each candidate; count: noised, of the node; noise: of a bin; needed: t.
+    profiles: (M, bins) of units around each candidate; count: noisy, of the node; noise: of a bin; needed: t.
     """
     radii, balls = profile_radii(), []
     inside = np.cumsum(profiles, axis=1)
@@ -157,9 +157,9 @@ def disjoint(balls: Sequence[Ball], at: np.ndarray, most: int) -> list[Ball]:
 
 
 def children_of(balls: Sequence[Ball], at: np.ndarray, count: float, needed: float, most: int) -> Children:
-    """Parts around all balls if these are all that may be, or if nothing is left; else the balls, and the rest.
+    """Parts around all balls if no more may be added, or if nothing is left; else the balls, and the rest.
 
-    at: (M, q) candidates; count: noised, of the node; needed: t; most: children that the node may have.
+    at: (M, q) candidates; count: noisy, of the node; needed: t; most: children that the node may have.
     """
     points = at[[ball.candidate for ball in balls]]
     radii, counts = (np.array([getattr(ball, name) for ball in balls]) for name in ("radius", "inside"))

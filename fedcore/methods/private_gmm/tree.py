@@ -1,4 +1,4 @@
-"""The tree of the recursive partition, and the node in which a row lies.
+"""The tree of the recursive partition, and the node to which a row belongs.
 
 A node is a set of rows, known by the path that leads to it. Its rows are cut to a ball (centre, radius) and projected
 on a basis. When it is split, every child is a part of the projected rows:
@@ -11,7 +11,7 @@ Nodes that are not split are the *cells* of the partition; each becomes a compon
 published values made it. A row is in at most one node of a level, because its path is a function of the row and of the
 tree alone.
 
-Projection on noised principal directions (Algorithm 3, step 5).
+Projection on noisy principal directions (Algorithm 3, step 5).
 
 The noise is that of Analyze Gauss (Dwork, Talwar, Thakurta, Zhang 2014): it is added to the second moment.
 """
@@ -46,7 +46,7 @@ def basis_of(triangle: np.ndarray, d: int, q: int) -> np.ndarray:
 
 
 def basis_through(points: np.ndarray, q: int) -> np.ndarray:
-    """(d, q) whole numbers in steps of 2**-14: orthonormal directions in which k <= q + 1 points lie apart; zeros."""
+    """(d, q) whole numbers in steps of 2**-14: orthonormal directions in which k <= q + 1 points differ; zeros."""
     vectors = np.linalg.qr((points[1:] - points[0]).T)[0]
     basis = np.zeros((points.shape[1], q))
     basis[:, : vectors.shape[1]] = np.rint(vectors * 2.0**BASIS_BITS)
@@ -72,7 +72,7 @@ class Tree:
     centre: (N, d), radius: (N,) of the ball that rows are cut to, in the units of the data; frozen when a node is
     split. basis: (N, d, q) whole numbers in steps of 2**-14. parent, level, kind, status: (N,) int64. ball: (N, q)
     whole numbers and ball_radius: (N,), the ball by which rows of the parent come here, in steps of the parent's ball
-    and coordinates of its basis. count: (N,) noised, of units.
+    and coordinates of its basis. count: (N,) noisy, of units.
     """
 
     centre: np.ndarray
@@ -121,7 +121,7 @@ class Tree:
     ) -> Tree:
         """The node split into m children, each first cut to its parent's radius about its own centre.
 
-        kinds: (m,); balls: (m, q), radii: (m,) in steps of the parent; counts: (m,) noised; centres: (m, d) in the
+        kinds: (m,); balls: (m, q), radii: (m,) in steps of the parent; counts: (m,) noisy; centres: (m, d) in the
         units of the data.
         """
         m = len(kinds)
@@ -164,8 +164,8 @@ def root(features: int, q: int, radius: float) -> Tree:
 def cells_about(means: np.ndarray, scales: np.ndarray, q: int) -> Tree:
     """A root that is split into the rows about each of m means, (m, d), by distances in units of scales, (m,).
 
-    Rows are told apart in the directions in which the means lie apart. They are cut to a ball twice as large as one
-    that holds nearly all rows, so that a component is seen to move.
+    Rows are separated in the directions in which the means differ. They are cut to a ball twice as large as one that
+    holds nearly all rows, so that a moved component can be seen.
     """
     m, d = means.shape
     centre = means.mean(axis=0)

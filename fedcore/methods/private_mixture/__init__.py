@@ -1,4 +1,4 @@
-"""A private Gaussian mixture at any separation, whose groups are parted by valleys."""
+"""A private Gaussian mixture at any separation; density dips separate its groups."""
 
 from fedcore.methods.private_mixture.config import PrivateMixtureConfig
 from fedcore.methods.private_mixture.density import PrivateMixtureModel

@@ -1,4 +1,4 @@
-"""Categories on the server: what noised counts of answers say of each component's probabilities.
+"""Categories on the server: each component's probabilities from noisy counts of answers.
 
 A component has a probability for each value of each category, and categories are independent within it. A round counts
 answers by component and value; the probabilities move from those of the round before (in the first round, from those of
@@ -40,8 +40,8 @@ def slices(sizes: tuple[int, ...]) -> Iterator[slice]:
 
 
 def not_negative(counts: np.ndarray, noise: np.ndarray | float) -> np.ndarray:
-    """The mean of numbers that are at least 0, of which `counts` are noised values with normal noise of this standard
-    deviation, if every size is as likely beforehand."""
+    """The posterior mean of numbers that are at least 0, with a flat prior. counts: noisy values of them, with normal
+    noise of this standard deviation."""
     sd = np.maximum(noise, 1e-12)
     t = np.maximum(counts / sd, LOWEST)
     mean: np.ndarray = sd * (t + np.exp(-0.5 * t * t - scipy.special.log_ndtr(t)) / math.sqrt(2 * math.pi))

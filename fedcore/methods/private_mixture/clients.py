@@ -36,7 +36,7 @@ from fedcore.rounds.statistics import IntegerSum, Statistics
 OWN_BITS = 14  # of a step in a component's own units
 PLACE_STEPS = 2**14  # from the middle of an edge to a component
 EVERY = np.zeros(0, np.int64)  # columns whose numbers have to be finite, for a row to be looked at
-FURTHEST_PLACE = 1.5  # of the cells of an edge; what lies beyond is in one of two ends
+FURTHEST_PLACE = 1.5  # of the cells of an edge; places beyond are in one of two ends
 
 
 def client_update(message: Message, block: RowsBlock) -> Statistics:
@@ -260,8 +260,8 @@ def _valleys(message: ComponentsMessage, tile: Tile, totals: list[np.ndarray]) -
         return
     standard = standardised(tile.x, message.centre, message.scale)
     z = message.map.of(standard)
-    # Without the background: if it took the rows between two components, it would make a valley there. Without answers,
-    # so that places and components are of numbers alone, as the null of a valley has them. Rows with gaps are left out
+    # Without the background: if it took the rows between two components, it would make a dip there. Without answers,
+    # so that places and components are of numbers alone, as the null of a dip has them. Rows with gaps are left out
     # below: what fills them is of the components, and would confirm these.
     most = _joint(message, _own_squares(message, _own(message, z)))[:-1].argmax(axis=0)
     most = message.node[most]
@@ -276,7 +276,7 @@ def _valleys(message: ComponentsMessage, tile: Tile, totals: list[np.ndarray]) -
     cell = np.clip(cell, -1, PLACE_CELLS).astype(np.int64) + 1
     width = totals[0].shape[1]
     # Rows that were cut to the limit of the coordinates pile up there, many if a column's scale came out far too small;
-    # between two such piles is no valley.
+    # between two such piles is no dip.
     out = (np.abs(standard) >= LIMIT).any(axis=1) | (np.abs(z) >= LIMIT).any(axis=1) | np.isnan(tile.x).any(axis=1)
     add_to_cells(totals[0].reshape(-1), np.where(out, -1, edge * width + cell), count_weight(tile.rows))
 

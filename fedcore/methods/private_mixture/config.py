@@ -20,26 +20,26 @@ def _pairs(given: Any) -> Any:
 class PrivateMixtureConfig(PrivateRunSettings):
     """A Gaussian mixture under differential privacy, with no bounds to declare and no separation to assume."""
 
-    components: int = Field(8, ge=1, le=32, description="components of the mixture, at most")
+    components: int = Field(8, ge=1, le=32, description="maximum number of components")
     alpha: float = Field(
-        0.01, gt=0, lt=0.5, description="chance of claiming separate groups where there is one with a single peak"
+        0.01, gt=0, lt=0.5, description="false-positive rate: chance of separate groups where there is only one peak"
     )
     depth: float = Field(
-        0.6, gt=0, lt=1, description="a valley parts groups if it is at most this share of the lower peak beside it"
+        0.6, gt=0, lt=1, description="a density dip separates groups if it is at most this fraction of the lower peak"
     )
     rounds: int = Field(5, ge=1, le=20, description="rounds of EM")
     categories: Categories | None = Field(
         None,
-        description="columns of each category, from 0: one of 0 and 1 for each of its values, or a single one; None: "
-        "the categories and booleans that the population declares; []: all columns are numbers",
+        description="columns of each category, counted from 0: one column of 0 and 1 for each of its values, or a "
+        "single column; None: the categories and booleans that the population declares; []: all columns are numbers",
     )
     steps: Annotated[Steps, BeforeValidator(_pairs)] = Field(
         (),
-        description="of columns whose numbers come in steps, such as whole ones: {age = 1, price = 0.05}, each known "
-        "without the data",
+        description="rounding step of each column with whole or rounded numbers, such as {age = 1, price = 0.05}; must "
+        "be known without the data",
     )
 
     # the budget
     nominal_records: int | None = Field(
-        None, ge=1, description="public number of records, if the budget is for records; None: as many as clients"
+        None, ge=1, description="declared number of records, if the budget is for records; None: as many as clients"
     )

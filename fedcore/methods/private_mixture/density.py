@@ -35,9 +35,9 @@ class PrivateMixtureModel:
 
     Rows have the stored columns, (n, features). Where categories and numbers with steps are among them, densities are
     times the probabilities of the answers, and times the steps: of a column with steps the probability of its number.
-    A zero that is an atom counts by its probability too. A column that stands alone has a factor of its own: the share
-    of its zeros, or else that of others times a density that is uniform in log2 of the size. NaN is a gap: then the
-    density is that of what the row has.
+    A zero that is an atom counts by its probability too. A column that stands alone has a separate factor: the share of
+    its zeros, or else that of others times a density that is uniform in log2 of the size. NaN is a missing value: then
+    the density is that of the observed entries of the row.
     """
 
     centre: np.ndarray

@@ -1,6 +1,6 @@
-"""A round of EM on the server: what noised sums in each component's own units say of weights, means and covariances.
+"""A round of EM on the server: weights, means and covariances from noisy sums in each component's units.
 
-Everything is shrunk towards the round before by its own known noise, so that rounds add up to one estimate:
+The known noise shrinks every number towards the round before, so that the rounds add up to one estimate:
 
     mean         moves by delta (1 - E noise^2 / delta^2)
     scale        from the mean square of rows cut to C, by inverting what the cut does to a normal component
@@ -25,7 +25,7 @@ SURE, LIKELY, LEAST_SHARE = 3.0, 1.0, 0.002  # deviations of a count, and of all
 FLOOR = 0.05  # of the mean eigenvalue
 LEAST_BACKGROUND = 1e-3
 UNLIKELY = math.log(1000.0)
-LEAST_SCALE, MOST_SCALE = 0.05, 4.0  # of a component's variance, beside the round before
+LEAST_SCALE, MOST_SCALE = 0.05, 4.0  # of a component's variance, relative to the round before
 LEAST_EIGENVALUE, MOST_EIGENVALUE = 1e-4, 1e4  # in the coordinates of the components
 MOST_MOVE = 10.0  # of a mean in a round, in the clip
 
@@ -101,11 +101,13 @@ class Believed:
 
 
 def believed(squares: np.ndarray, noise: np.ndarray, known: np.ndarray | None, numbers: float) -> Believed:
-    """Of movements of squared size (k,), of so many numbers with noise of variance (k,) in each.
+    """Shrink movements. squares: (k,) their squared sizes; numbers: how many numbers a movement has, each with noise of
+    variance (k,).
 
-    known: (k,) variances of the noise in where they begin; None if that counts nothing: then the share is that which
-    noise is not expected to have made. Else both are averaged by inverse variance, unless the movement is more than
-    noise explains, which exceeds this less often than once in exp(UNLIKELY) times (Laurent and Massart 2000).
+    known: (k,) variances of the noise in their starting points; None if these count nothing. Without `known`, the share
+    is the part of the movement that noise is not expected to have caused. With it, both are averaged by inverse
+    variance, unless the movement is more than noise explains. Noise alone exceeds that limit less often than once in
+    exp(UNLIKELY) times (Laurent and Massart 2000).
     """
     fresh = np.clip(1 - numbers * noise / np.maximum(squares, 1e-300), 0.0, 1.0)
     if known is None:

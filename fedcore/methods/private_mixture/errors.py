@@ -1,7 +1,7 @@
-"""Standard errors of what a run shows, by the noise of privacy alone, and why a number has none.
+"""Standard errors of a run's numbers, due to privacy noise only, and why a number has none.
 
-Of a run that began anew they are those of `fedcore.methods.private_mixture.renoised`. Of one that continues a series
-they follow from the variances that the series keeps (`series.Pool.known`). Either holds only where density dips
+For a run that began from nothing they come from `fedcore.methods.private_mixture.renoised`. For one that continues a
+series they follow from the variances that the series keeps (`series.Pool.known`). Either holds only where density dips
 separate all components. Where some overlap, several mixtures explain the rows about as well, and with other noise the
 run could have found another one.
 """
@@ -21,7 +21,7 @@ from fedcore.methods.private_mixture.series import MEANS, SCALES, SHAPES, SHARES
 from fedcore.methods.private_mixture.state import MixedState, PrivateMixtureState
 
 LEAST_FOUND = 0.9  # of the repeated runs, that have to find a component again
-TOO_LARGE = "These numbers have no error bars: with so many columns and components it would take too long to find them."
+TOO_LARGE = "These numbers have no error bars: with this many columns and components, computing them takes too long."
 SET = "The shares of one normal distribution are fixed, so they have no error bars."
 OVERLAP = (
     "These numbers have no error bars: no density dip separates {}. With other noise the run could have found other "
@@ -109,7 +109,7 @@ def _spread(shown: np.ndarray) -> np.ndarray:
 
 
 def wider(runs: int) -> float:
-    """Student's quantile for a standard deviation of so many runs, over the normal one, at 95 %."""
+    """Student's quantile for a standard deviation of `runs` runs, divided by the normal one, at 95 %."""
     return float(scipy.special.stdtrit(runs - 1, 0.975) / scipy.special.ndtri(0.975))
 
 

@@ -1,14 +1,14 @@
 """The expected utility of a run, from public and released numbers: noise on one side, n units on the other.
 
-    columns   what stands in WINDOW cells of a column with one typical size, in what tells a column from noise
+    columns   what is in WINDOW cells of a column with one typical size, relative to the least that stands out of noise
     edge      the largest eigenvalue that noise alone gives to the second whitening, where true ones are about 1.
               Before a run it is that of usual rows; from the second whitening on that of the released clip and count
     first     the same of the first whitening. Where it is large, rows are cut further out than usual in the second
-    valley    the peak of a component that holds n / K units, over a valley of LOW of it, in deviations
+    `valley`  the peak of a component that holds n / K units, over a dip to LOW of it, in deviations
 
 Borders come from simulated runs (docs/notes/private-mixture.md): 2 to 8 components 6 of the largest standard deviation
-apart, in 2 to 50 columns, with 500 to 8000 records at epsilon .3 to 4. It says what the noise allows, not that the data
-have such groups.
+apart, in 2 to 50 columns, with 500 to 8000 records at epsilon 0.3 to 4. The forecast shows what the noise allows, not
+that the data have such groups.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ Word = Literal["none", "weak", "fair", "good"]
 
 HELD = 0.9  # of a column's units, in WINDOW cells
 BEYOND = 1.64  # of norms beyond sqrt(d), at which whitened rows are cut
-PEAK, LOW = 0.2, 0.3  # of a component's units in the fullest cell of an edge; of that in the valley
+PEAK, LOW = 0.2, 0.3  # of a component's units in the fullest cell of an edge; of that in the dip
 TOLD, LOST, ROUGH, FINE = 1.0, 4.0, 1.5, 0.75  # columns at least; edges at most: of any use, for groups, for both
-GROUPS, SURELY = 1.5, 3.0  # valleys at least
+GROUPS, SURELY = 1.5, 3.0  # least depths of dips, in deviations
 SMALL = "; groups of less than 3 % of the rows are mostly missed"
 EXPECT: dict[Word, str] = {
-    "none": "noise drowns the columns, so that not even one normal distribution is told well",
-    "weak": "a rough density; groups of equal size would not be told apart",
+    "none": "noise hides the columns, so that not even one normal distribution can be estimated well",
+    "weak": "a rough density; groups of equal size would not be separated",
     "fair": f"a density, and perhaps groups of equal size that are well separated{SMALL}",
     "good": f"a density, and groups of equal size that are well separated{SMALL}",
 }
@@ -67,7 +67,8 @@ class Strength:
 
 
 def strength(config: PrivateMixtureConfig, public: PublicFacts) -> Strength:
-    """Of a run that begins anew. Raises ConfigError for what `fedcore.methods.private_mixture.plan.plan` refuses."""
+    """Strength of a run that begins from nothing. Raises ConfigError for what
+    `fedcore.methods.private_mixture.plan.plan` refuses."""
     n, d = units_of(config, public), layout_of(config, public.features).d
     return _strength({release.name: release.scale for release in plan(config, public)}, n, d, config.components)
 
@@ -87,7 +88,7 @@ def words_of(config: PrivateMixtureConfig, state: PrivateMixtureState) -> tuple[
 
 def _strength(noise: Mapping[str, float], n: int, d: int, components: int) -> Strength:
     """noise: by release, in steps; n: units; d: columns of numbers."""
-    columns = math.inf  # a profile has told them
+    columns = math.inf  # known from a profile
     if "spans_0" in noise:
         cell = min(noise["spans_0"], math.sqrt(2) * noise["columns"]) / ONE
         columns = HELD * n / (SURE * math.sqrt(WINDOW) * cell)
@@ -96,7 +97,7 @@ def _strength(noise: Mapping[str, float], n: int, d: int, components: int) -> St
 
 
 def _valley(noise: float, n: float, components: int) -> float:
-    """noise: in steps; n: rows in which valleys are looked for."""
+    """noise: in steps; n: rows in which density dips are searched."""
     peak = PEAK * n / components
     return (1 - LOW) * peak / math.sqrt(2 * (noise / ONE) ** 2 + (1 + LOW) * peak)
 
@@ -109,7 +110,7 @@ def noise_of_answers(config: PrivateMixtureConfig, public: PublicFacts) -> float
 
 
 def enough(config: PrivateMixtureConfig, public: PublicFacts) -> float:
-    """About so many units would make a good run at this budget; infinite if no number that was tried does."""
+    """About how many units would make a good run at this budget; infinite if no number that was tried does."""
     n = float(units_of(config, public))
     for _ in range(MOST_STEPS):
         declared = config.model_copy(update={"nominal_records": math.ceil(n)})
@@ -122,7 +123,7 @@ def enough(config: PrivateMixtureConfig, public: PublicFacts) -> float:
 def worth(config: PrivateMixtureConfig, public: PublicFacts) -> Worth:
     """Raises ConfigError for what `fedcore.methods.private_mixture.plan.plan` refuses."""
     if (pool := pool_in(public, config.components, layout_of(config, public.features))) is not None:
-        return Worth("good", f"the run goes on with {len(pool.means)} components that its series knows")
+        return Worth("good", f"the run continues with {len(pool.means)} components that its series knows")
     word = strength(config, public).word
     expect = EXPECT[word]
     if word != "good" and math.isfinite(units := enough(config, public)):

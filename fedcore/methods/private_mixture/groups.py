@@ -1,4 +1,4 @@
-"""Groups of components: which neighbours a calibrated test found a valley between."""
+"""Groups of components: between which neighbours a calibrated test found a density dip."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ NEAR = 2.0  # two standard deviations between equal components, which have one p
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """What edges join: components, of which those that lie upon each other are one. weights (m,), means (m, d),
-    covariances (m, d, d)."""
+    """What edges join: components, where overlapping ones are one node. weights (m,), means (m, d), covariances
+    (m, d, d)."""
 
     weights: np.ndarray
     means: np.ndarray
@@ -50,8 +50,8 @@ def nodes_of(node: np.ndarray, weights: np.ndarray, means: np.ndarray, covarianc
 def near(weights: np.ndarray, means: np.ndarray, covariances: np.ndarray) -> np.ndarray:
     """(k,) int64: the node of each component, in order of the lowest component.
 
-    Two components that overlap share the rows between them and a third one: an edge from one of them would miss those
-    of the other, which looks like a valley. So the nearest are joined while all pairs of a node are nearer than
+    Two components that overlap share the rows between them and a third one. An edge from one of them would miss those
+    of the other, which looks like a density dip. So the nearest are joined while all pairs of a node are nearer than
     NEAR.
     """
     distances = Nodes(weights, means, covariances).distances()
@@ -82,7 +82,7 @@ def edges_of(nodes: Nodes) -> np.ndarray:
 
 def along(edges: np.ndarray, nodes: Nodes) -> tuple[WholeMap, np.ndarray]:
     """From the coordinates of the components to the Fisher direction of each edge, and the middles of the edges there,
-    (e,) whole numbers; a node lies PLACE_STEPS from the middle."""
+    (e,) whole numbers; a node is PLACE_STEPS from the middle."""
     means, covariances = nodes.means, nodes.covariances
     d, e = means.shape[1], len(edges)
     directions, middle = np.zeros((d, e)), np.zeros(e)
@@ -105,6 +105,6 @@ def tested(histograms: np.ndarray, noise: float, seed: int) -> tuple[np.ndarray,
 def groups_of(
     node: np.ndarray, edges: np.ndarray, depth: np.ndarray, p: np.ndarray, alpha: float, deepest: float
 ) -> np.ndarray:
-    """(k,) int64: components whose nodes stay connected where edges with a valley are cut."""
+    """(k,) int64: components whose nodes stay connected after the edges with a density dip were cut."""
     cut = (p <= alpha / max(len(edges), 1)) & (depth <= deepest)
     return connected(int(node.max()) + 1, [(int(i), int(j)) for i, j in edges[~cut]])[node]

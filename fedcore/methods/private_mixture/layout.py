@@ -1,17 +1,17 @@
 """Which columns of a population are numbers, which are values of categories, and which numbers come in steps.
 
 A category is one stored column of 0 and 1 for each of its values, as ingest makes them, or a single such column. A row
-whose entries are not exactly those of one value (a gap, or anything else) has not answered it.
+whose entries are not exactly those of one value (a missing value, or anything else) has no value of it.
 
 Numbers that come in steps (whole numbers, rounded ones, with many zeros) have no density, so they are moved by up to
-half a step. How far is a function of the public seed of the run and of the row's own numbers: of neither its place nor
-the rows beside it. So equal rows are moved equally; where all numbers come in steps, and many rows are equal, each is
+half a step. How far depends on the public seed of the run and on the row's numbers only, not on its place or on
+neighbouring rows. So equal rows are moved equally. Where all numbers come in steps, and many rows are equal, each is
 read as several rows that count once together and fill its steps evenly.
 
 Columns with many zeros are found in the first release (`columns.atoms_of`). Zeros that are an atom are spread over a
-width beside which the other numbers are large. Whole numbers have steps of 1. A column that stands alone is replaced by
-even numbers between -1/2 and 1/2. All this is by the same functions of the row. They change from round to round, or
-components would shrink to the few places to which equal rows are moved.
+width that is small relative to the other numbers. Whole numbers have steps of 1. A column that stands alone is replaced
+by even numbers between -1/2 and 1/2. The same functions of the row do all this. They change from round to round;
+otherwise components would shrink to the few places to which equal rows are moved.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedcore.methods.private_mixture.state import PrivateMixtureState
 from fedcore.population.columns import ColumnEntry
 from fedcore.randomness import stream
 
-COPIES, MOST_COPIES = 16, 64  # the latter where valleys are looked for, which are places between a few equal rows
+COPIES, MOST_COPIES = 16, 64  # the latter where dips are searched, which are places between a few equal rows
 MOST_VALUES = 1024  # of all categories together
 LOG2_ENDS = -30, 31  # of absolute values: those of the first histograms
 
@@ -38,7 +38,7 @@ LOG2_ENDS = -30, 31  # of absolute values: those of the first histograms
 class Layout:
     """features: columns of the population. numeric: (d,) int64, those that are numbers. categories: the columns of
     each. steps: (d,) of the numbers, 0 for those that have none. salt: of the movements; fill: (MOST_COPIES, d) how far
-    each copy of a row lies from the first, in [0, 1) of a step. It is sent, since powers may have other last bits
+    each copy of a row is from the first, in [0, 1) of a step. It is sent, since powers may have other last bits
     elsewhere. atoms: (d,) width over which zeros are spread, 0 for none; share: (d,) of zeros in columns that stand
     alone, 0 for others (`columns.Forms`)."""
 
@@ -169,7 +169,7 @@ def layout_of(config: PrivateMixtureConfig, features: int, seed: int = 0, number
     categories = config.categories or ()
     of_categories = [column for own in categories for column in own]
     if any(not own for own in categories) or len(set(of_categories)) < len(of_categories):
-        raise ConfigError("a category has no column, or a column belongs to two.", "Mend the setting categories.")
+        raise ConfigError("a category has no column, or a column belongs to two.", "Fix the setting categories.")
     if wrong := [column for column in of_categories if not 0 <= column < features]:
         raise ConfigError(f"there is no column {wrong[0]} for the setting categories: the population has {features}.")
     if sum(sizes_of(categories)) > MOST_VALUES:

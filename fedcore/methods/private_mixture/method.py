@@ -128,7 +128,7 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
         return None if share <= -MORE * error else (1.0 - max(share, 0.0), error)
 
     def result(self, state: PrivateMixtureState, features: Features) -> Result:
-        """Weights, groups, means, standard deviations and correlations of the components, and the tested valleys."""
+        """Weights, groups, means, standard deviations and correlations of the components, and the unimodality tests."""
         return result_of(self.config, state, features)
 
     def segments(self, state: PrivateMixtureState) -> Sequence[int]:
@@ -141,7 +141,7 @@ class PrivateMixture(PrivateMethod[PrivateMixtureConfig, PrivateMixtureState]):
         return fitted_model_of(self.config, state)
 
     def warm_start_of(self, state: PrivateMixtureState) -> dict[str, np.ndarray]:
-        """What the next run of the series goes on with, and what federated EM may start from; see
+        """Arrays from which the next run of the series continues, and federated EM may start; see
         `fedcore.methods.private_mixture.start`."""
         return start.warm_start_of(self.config, state)
 

@@ -1,4 +1,4 @@
-"""What each client is given: components and groups of its own rows, for that client only. Nothing of it is released."""
+"""Per-client outputs: components and groups of a client's rows, for that client only. None of them is released."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ TILE = 2**14  # rows that are labelled at once
 
 
 def personalise(model: PrivateMixtureModel, block: RowsBlock) -> ClientOutputs:
-    """For each of the C clients of a leaf, and for its N rows: `labelled`, rows that have an infinite number, or none,
-    without a component; rows_groups: (N,) int32 and group: (C,) int32, the groups of these components, likewise.
+    """For each of the C clients of a leaf, and for its N rows: the output of `labelled`, where rows with an infinite
+    number, or without any number, have no component; rows_groups: (N,) int32 and group: (C,) int32, the groups of these
+    components.
     """
     found = labelled(block, model.components, TILE, model.usable, model.labels)
     group = np.append(model.group, -1).astype(np.int32)

@@ -1,22 +1,22 @@
 """The rounds of a run and what they release, known from config and public facts alone.
 
-    count             number of units; per column a histogram of sign, exponent and gaps        a range of each column
+    count             number of units; per column a histogram of sign, exponent, missing        a range of each column
     centres, spans    three times: sums about a centre, then exponents of distances from it     centre and scale
     norms, moments    twice: norms of rows, then count, sum and products of rows cut to one     whitening
     norms, cells      norms in q leading directions, then four rounds of Lloyd                  starts
     norms             of rows from their nearest start                                          scale of the components
     components        `rounds` rounds of EM                                                     the mixture
     guard             its gain over one normal distribution                                     one, or a mixture
-    valleys           for each edge between neighbouring components a histogram of places       groups
+    `valleys`         for each edge between neighbouring components a histogram of places       groups
 
-Where there are categories, rounds of EM release answers by component and value besides.
+    If there are categories, rounds of EM also release answers by component and value.
 
-A run that starts from a profile knows centres and scales, and leaves out `centres` and `spans`.
+    A run that starts from a profile knows centres and scales, and leaves out `centres` and `spans`.
 
-A run that goes on with a series has the last three kinds alone, with the whole budget; whether it does is in its start,
-which is public.
+    A run that continues a series has the last three kinds only, with the whole budget. Its start, which is public,
+    shows whether it does.
 
-The background has sums of its own in rounds of EM, the last of each release but `em_pooled`, which leaves it out.
+    The background has separate sums in rounds of EM, the last of each release but `em_pooled`, which leaves it out.
 
 Shapes are planned at their largest: K components, MOST_CELLS cells, K - 1 edges. Shares are of mu^2, that is of rho.
 """
@@ -66,7 +66,7 @@ PLACE_CELLS, PLACE_ENDS = 12, 2
 EM_PARTS = {"p": 0.08, "pv": 0.32, "pvv": 0.12, "pooled": 0.12, "own": 0.36}
 EM_POOLED = {"p": 0.08, "pv": 0.32, "pvv": 0.12, "pooled": 0.48}
 SHARES = {"em": 0.41, "guard": 0.01, "valleys": 0.08}
-WARM_SHARES = {"em": 0.91, "guard": 0.01, "valleys": 0.08}  # of a run that goes on with a series
+WARM_SHARES = {"em": 0.91, "guard": 0.01, "valleys": 0.08}  # of a run that continues a series
 OWN_LIMIT = 1.5  # of the noise's edge for an average component, in its own variance
 MOST_OF_ANSWERS = 0.5  # of a round's budget
 ANSWERS = "em_answers"  # begins the names of their releases
@@ -96,7 +96,7 @@ class Phase:
 @dataclass(frozen=True, slots=True)
 class Design:
     """A run as it is planned. d: columns of numbers; k: components; q: leading directions; n: declared number of units;
-    mu: of the whole run; own: whether each component's own matrix is released; warm: whether the run goes on with a
+    mu: of the whole run; own: whether each component's own matrix is released; warm: whether the run continues a
     series; profiled: whether it starts from a profile."""
 
     d: int
@@ -147,7 +147,7 @@ def design_of(
 
 
 def _first_phases(d: int, q: int, c: float, rest: float, relation: str, passes: int) -> list[Phase]:
-    """Those that a run that goes on with a series does not need: columns, coordinates, starts. passes: of centres and
+    """Phases that a run of a continued series does not need: columns, coordinates, starts. passes: of centres and
     spans."""
     count, vector = sensitivities.counts(relation), sensitivities.sums(relation)
     columns, moments = sensitivities.counts(relation, d), sensitivities.moments(relation)
@@ -195,7 +195,7 @@ def _first_phases(d: int, q: int, c: float, rest: float, relation: str, passes: 
 def _last_phases(
     config: PrivateMixtureConfig, d: int, k: int, own: bool, relation: str, shares: dict[str, float]
 ) -> list[Phase]:
-    """Rounds of EM, the guard and the valleys. shares: of the budget."""
+    """Rounds of EM, the guard and the unimodality tests. shares: of the budget."""
     count, vector = sensitivities.counts(relation), sensitivities.sums(relation)
     moments, phases = sensitivities.moments(relation), list[Phase]()
 
@@ -250,7 +250,7 @@ def em_shares(rounds: int) -> list[float]:
 
 
 def units_of(config: PrivateMixtureConfig, public: PublicFacts) -> int:
-    """The declared number of units. Raises ConfigError if nobody declared one."""
+    """The declared number of units. Raises ConfigError if none was declared."""
     if public.unit == "record" and config.nominal_records is not None:
         return config.nominal_records
     if public.nominal_clients is None:
@@ -276,14 +276,14 @@ def planned_design(config: PrivateMixtureConfig, public: PublicFacts) -> Design:
 
 
 def plan(config: PrivateMixtureConfig, public: PublicFacts) -> list[PlannedRelease]:
-    """All releases, with prices that, rounded up, sum to at most public.rho. Raises what `planned_design` raises, and
-    ConfigError for a budget so small that noise would be wider than LARGEST_NOISE."""
+    """All releases, with privacy costs that, rounded up, sum to at most public.rho. Raises what `planned_design`
+    raises, and ConfigError for a budget so small that noise would be wider than LARGEST_NOISE."""
     design = planned_design(config, public)
     assert public.rho is not None
     total = math.fsum(item.share for phase in design.phases for item in phase.releases)
     rho = public.rho / max(total, 1.0)
     while True:
-        rho *= 1.0 - 1e-12  # prices round up, hence a hair is kept back; the loop ends because the hair grows
+        rho *= 1.0 - 1e-12  # costs round up, hence a hair is kept back; the loop ends because the hair grows
         releases = _priced(design.phases, rho, public.unit)
         prices = [release.rho for release in releases]
         if max(sum(prices), math.fsum(prices)) <= public.rho:

@@ -58,7 +58,8 @@ class Found:
 def renoised(config: PrivateMixtureConfig, state: PrivateMixtureState, model: PrivateMixtureModel) -> Found:
     """What several runs find, stacked along a first axis, in the state's coordinates and order: weights (runs, k + 1),
     means (runs, k, d), covariances (runs, k, d, d), probabilities (runs, k + 1, values), with no values without
-    categories; NaN for a component that a run did not find. The state is that of a finished run that began anew.
+    categories; NaN for a component that a run did not find. The state is that of a finished run that began from
+    nothing.
     """
     return _again(config, _ByValue(state, model))
 

@@ -147,8 +147,9 @@ def result_of(config: PrivateMixtureConfig, state: PrivateMixtureState, features
     """Segments, weights, groups, means, standard deviations and correlations of the components, the largest first, the
     tested edges, and the share of rows left out; empty before the run has finished.
 
-    Component 0 is row 0 of the state's arrays, and label 0 of the clients' outputs; groups likewise. Shares, means and
-    standard deviations have standard errors where `errors_of` gives some; the first table states why others have none.
+    Component 0 is row 0 of the state's arrays, and label 0 of the clients' outputs; the same holds for groups. Shares,
+    means and standard deviations have standard errors where `errors_of` gives some; the first table states why others
+    have none.
     """
     if not state.done:
         return Result()
@@ -242,8 +243,8 @@ def _forms(features: Features, layout: Layout, state: PrivateMixtureState) -> Ta
         "column_forms",
         "Columns with many zeros",
         (Column("column", names), Column("read as", forms), Column("share of zeros", shares, "%")),
-        "Found in the first release. A column that stands alone tells nothing of components: its density is the share "
-        "of zeros, and for other numbers even in the logarithm of their size. It is in no table of means.",
+        "Found in the first release. A column that stands alone has no information on components: its density is the "
+        "share of zeros, and for other numbers even in the logarithm of their size. It is in no table of means.",
     )
 
 
@@ -313,18 +314,18 @@ def _values(features: Features, own: Sequence[int]) -> tuple[str, list[str]]:
 
 
 def _valleys(config: PrivateMixtureConfig, state: PrivateMixtureState, names: Mapping[int, str]) -> Table:
-    """The tested edges. The units beside an edge are a sum over noised cells."""
+    """The tested edges. The units of an edge are a sum over noisy cells."""
     noise = noise_of(config, state, "valleys") * math.sqrt(PLACE_CELLS + PLACE_ENDS)
     return Table(
         "valleys",
-        "Valleys between neighbouring components",
+        "Density dips between neighbouring components",
         (
             Column("segments", [" and ".join(sorted(_members(names, state, i) for i in pair)) for pair in state.edges]),
             Column("units", state.mass.tolist(), "", [noise] * len(state.mass)),
             Column("valley / lower peak", state.depth.tolist()),
             Column("p", state.p.tolist()),
         ),
-        "p: how often noise and chance alone would show such a valley where there is a single peak.",
+        "p: how often noise and chance alone would show such a dip where there is a single peak.",
     )
 
 

@@ -15,8 +15,9 @@ UNITS = ("client", "record")
 
 
 def counts(relation: str, histograms: int = 1) -> int:
-    """Of counts in so many histograms, to each of which a unit adds at most ONE, or of shares that sum to ONE at most:
-    sqrt(histograms) ONE. No entry is negative, so replacing a unit changes the sum by sqrt(2) times as much."""
+    """Sensitivity of counts in several histograms, to each of which a unit adds at most ONE, or of shares that sum to
+    ONE at most: sqrt(histograms) ONE. No entry is negative, so replacing a unit changes the sum by sqrt(2) times as
+    much."""
     return _root_above(histograms * ONE**2 * (1 if _one_sided(relation) else 2))
 
 

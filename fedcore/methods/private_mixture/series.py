@@ -1,10 +1,11 @@
-"""What the runs of a series know together: the mixture of the last one, and how precisely everything of it is known.
+"""Shared knowledge of the runs of a series: the mixture of the last one, and the precision of all its numbers.
 
-A run that starts from one of its own series has coordinates and components already. It makes rounds of EM alone, with
-nearly the whole budget, from what the series knows; and what a round finds is averaged with that by inverse variance,
-where the two differ by no more than noise explains (`fedcore.methods.private_mixture.em.moved`). What was known counts
-FORGETTING less from run to run. A run that went on and has lost the components (it ended with one normal distribution,
-or its background holds more than LOST of the units) says so in what it leaves, and the next one begins anew.
+A run that starts from an earlier one of its series has coordinates and components already. It makes only rounds of EM,
+with nearly the whole budget, from what the series knows. The result of a round is averaged with that by inverse
+variance, if the two differ by no more than noise explains (`fedcore.methods.private_mixture.em.moved`). Earlier
+knowledge counts FORGETTING less from run to run. A run that continued may have lost the components: it ended with one
+normal distribution, or its background holds more than LOST of the units. Its arrays record this, and the next run
+begins from nothing.
 
 Everything here is a function of released arrays and of the plans of runs.
 """
@@ -39,8 +40,8 @@ class Pool:
 
     known: (k, KNOWN) variances of the noise of a component's share, of a coordinate of its mean, of its scale and of an
         entry of its covariance, in its own units
-    lost: (1,) bool, whether the next run begins anew
-    atoms, steps, share: (d,) the forms of columns; missing: (d,) the shares of their gaps
+    lost: (1,) bool, whether the next run begins from nothing
+    atoms, steps, share: (d,) the forms of columns; missing: (d,) the shares of their missing values
     """
 
     centre: np.ndarray
@@ -85,8 +86,8 @@ def names_of(pool: Pool) -> tuple[str, ...]:
 
 
 def arrays_of(state: PrivateMixtureState, missing: np.ndarray) -> dict[str, np.ndarray]:
-    """As arrays of a warm start. missing: (d,) the shares of gaps. Raises ConfigError if the run began anew and has
-    found no components."""
+    """As arrays of a warm start. missing: (d,) the shares of missing values. Raises ConfigError if the run began from
+    nothing and has found no components."""
     pool = MixedPool if isinstance(state, MixedState) else Pool
     if state.outcome != MIXTURE and not state.warm:
         raise ConfigError(f"has not found components ({state.outcome}).", "Name a run that has.")
@@ -97,8 +98,8 @@ def arrays_of(state: PrivateMixtureState, missing: np.ndarray) -> dict[str, np.n
 
 
 def pool_in(public: PublicFacts, components: int, layout: Layout) -> Pool | None:
-    """What the run goes on with; None if it begins anew. Raises ConfigError for what no run of as many components
-    leaves."""
+    """What the run continues from; None if it begins from nothing. Raises ConfigError for arrays that no run of as many
+    components leaves."""
     if not public.warm_start or is_of_profile(public.warm_start):
         return None
     pool = checked(public.warm_start, layout, components, "the start")
@@ -113,7 +114,7 @@ def checked(arrays: Mapping[str, np.ndarray], layout: Layout, components: int, w
     if set(arrays) in ({*SERIES_NAMES}, {*WITH_ANSWERS}) and set(arrays) != {*names}:
         raise ConfigError(
             f"{what} is of a run that read other columns as categories.",
-            "Go on with the setting categories of that run ([] if it read all as numbers), or start from nothing.",
+            "Use the setting categories of that run ([] if it read all as numbers), or start from nothing.",
         )
     if set(arrays) != {*names}:
         raise ConfigError(

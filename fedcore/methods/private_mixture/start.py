@@ -44,11 +44,11 @@ def of_mixture(config: PrivateMixtureConfig, state: PrivateMixtureState) -> dict
 
 
 def nats_of_noise(weights: np.ndarray, known: np.ndarray, d: int) -> float:
-    """What noise costs, in nats a row to second order: half the Fisher information of a row times its variance.
+    """Loss due to noise, in nats per row to second order: half the Fisher information of a row times its variance.
 
     weights: (k,); known: (k, KNOWN) variances of shares, and in own units of a coordinate of a mean, of the scale of a
-    covariance and of an entry of it. A component of weight w tells 1 / w of its share, w of a coordinate of its mean,
-    and w / 2 of an entry of its covariance, of which a scale moves d at once.
+    covariance and of an entry of it. For a component of weight w, a row has the information 1 / w on its share, w on a
+    coordinate of its mean, and w / 2 on an entry of its covariance, of which a scale moves d at once.
     """
     of_covariance = d * known[:, SCALES] + triangle(d) * known[:, SHAPES]
     each = known[:, SHARES] / weights + weights * (d * known[:, MEANS] + of_covariance / 2)

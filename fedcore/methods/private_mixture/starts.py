@@ -10,13 +10,13 @@ from fedcore.methods.private_mixture.plan import LLOYD, MOST_CELLS
 
 CELL_FACTOR = 0.07
 SURE = 2.0  # standard deviations of a count, that a cell must hold
-BESIDE = 0.5  # standard deviations of all rows, by which a cell is put beside a big one
+BESIDE = 0.5  # standard deviations of all rows, by which a cell is moved from a big one
 LEAST_WITHIN = 0.3  # of what m equal cells of a cube have within, m^(-2 / q) of the variance of all rows
 BACKGROUND = 0.03  # weight at the start
 
 
 def number_of_cells(k: int, q: int, n: float, mu: float, typical: float, clip: float) -> int:
-    """K': so many that the noise of a cell's centre stays small beside what separates cells."""
+    """K', chosen such that the noise of a cell's centre stays small relative to the distance between cells."""
     enough = CELL_FACTOR * n * mu * typical / (np.sqrt(q) * clip)
     return int(np.clip(enough, min(2 * k, 24), MOST_CELLS))
 
@@ -38,7 +38,7 @@ def moved(
     """Centres, counts and noise of centres after a round. counts (m,), sums (m, q): published, in steps; noise: of
     both.
 
-    A cell that holds too little is put beside a big one, and counts 0.
+    A cell that holds too little is moved near a big one, and counts 0.
     """
     m, q = cells.shape
     held, sd = counts[:m] / ONE, noise[0] / ONE

@@ -18,28 +18,28 @@ class PrivateMixtureState:
     fields are stored with the run.
 
     round: finished rounds; done: whether there are no more. outcome: "running", "mixture" or "one normal distribution"
-    warm: whether the run goes on with a series, so that it begins with components; profiled: whether it starts from a
+    warm: whether the run continues a series, so that it begins with components; profiled: whether it starts from a
         profile, so that it begins with centre and scale
-    seed: of public streams. unit, relation: of the budget. declared: public number of units; rho: of the run
+    seed: of public streams. unit, relation: of the budget. declared: declared number of units; rho: of the run
     noise: (releases,) standard deviations in grid steps, in the order of the plan
-    count: noised number of units; missing: (d,) released numbers of gaps in columns, or in a series the shares
+    count: noisy number of units; missing: (d,) released numbers of missing values in columns, or in a series the shares
         that its first run has found
     centre, scale: (d,) of the columns, in the units of the data; before whitening the scale is what distances are cut
     to
     atoms, steps, share: (d,) what was found of columns with many zeros (`columns.Forms`); 0 for others
-    told: (d,) bool, whether centre and scale of a column stood out of noise; others stay at 0 and the largest scale, at
-        which a column says nothing
+    `told`: (d,) bool, whether centre and scale of a column stood out of noise; others stay at 0 and the largest scale,
+        at which a column has no information
     clip: of the next round, in units of its coordinates
     map_*: from standardised rows to the coordinates of the components (`WholeMap`), in which all rows have about mean
         0 and covariance 1; lead_*: to the leading directions, (d, q)
     spread: (q,) standard deviations of all rows in the leading directions
-    cells: (m, q) in units; of all rounds and cells that held enough: found_cells (f, q), found_counts (f,) noised, and
+    cells: (m, q) in units; of all rounds and cells that held enough: found_cells (f, q), found_counts (f,) noisy, and
         found_noise (f,) the standard deviation of a coordinate
     weights: (k + 1,) the background's last; means: (k, d); covariances: (k, d, d), in the coordinates of the components
     known: (k, 4) variances of the noise in shares, means, scales and shapes, in own units; see `series.Pool`
     edge: of the noise in the second whitening, by released values (`feasibility`); 0 before it is known
     gain, gain_noise: nats a unit of the mixture over one normal distribution, and the noise of it; 0 before it is known
-    node: (k,) int64 of each component, one for those that lie upon each other; edges: (e, 2) int64 pairs of nodes;
+    node: (k,) int64 of each component, the same for those that overlap; edges: (e, 2) int64 pairs of nodes;
         mass, depth, p: (e,) of the tested edges; group: (k,) int64 of the components
     """
 

@@ -11,7 +11,7 @@ from fedcore.methods.mixture_models.noisy_matrices import covariance_of
 from fedcore.methods.mixture_models.whole_rows import ON_DIAGONAL, ONE, STEP, WholeMap, matrix_of_products, whole_map
 
 FLOORS = (1e-4, 0.02)  # of the mean eigenvalue, in the two whitenings
-FEWEST = 2.0  # units: a smaller noised count is taken to be this
+FEWEST = 2.0  # units: a smaller noisy count is taken to be this
 
 
 @dataclass(frozen=True, slots=True)

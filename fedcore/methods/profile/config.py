@@ -27,7 +27,7 @@ class ProfileConfig(PrivateRunSettings):
     """A first look at a private table. One noisy release gives histograms, missing values, quantiles and counts."""
 
     epsilon: float | None = Field(
-        None, gt=0, le=100, description="this run's share of the population's budget; None: a tenth of the whole budget"
+        None, gt=0, le=100, description="this run's part of the population's budget; None: a tenth of the whole budget"
     )
     by: Annotated[tuple[str, ...], BeforeValidator(_names)] = Field(
         (),
@@ -36,8 +36,8 @@ class ProfileConfig(PrivateRunSettings):
     )
     categories: Categories | None = Field(
         None,
-        description="columns of each category, from 0: one of 0 and 1 for each of its values, or a single one; None: "
-        "the categories and booleans that the population declares; []: all columns are numbers",
+        description="columns of each category, counted from 0: one column of 0 and 1 for each of its values, or a "
+        "single column; None: the categories and booleans that the population declares; []: all columns are numbers",
     )
     bounds: Annotated[tuple[Range, ...] | None, AfterValidator(_in_order)] = Field(
         None,

@@ -23,7 +23,7 @@ from fedcore.methods.profile.layout import Amplitudes, tree_of
 
 Z95 = 1.959964  # 97.5 % quantile of the normal distribution
 OUT = 1.5  # standard errors above which a node stands out of its noise
-LEAST = 4.0  # standard errors of a number of units, below which nothing is said about them
+LEAST = 4.0  # standard errors of a number of units, below which they are not described
 
 
 @dataclass(frozen=True)

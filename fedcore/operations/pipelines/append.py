@@ -54,7 +54,7 @@ class _Read(Exception):
 
 
 class _Overtaken(Exception):
-    """Somebody else made a version since the files were compared with what the population has."""
+    """Another process made a version since the files were compared with the population."""
 
 
 def look(step: Ingest, pipeline: Pipeline, at: datetime, aside: dict[str, Aside]) -> tuple[Population | None, Sorted]:
@@ -191,7 +191,7 @@ def _one_append(
     sharing: Sharing | None,
 ) -> Population:
     def unchanged() -> Delivered:
-        newest = existing(pipeline.population)  # which nobody else writes to now
+        newest = existing(pipeline.population)  # to which no other process writes now
         if newest is not None and population is not None and newest.version != population.version:
             raise _Overtaken
         if changed := [str(file.path) for file in files if not _same(file, folder_of(step.files))]:
@@ -283,7 +283,7 @@ def _opening(step: Ingest, population: Population, at: datetime) -> dict[str, An
 
 
 def aged(population: Population, at: datetime, after_days: int) -> int | None:
-    """The newest cohort that is older than so many days; None if none is, or there are none. The newest always stays.
+    """The newest cohort that is older than `days`; None if there is none. The newest of all always stays.
 
     A cohort is as old as its append, a calendar period as its end.
     """

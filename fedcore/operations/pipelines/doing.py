@@ -41,7 +41,7 @@ from fedcore.training.request import TrainRequest
 from fedcore.training.session import ENDED, resume, start_run
 
 # Errors of code that meets values. A training may also meet those of its orchestrator, which end a run of the pipeline
-# and let the next one go on with it.
+# and let the next one continue it.
 UNFORESEEN = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, OSError, TypeError, ValueError)
 
 
@@ -55,10 +55,10 @@ class Hands(Protocol):
         """A run that was interrupted, to its end."""
 
     def backend(self, population: Population, compute: Compute, private: bool) -> AbstractContextManager[Backend]:
-        """Who answers blocks of a population."""
+        """The backend that maps blocks of a population."""
 
     def sharing(self, workers: int | None) -> Sharing | None:
-        """Who reads a table in parts; None: whoever makes the step, alone."""
+        """Starts processes that read a table in parts; None: only the process that makes the step reads it."""
 
 
 class OwnHands:
@@ -88,8 +88,8 @@ class OwnHands:
 def do_step(ready: Ready, called: str, at: datetime, hands: Hands) -> StepRecord:
     """Make one step of a pipeline's run for this time. Raises the error that ends it; `tried` makes a record of it.
 
-    An error of no name, which data may cause that nobody has thought of, is a RunError: it keeps no other step from
-    being made either. Its text, which may quote values, is told nowhere; where in the code it was raised is logged.
+    An unforeseen error, which unusual data may cause, becomes a RunError, so that other steps are still made. Its text
+    may quote values and is never shown; the log states where in the code it was raised.
     """
     step = ready.pipeline.labelled(called)
     unforeseen = UNFORESEEN if isinstance(step, Train) else (Exception,)
@@ -102,7 +102,7 @@ def do_step(ready: Ready, called: str, at: datetime, hands: Hands) -> StepRecord
         logging.getLogger(__name__).error("step %s: %s\n%s", called, type(error).__name__, where)
         raise RunError(
             f"step {called!r} was ended by an error that has no name in fedcore ({type(error).__name__}).",
-            "The log says where; please report it.",
+            "The log states where; please report it.",
         ) from None
 
 
@@ -160,7 +160,7 @@ def _forget(ready: Ready, step: Forget, at: datetime, hands: Hands) -> StepRecor
     if not population.manifest.cohorts:
         raise ConfigError(
             f"The population {population.path} has no cohorts, so the age of its clients is unknown.",
-            "Begin them with `fedcore budget cohorts POPULATION`; or forget clients by name, by hand.",
+            "Begin them with `fedcore budget cohorts POPULATION`; or forget clients by id, manually.",
         )
     number, before = aged(population, at, step.after_days), population.version
     links = {"population": ready.pipeline.population}
@@ -241,7 +241,7 @@ def _latest(item: Deployment) -> Run:
     """Raises RunNotFound before there is one, RunError if it is damaged."""
     found = latest(item.runs, item.name)
     if found is None:
-        raise RunNotFound(f"deployment {item.name!r} has no latest run yet.", "Train first, or promote one by hand.")
+        raise RunNotFound(f"deployment {item.name!r} has no latest run yet.", "Train first, or promote a run manually.")
     return found.open()
 
 

@@ -70,7 +70,7 @@ def patterns_at(step: Ingest, at: datetime) -> list[str]:
 
 
 def folder_of(files: str) -> Path:
-    """The part of a pattern before anything that is not the same for all files: names are told from there."""
+    """The part of a pattern that is the same for all files. Names of files are relative to it."""
     fixed: list[str] = []
     for part in PurePath(files).parts[:-1]:
         if "%" in part or glob.has_magic(part):

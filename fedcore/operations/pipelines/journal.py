@@ -1,10 +1,9 @@
-"""What a pipeline has done: for people, and for whoever goes on after it was interrupted.
+"""What a pipeline has done, for people and for continuing after an interruption.
 
     runs/pipeline-NAME.json   its newest runs with their steps, and files that were set aside; replaced by one rename
 
-Nothing rests on it: which files were ingested stands in the population's manifest, which runs were made in the folder
-of the runs, what was spent in the ledger. Without the journal steps that were done are looked at once more, and found
-done.
+Nothing depends on it. The population's manifest states which files were ingested, the folder of runs which runs were
+made, and the ledger what was spent. Without the journal, steps that were done are checked again, and found done.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class StepRecord(BaseModel):
 
 class RunRecord(BaseModel):
     """One run of a pipeline. at: the time for which it was made; began, ended: by the clock, ended None if it was
-    interrupted or goes on
+    interrupted or is still running
     """
 
     model_config = ConfigDict(extra="ignore")

@@ -1,16 +1,16 @@
-"""Which steps of a pipeline may follow from what (docs/pipelines.md, "Conditions of steps").
+"""On what the steps of a pipeline may depend (docs/pipelines.md, "Conditions of steps").
 
-Whether something private is released must not follow from what a client holds or sends. So a private training is made
-at the time that its schedule says, whatever became of the steps before it: files that came or did not, that could not
-be read, appends that failed. By default it is left out while too few clients were declared since the last one, which
-is public (`fedcore.operations.pipelines.growth`). Three things are refused unless somebody says why they tell nothing,
-and the statement then shows that reason; a fourth follows from what is published, or is refused:
+Whether something private is released must not depend on what a client holds or sends. So a private training runs at the
+time of its schedule, whatever happened in the steps before it: whether files came, could be read, or were appended. By
+default it is skipped if too few clients were declared since the last one, which is public
+(`fedcore.operations.pipelines.growth`). Three conditions are refused unless the file gives a reason why they reveal
+nothing, and the statement then shows that reason. A fourth depends on published values, or is refused:
 
-    if_new_files       follows from the files that arrived
-    bad_rows = refuse  one client's bad row sets its file aside, and everybody else in it comes with another append
-    changed = append   one client's new row has the rows of everybody else in the file appended once more
-    if_promoted        follows from the run of another deployment: its published values and scores on public data, if
-                       that is private; if it is not, anything about anybody, and no reason helps
+    if_new_files       depends on the files that arrived
+    bad_rows = refuse  one client's invalid row sets its file aside, and all others in it come with another append
+    changed = append   one client's new row lets the rows of all others in the file be appended once more
+    if_promoted        depends on the run of another deployment. If that is private: on its published values and scores
+                       on public data. If it is not: possibly on any client's data, and no reason is accepted
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ def ready(pipeline: Pipeline, deployments: Sequence[Deployment]) -> Ready:
 def _no_deployment(pipeline: Pipeline, name: str) -> bool:
     raise ConfigError(
         f"pipeline {pipeline.name!r} names the deployment {name!r}, which the file does not have.",
-        "Write a [[deployment]] of that name; without a schedule only the pipeline starts it.",
+        "Add a [[deployment]] of that name; without a schedule only the pipeline starts it.",
     )
 
 
 def checked(given: Ready) -> Ready:
-    """The same, if its steps may follow from what they say. Raises ConfigError, PrivacyError."""
+    """Return the same, if its steps may depend on what they declare. Raises ConfigError, PrivacyError."""
     pipeline, trained = given.pipeline, list[str]()
     ingested = False
     for step in pipeline.step:

@@ -65,7 +65,7 @@ def pipeline_page(
 def in_words(run: RunRecord) -> str:
     """One sentence: how the run went."""
     if run.ended is None:
-        return "It goes on, or was interrupted."
+        return "It is in progress, or was interrupted."
     if run.bad:
         return f"{len(run.bad)} of {len(run.steps)} steps went wrong: {', '.join(one.step for one in run.bad)}."
     made = sum(one.status == "done" for one in run.steps)

@@ -19,13 +19,13 @@ from fedcore.training.spec import open_inputs, resolve
 
 
 def expected(ready: Ready, at: datetime) -> list[dict[str, str]]:
-    """A row for each run that would be gone on with first, and for each step: step, when, would. Nothing is written.
+    """A row for each run that would be continued first, and for each step: step, when, would. Nothing is written.
 
-    What a training would say is by the population and the budget as they are now, before the steps before it.
+    The row of a training uses the population and the budget as they are now, before the earlier steps.
     """
     left = read_journal(ready.pipeline.runs, ready.pipeline.name).interrupted(as_text(at))
     rows = [
-        {"step": "before", "when": "always", "would": f"go on with the run for {run.at}, which was interrupted"}
+        {"step": "before", "when": "always", "would": f"continue the run for {run.at}, which was interrupted"}
         for run in left
     ]
     for called, step in zip(ready.pipeline.labels, ready.pipeline.step, strict=True):

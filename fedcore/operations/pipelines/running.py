@@ -1,8 +1,8 @@
-"""The steps of one run of a pipeline, in their order. What went wrong with one keeps no other from being made: whether
-a private training happens must not follow from whether files came or could be read.
+"""The steps of one run of a pipeline, in their order. A failed step does not prevent the others, because whether a
+private training happens must not depend on whether files came or could be read.
 
-A run that was interrupted is gone on with, for its own time, before the next one begins; with the same time given
-again, what was done is found and not done again.
+An interrupted run is continued, for its own time, before the next one begins. With the same time, steps that were done
+are found and not repeated.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def run_pipeline(
     told: Callable[[StepRecord], None] = lambda record: None,
 ) -> list[RunRecord]:
     """Make the run of a pipeline for this time, after those that were interrupted, or whose training failed and can be
-    gone on with. Returns their records, this one last.
+    resumed. Returns their records, this one last.
 
     at: with a time zone
     hands: who makes rounds; this process by default. do: makes a step, in place of `tried`
-    told: is given the record of each step as it ends
+    `told`: called with the record of each step as it ends
 
-    Raises RunBusy if another process runs the pipeline, PrivacyError and ConfigError for steps that may not follow from
-    what they say; what is wrong with a step stands in its record.
+    Raises RunBusy if another process runs the pipeline, PrivacyError and ConfigError for steps that may not depend on
+    what they declare. Errors of a step are in its record.
     """
     checked(ready)
     pipeline, hands = ready.pipeline, hands or OwnHands()

@@ -1,4 +1,4 @@
-"""What a deployment file says of a pipeline: its steps, in their order, and when each of them is made.
+"""A pipeline in a deployment file: its steps, in their order, and when each of them is made.
 
 [[pipeline]]
 name = "nightly"
@@ -19,7 +19,7 @@ do = "train"
 deployment = "histograms"               # a [[deployment]] of the file
 
 [[pipeline.step]]
-do = "export"                           # likewise: evaluate, personalise
+do = "export"                           # or evaluate, personalise
 deployment = "histograms"
 to = "model.parquet"
 when = "if_promoted"
@@ -84,7 +84,7 @@ class Ingest(_Step):
 
 
 class Forget(_Step):
-    """Forget clients by age: everybody of the cohorts (or calendar periods) of longer ago."""
+    """Forget clients by age: all clients in older cohorts (or calendar periods)."""
 
     do: Literal["forget"] = "forget"
     after_days: int = Field(

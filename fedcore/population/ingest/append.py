@@ -1,7 +1,7 @@
 """A new version with more data: known clients keep their place and get their new rows, new clients follow.
 
-Blocks that no new row touches are shared with the version before; the others are written anew to new slots. New clients
-first fill the last block. Everything is sorted twice: by client id, to find out who is known, then by client index.
+Blocks without new rows are shared with the version before; the others are written again, to new slots. New clients
+first fill the last block. Everything is sorted twice: by client id, to find known clients, then by client index.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def refuse_mismatch(
     for name, fault in faults.items():
         if fault:
             raise IngestError(
-                f"What is appended to {parent.path} has another {name} than the population.",
-                "Append like to like, or make another population.",
+                f"The data appended to {parent.path} have another {name} than the population.",
+                    "Append data of the same kind, or make another population.",
             )
     refuse_other_halves(parent, halves)
     if request.public_for_evaluation is not None and not made.public_for_evaluation:
@@ -112,14 +112,14 @@ def refuse_other_columns(parent: Population, source: Source, entries: Sequence[C
             raise IngestError(
                 f"Column {number} of what is appended to {parent.path} is {_in_words(mine)}, and there it is "
                 f"{_in_words(theirs)}.",
-                "Say nothing of columns: they are read as the population's were.",
+                "Declare no columns: they are read like the population's.",
                 without_values=f"Column {number} of what is appended to {parent.path} is not that of the population.",
             )
     if records != made.records:
         there, here = ("records", "clients") if made.records else ("clients", "records")
         raise IngestError(
             f"The population {parent.path} holds {there}, and {', '.join(source.names)} is read as {here}.",
-            "Append like to like, or make another population.",
+            "Append data of the same kind, or make another population.",
         )
 
 
@@ -130,7 +130,7 @@ def refuse_other_pictures(parent: Population, image: tuple[int, int] | None) -> 
         there = "no pictures" if known is None else f"pictures of {known[0]} x {known[1]}"
         raise IngestError(
             f"What is appended to {parent.path} is pictures of {image[0]} x {image[1]}, and its rows are {there}.",
-            "Append like to like, with arrays (rows, columns) if need be, or make another population.",
+            "Append pictures of the same size, or arrays (rows, columns), or make another population.",
         )
 
 
@@ -304,7 +304,7 @@ def _slice(clients: Clients, start: int, stop: int) -> Clients:
 
 @dataclass
 class _Rewriting:
-    """Writes one block of the parent anew, client range by client range, with the arrivals of its clients added."""
+    """Write one block of the parent again, client range by client range, with the arrivals of its clients added."""
 
     writer: PopulationWriter
     parent: Population

@@ -55,7 +55,8 @@ class Account:
     _piece: list[tuple[int, str, str]] = field(default_factory=list)  # bad rows of a piece: (record, where, what)
 
     def reject(self, where: str, what: str, record: int | None = None) -> None:
-        """Counts one bad row. where: file and line or row; record: its number, if it is told with those of a piece"""
+        """Count one bad row. where: file and line or row; record: its number, if it is reported with the others of a
+        piece"""
         self.bad += 1
         if record is None:
             self._show(where, what)
@@ -69,8 +70,8 @@ class Account:
         what: Callable[[int], str],
         records: np.ndarray | None = None,
     ) -> None:
-        """Counts many; rows: ascending positions that `where` and `what` understand. records: numbers of the rows of a
-        piece, with whose others they are told"""
+        """Count many. rows: ascending positions that `where` and `what` understand; records: their numbers, if they are
+        reported with the others of a piece"""
         self.bad += len(rows)
         for row in rows[: max(SHOWN - len(self.examples), 0)].tolist():
             if records is None:
@@ -79,7 +80,7 @@ class Account:
                 self._piece.append((int(records[row]), where(row), what(row)))
 
     def end_piece(self) -> None:
-        """Its bad rows are told in their order, so that those of a file are, whatever the size of the pieces."""
+        """Report the bad rows of a piece in order, so that those of a file are in order for any size of the pieces."""
         for _, where, what in sorted(self._piece, key=itemgetter(0)):
             self._show(where, what)
         self._piece.clear()
@@ -125,7 +126,7 @@ class Account:
         more = "" if self.bad <= len(self.examples) else f"\n  ... and {self.bad - len(self.examples)} more"
         examples = "".join(f"\n  {example}" for example in self.examples)
         allowed = f"; {self.tolerance} are tolerated" if self.tolerance else ""
-        correct = allow = "Correct them, or allow so many bad rows to be left out (tolerance)."
+        correct = allow = "Correct them, or allow this many bad rows to be left out (--tolerance N)."
         words = ""
         if self.words:
             counted = (f"{name} ({rows} row{'s' if rows > 1 else ''})" for name, rows in self.words.most_common())
@@ -323,13 +324,13 @@ def bad_counts(values: np.ndarray) -> np.ndarray:
 
 
 def refuse_odd(path: Path) -> None:
-    """Raises IngestError for what is no regular file, and for a path that is none: sources are read more than once, so
-    that a FIFO will not do, whoever writes to it.
+    """Raise IngestError for an impossible path and for anything but a regular file. Sources are read more than once, so
+    a FIFO cannot be used.
     """
     if why := impossible(str(path)):
         raise IngestError(f"{shortened(str(path))!r} {why}.", "No file has such a name.")
     if odd := not_regular(path):
-        raise IngestError(f"{path} is a {odd}, not a regular file.", "Write what it gives to a file, and name that.")
+        raise IngestError(f"{path} is a {odd}, not a regular file.", "Write its content to a file, and pass that.")
 
 
 def read_ids(file: Path) -> list[str]:

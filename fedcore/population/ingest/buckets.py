@@ -1,5 +1,5 @@
-"""Files of records whose keys lie in one range, as a spill deals them out. A process writes to one folder; what several
-processes have written is read one folder after the other.
+"""Files of records whose keys are in one range of a spill. Each process writes to one folder; the folders of several
+processes are read one after the other.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 KEY = [("k1", "<u8"), ("k2", "<u8")]
-ID = np.dtype([*KEY, ("length", "<i8")])  # of a client; the text of its id is in a file beside
+ID = np.dtype([*KEY, ("length", "<i8")])  # of a client; the text of its id is in another file
 LAST_KEY = 2**64 - 1
 
 
@@ -61,7 +61,7 @@ class Bucket:
         )
 
     def names(self, clients: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(so many records of ID at most, the bytes of their texts), all of them."""
+        """Yield pairs of at most `clients` records of ID and the bytes of their texts, until all were read."""
         for folder in self.folders:
             if (folder / "ids").exists():
                 with open(folder / "text", "rb") as text:
@@ -87,7 +87,7 @@ def load(files: Sequence[Path], dtype: np.dtype) -> np.ndarray:
 
 
 def pieces(files: Sequence[Path], dtype: np.dtype, records: int) -> Iterator[np.ndarray]:
-    """Their records, so many at most at once."""
+    """Yield their records, at most `records` at a time."""
     for file in files:
         with open(file, "rb") as handle:
             while len(piece := np.fromfile(handle, dtype, records)):

@@ -1,4 +1,4 @@
-"""What was said about calendar periods, checked against each other and against the population that is appended to."""
+"""Declarations of calendar periods, checked against each other and against the population that is appended to."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def declared(parent: Population | None, request: IngestRequest) -> Dealt:
         return _going_on(parent, request)
     if request.period is None:
         if said := _first_said(request):
-            raise IngestError(f"The option {said!r} goes with a period.", "Say which: --period month.")
+            raise IngestError(f"The option {said!r} needs a period.", "Pass one, such as --period month.")
         return Dealt()
     if request.time is None or request.first is None or request.through is None:
         raise IngestError(

@@ -244,7 +244,7 @@ def without_header(blocks: Iterator[Block], delimiter: str) -> Iterator[Block]:
 
 
 def spans(blocks: Iterator[Block], records: Callable[[Block], int] | None) -> Iterator[Span]:
-    """Where the blocks are. records: how many a block has; None: nobody asks for the numbers of records"""
+    """Yield where the blocks are. records: counts the records of a block; None: their numbers are not needed"""
     first = 0
     for block in blocks:
         yield Span(block.start, block.stop, block.stop - block.start, block.line, first)

@@ -1,8 +1,8 @@
-"""Dealing the records of a source out by client: in this process, or part by part in several, whose files are then read
-one after the other, in the order of the source.
+"""Sorting the records of a source by client: in this process, or part by part in several, whose files are then read one
+after the other, in the order of the source.
 
-Which process dealt a part, when, and how often makes no difference: what was written for it lies in a folder of its
-own, and the answer names that folder. No record travels between processes, other than through these files.
+It makes no difference which process handled a part, when, and how often. The process writes to a new folder for the
+part, and its answer names that folder. Records travel between processes only through these files.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class DealPart:
             raise
         except Exception as error:  # whose text may be a value of a row, and would be in the log of the worker
             raise WorkerFailed(
-                f"a part of the table failed with {type(error).__name__}.", "Read it without workers, which tells more."
+                f"a part of the table failed with {type(error).__name__}.", "Read it without --workers for details."
             ) from None
         self._keys.append(known)
         return {DEALT: DealtParts({number: made})}

@@ -1,16 +1,16 @@
-"""Dealing the documents of a client to two halves: the first is the training part, the second the held-out part.
+"""Splitting the documents of a client into two halves: the first is the training part, the second the held-out part.
 
-Which half a document belongs to follows from the client's id and the document's alone, by a hash whose key is the same
-everywhere. So neither the order of the input nor where it was cut says anything, no append moves a document, and one
-that comes in pieces, in several files, calendar periods or appends, lies in one half.
+A hash of the client's id and the document's id selects the half, with a key that is the same everywhere. So the halves
+do not depend on the order of the input or on how it was cut, and no append moves a document. All pieces of a document
+are in one half, also if they come in several files, calendar periods or appends.
 
-The price: the documents of a client are not counted before they are dealt. All k documents of a client are in one half
-with probability 2^(1 - k), and the other half is then empty; a lone document is in either. A rule that puts a lone one
-into the first half cannot hold once others are appended, together with more rows of it: it would lie in both halves, or
-go to the other one after a run was trained on it.
+This has a disadvantage: the documents of a client are not counted before they are split. All k documents of a client
+are in one half with probability 2^(1 - k), and the other half is then empty. A single document is in either half. A
+rule that puts a single document into the first half cannot hold after others were appended, together with more rows of
+the first. The document would be in both halves, or move to the other one after a run was trained on it.
 
-The key is no secret, since nothing private rests on the deal: a client may choose the ids of its documents, and so
-their halves, but what is released bounds what one client contributes with both halves together.
+The key is not secret, since no privacy guarantee depends on the split. A client may choose the ids of its documents,
+and so their halves, but releases bound what one client contributes with both halves together.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def refuse_other_halves(parent: Population, halves: Halves | None) -> None:
         )
     if before is not None:
         raise IngestError(
-            f"The clients' halves of {parent.path} are dealt by {before}, and what is appended is not.",
-            f"Append training and held-out data that are (--option halves={before}), or make another population.",
+            f"The clients' halves of {parent.path} are split by {before}, but the appended data are not.",
+            f"Append data that are (--option halves={before}), or make another population.",
         )
     raise IngestError(
         f"It is unknown how the clients' halves of {parent.path} were split, and the appended data are split by "

@@ -1,6 +1,6 @@
 """From files to a population: streaming, whole clients whatever the order of the rows, memory bounded at any size.
 
-keyed sources (client ids beside the rows)   rows are spilled and sorted by client; clients are ordered by a
+keyed sources (client ids next to the rows)  rows are spilled and sorted by client; clients are ordered by a
                                              stable hash of their id, so that file order changes nothing
 matrices with a client in each row           row order is kept, nothing is spilled
 """
@@ -77,12 +77,13 @@ def ingest(
         `functools.partial(fedcore.tasks.dask_backend.sharing, 2)`. Other sources, and the results of a query, are read
         by this process alone. Each of them may take `memory`; how many there are changes no bit and no error
 
-    Appending keeps the population's id, ledger, leaf size, features and vocabulary; known clients keep their place, new
-    rows are added to theirs; earlier versions stay readable. A version made by appending is public for evaluation
-    only if the reason is given again. If the population has cohorts an append opens the next one, also when its source
-    names nobody new (`fedcore.population.conversion.open_cohort` does without a source); nominal_clients is then the
-    new total, and what it is above the total before is that of the cohort. A population of entries opens those that its
-    calendar goes on with; nominal_clients is then the number of clients in each of them, when it is made as well.
+    Appending keeps the population's id, ledger, leaf size, features and vocabulary. Known clients keep their place, and
+    new rows are added to theirs. Earlier versions stay readable. An appended version is public for evaluation only if
+    the reason is given again. If the population has cohorts, an append opens the next one, also when its source has no
+    new clients (`fedcore.population.conversion.open_cohort` needs no source). nominal_clients is then the new total,
+    and the cohort has the difference to the earlier total. A population of calendar periods opens the periods that
+    follow in its calendar. There, nominal_clients is the number of clients in each period, also when the population is
+    made.
 
     Raises ConfigError for options that do not exist or are out of range, IngestError if the source is unusable (bad
     rows are listed with file and line), PopulationError if the population cannot be written. Nothing is then visible.
@@ -205,7 +206,7 @@ def _spill_folder(path: Path) -> Iterator[Path]:
 
 
 def _stated(request: IngestRequest) -> dict[str, JsonValue]:
-    """The options that were given, without paths: a manifest tells nothing about the machine."""
+    """The options that were given, without paths: a manifest reveals nothing about the machine."""
     stated: dict[str, JsonValue] = {}
     for name in OF_SOURCE:
         value = getattr(request, name)

@@ -13,7 +13,7 @@ from fedcore.population.sizing import usable_cores
 
 Raw = TypeVar("Raw")
 Made = TypeVar("Made")
-MOST_THREADS = 3  # beyond, the pieces wait for whoever uses them
+MOST_THREADS = 3  # beyond, the pieces wait for their consumer
 
 
 _alone: ContextVar[bool] = ContextVar("alone", default=False)
@@ -42,11 +42,12 @@ def pieces_held() -> int:
 def made_ahead(
     raw: Iterator[Raw], make: Callable[[Raw], Made], most: int = MOST_THREADS, helping: bool = False
 ) -> Iterator[tuple[Raw, Made]]:
-    """(each, what `make` makes of it), in order; those that follow are being made meanwhile, one for each thread and
-    `most` at most, so that memory is bounded. make: releases the interpreter's lock where it takes long. What `raw`
-    raises is raised once all before it are used up. On a single core nothing is made ahead.
+    """Yield pairs of an element of `raw` and the result of `make`, in order, while threads make the next ones. Each
+    thread makes one at a time, and at most `most` are made ahead, so that memory is bounded. make: should release the
+    interpreter's lock where it takes long. An exception of `raw` is raised after all earlier elements were used. On a
+    single core nothing is made ahead.
 
-    helping: whoever would wait for a piece makes a later one meanwhile, so that there is one more of them
+    helping: the consumer makes a later element instead of waiting, so one more of them exists
     """
     threads = _threads()
     if not threads:

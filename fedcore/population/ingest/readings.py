@@ -203,7 +203,7 @@ def _since(column) -> np.ndarray:
     return numbers / PER_SECOND[kind.unit]
 
 
-# --- what was said of them --------------------------------------------------------------------------------------------
+# --- declarations of them ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ class Said:
 
     @property
     def read_otherwise(self) -> list[str]:
-        """Those that are no numbers. Raises IngestError if one is said to be two things."""
+        """The columns that are not read as numbers. Raises IngestError if one is declared twice."""
         named = [*(self.dates or ()), *(self.categories or ()), *(self.booleans or ())]
         for name in named:
             if named.count(name) > 1:
@@ -267,7 +267,7 @@ def as_written(readings: Sequence[Reading], said: Said) -> tuple[Reading, ...]:
     made, named = [], {reading.of for reading in readings}
     for name in said.written:
         if name not in named:
-            raise IngestError(f"There is no column {name!r} to be read in another way.", "Remove its declaration.")
+            raise IngestError(f"There is no column {name!r}, but it has a declaration.", "Remove its declaration.")
     for reading in readings:
         name = reading.of
         marks = (said.marks or {}).get(name, "")
@@ -275,7 +275,7 @@ def as_written(readings: Sequence[Reading], said: Said) -> tuple[Reading, ...]:
         if marks and (reading.kind != "number" or not _are_marks(marks)):
             raise IngestError(
                 f"The column {name!r} cannot be read with the marks {marks!r}.",
-                "Marks are of a column of numbers: the one before decimal places, then another one between thousands.",
+                "Marks are for numbers: first the one before decimal places, then another one between thousands.",
             )
         if (spelling != "exact" or other) and reading.kind != "category":
             raise IngestError(f"The column {name!r} has spellings, and no list of values.", "Give its values.")
@@ -370,5 +370,5 @@ def readings_again(columns: Sequence[ColumnEntry]) -> tuple[Reading, ...]:
 
 
 def missing_texts(na: Sequence[str]) -> frozenset[str]:
-    """What stands for nothing. na: beside the usual ones"""
+    """Return the texts that are read as missing. na: texts in addition to the default ones"""
     return frozenset((*MISSING, *(one.strip() for one in na)))

@@ -92,14 +92,14 @@ class Reading(_Group):
         "record: no column says whose a row is, and each row is protected by itself.", *DENSE, default="client"
     )
     token: str | None = option("Column of the token (counts).", *TABLES)
-    count: str | None = option("Column of the count (counts); every row counts one without it.", *TABLES)
+    count: str | None = option("Column of the count (counts); without it, every row counts as one.", *TABLES)
     features: int | None = option("Number of columns, or of feature ids without a vocabulary.", ge=1)
     vocabulary: Words | None = option("File with one token a line.", *WITH_IDS)
     dtype: str | None = option(
         "Type in which dense rows are stored; holds the source's values exactly by default.", *DENSE, "frames"
     )
     documents: str | None = option(
-        "Deal each client's documents to a training and a held-out half, by a hash of client and document: column "
+        "Split each client's documents into a training and a held-out half, by a hash of client and document: column "
         "of the document; of text: file (each in a client's folder) or section (some lines of its file).",
         *TABLES,
         "text",
@@ -121,15 +121,15 @@ class Reading(_Group):
     na: Names = option("Texts to read as missing besides NA, NaN, nan and null, such as n/a,-", *TABLES, default=())
     image: str | None = option("HEIGHTxWIDTH of dense rows that are pictures, line after line.", *DENSE)
     frames_per_client: int | None = option("Consecutive frames of a client; 8 by default.", "frames", ge=1)
-    frame_stride: int | None = option("Every so-many-th frame is read; 1 by default.", "frames", ge=1)
+    frame_stride: int | None = option("Read every N-th frame; 1 by default.", "frames", ge=1)
     fold_ids: bool = option("Make one client of ids that differ only in case, width or inner blanks.", default=False)
 
 
 class TableColumns(_Group):
-    """The columns of a table that are read, and what is public about them; or the file of a schema that says it."""
+    """The columns of a table that are read, and their public properties; or the file of a schema that declares them."""
 
     schema_file: Text | None = option(
-        "TOML file that says this, and more, of a table; `fedcore population sketch` drafts one."
+        "TOML file that declares this, and more, for a table; `fedcore population sketch` drafts one."
     )
     columns: Names | None = option("Columns to read as dense rows; all others by default.", *TABLES)
     bounds: BoundsOf | None = option(
@@ -147,13 +147,13 @@ class TableColumns(_Group):
     )
     booleans: Names | None = option("Columns of yes and no, true and false, or 1 and 0.", *TABLES)
     outside: dict[str, Outside] | None = option(
-        "What becomes of a value out of the bounds of a column: clip moves it to the bound, missing reads it as "
+        "What happens to a value out of the bounds of a column: clip moves it to the bound, missing reads it as "
         "missing, invalid leaves out its row; clip by default. For a category, of a value that is not in its list: "
         "missing or invalid.",
         *TABLES,
     )
     marks: dict[str, str] | None = option(
-        "Columns of numbers with marks of their own: the one before decimal places, then the one between thousands, "
+        "Columns of numbers with other marks: the one before decimal places, then the one between thousands, "
         "such as ,. for 1.234,56.",
         *TABLES,
     )
@@ -168,17 +168,17 @@ class TableColumns(_Group):
 
 
 class CalendarPeriods(_Group):
-    """For budgets that hold for each calendar period: clients are dealt to entries, one for each period."""
+    """For budgets of each calendar period: clients are split into entries, one for each period."""
 
-    period: PeriodUnit | None = option("Deal clients to entries, one for each calendar period in which they have rows.")
+    period: PeriodUnit | None = option("Split clients into entries, one for each calendar period with rows of theirs.")
     time: str | None = option("With a period: column of the time stamp (ISO dates or times).")
     zone: str | None = option("With a period: time zone of its days, such as Europe/Zurich; UTC by default.")
     first: str | None = option("Label of the first period, such as 2025-01.")
-    through: str | None = option("Label of the last period; appending moves it on.")
+    through: str | None = option("Label of the last period; an append may extend it.")
 
 
 class Declarations(_Group):
-    """What the owner declares in public about the whole population."""
+    """Public declarations of the owner about the whole population."""
 
     nominal_clients: int | None = option(
         "Declared number of clients (in all, or of each period), for plans of private runs.", ge=0

@@ -26,7 +26,7 @@ class _Strict(BaseModel):
 
 
 class ColumnSection(_Strict):
-    """What is said of a column."""
+    """The declaration of a column."""
 
     unit: str | None = None
     bounds: list[float | str] | None = Field(default=None, min_length=2, max_length=2)
@@ -117,7 +117,7 @@ def with_schema(request: IngestRequest, append: bool) -> IngestRequest:
 
 
 def _said_of(columns: Mapping[str, ColumnSection], decimal: str = ".") -> dict[str, Any]:
-    """decimal: the mark of the table, for columns that have none of their own"""
+    """decimal: the mark of the table, for columns without a declared one"""
     return {
         "bounds": {name: tuple(one.bounds) for name, one in columns.items() if one.bounds is not None},
         "units": {name: one.unit for name, one in columns.items() if one.unit},

@@ -263,7 +263,8 @@ class SecondCount:
 
     @property
     def records(self) -> int | None:
-        """How many there are; None where nothing but reading all of it tells: the rows of a query, frames of videos."""
+        """Return the number of records; None if only reading everything shows it: for rows of a query and frames of
+        videos."""
         source = self.source
         found: Iterable[int | None]
         if isinstance(source, TableSource):

@@ -114,7 +114,7 @@ def source_of(
     form = format_of(where, request.format)
     if kept.calendar is not None and form not in TABLES:
         raise IngestError(
-            f"The rows of {form} have no time stamps, and entries of a client and a calendar period are made by them.",
+            f"The rows of {form} have no time stamps, and calendar periods need them.",
             f"Ingest tables ({', '.join(TABLES)}) with a column of times.",
         )
     _refuse_other_options(request, _taken_by(form), form)
@@ -161,8 +161,8 @@ def _frames(where: Where, request: IngestRequest, progress: Progress | None, rul
         others = [one for one in text_files(Path(folder)) if SUFFIXES.get(one.suffix.lower()) not in OF_FRAMES]
         if others:
             raise IngestError(
-                f"{others[0]} is among the frames, and holds none by its name.",
-                "Move it away, or name what is meant, as 'FOLDER/*.png'.",
+                f"{others[0]} is in the folder of frames, but its name is not that of frames.",
+                "Move it away, or pass a pattern such as 'FOLDER/*.png'.",
             )
     return FrameSource(files_of(where), per_client, stride, request.array, progress, rule)
 
@@ -266,7 +266,7 @@ def _arrays(
 
 
 def brings_heldout(source: Source, request: IngestRequest) -> bool:
-    """Whether the source has held-out data of its own."""
+    """Whether the source has separate held-out data."""
     return request.heldout is not None or (isinstance(source, MatrixSource) and source.heldout_prefix is not None)
 
 

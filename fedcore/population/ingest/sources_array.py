@@ -178,7 +178,7 @@ class DenseSource:
 
     @property
     def records(self) -> bool:
-        """Whether every row is a client of its own."""
+        """Whether every row is a separate client."""
         return self.client is None
 
     def ids_of(self, file: Path) -> Path | None:
@@ -358,7 +358,7 @@ class MatrixSource:
                     )
             tokens = vocabulary_in(file)
             if self.vocabulary is not None and tokens is not None and tokens != self.vocabulary:
-                raise IngestError(f"{file} brings another vocabulary than the files before.", "Use one vocabulary.")
+                raise IngestError(f"{file} has another vocabulary than the files before.", "Use one vocabulary.")
             self.vocabulary = self.vocabulary or tokens
         if self.features < 1:
             raise IngestError(f"{self.files[0]} has no column.", "Give a matrix with at least one column.")

@@ -1,12 +1,12 @@
 """Frames of cameras as sources: folders of images, NPZ and NPY files, video files. A row is a frame, all its pixels.
 
 A sequence is a video file, an array (frames, height, width) or (frames, height, width, 3), or the images of one folder
-in the order of their names. So many consecutive frames of it are a client, called SEQUENCE:NUMBER by the number of the
-first, from 0. Pixels are stored as float32 of [0, 1], line after line, the three colours of a pixel together: whole
-numbers are divided by the largest of their type.
+in the order of their names. A fixed number of consecutive frames is a client. Its id is SEQUENCE:NUMBER with the number
+of its first frame, from 0. Pixels are stored as float32 in [0, 1], line after line, the three colours of a pixel
+together. Whole numbers are divided by the largest of their type.
 
-What would be lost is an error, by name: another size or number of colours than the frames before, transparency, more
-bits than are read, frames that a video promises and does not have.
+An error names what would be lost: frames of another size or number of colours than earlier ones, transparency, more
+bits than are read, and frames that a video declares and does not have.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class FrameSource:
 
     @property
     def clients_per_leaf(self) -> int:
-        """So many clients that a leaf is about a block."""
+        """Number of clients with which a leaf is about one block."""
         size = self.frames_per_client * self.features * np.dtype(self.dtype).itemsize
         return int(np.clip(BLOCK_BYTES // size, 1, CLIENTS_PER_LEAF))
 
@@ -219,7 +219,7 @@ def array_frames(file: Path, name: str | None = None) -> Iterator[np.ndarray]:
             if not (np.isfinite(frame).all() and frame.min() >= 0 and frame.max() <= 1):
                 raise IngestError(
                     f"Frame {number} of {stored.where} has pixels outside of [0, 1], or that are no numbers.",
-                    "Divide by what is white; cut what noise put outside.",
+                    "Divide by the value of white, and clip values that noise put outside.",
                 )
             yield frame.astype(np.float32)
         else:
@@ -243,7 +243,7 @@ def video_frames(file: Path) -> Iterator[np.ndarray]:
         with av.open(str(file)) as container:
             streams = container.streams.video
             if len(streams) != 1:
-                raise IngestError(f"{file} has {len(streams)} video streams, not one.", "Keep the one that is meant.")
+                raise IngestError(f"{file} has {len(streams)} video streams, not one.", "Keep only one.")
             promised = streams[0].frames
             streams[0].codec_context.options = {"err_detect": "explode"}
             for frame in container.decode(streams[0]):

@@ -40,16 +40,16 @@ SAID = [one.name for one in fields(Said)]  # of a request
 class TableSource:
     """Files with named columns.
 
-    counts: columns client, token and count (None: every row counts one); tokens are looked up in `vocabulary`, or are
-            whole numbers 0 .. features - 1; a vocabulary that ends with `words.OTHER` counts all others there
+    counts: columns client, token and count (None: every row counts as one). Tokens are looked up in `vocabulary`, or
+            are whole numbers 0 .. features - 1. A vocabulary that ends with `words.OTHER` counts all other tokens there
     words:  the same columns; tokens are kept as words
-    rows:   columns client and `wanted_columns` (None: all others), read as `said` says, or as `readings` does; empty or
+    rows:   columns client and `wanted_columns` (None: all others), read as `said` or `readings` declares; empty or
             NaN = missing
-    client: None: every row is a client, called by its file and number (`records`); for rows only
-    columns: those that are read beside the client's; entries: what they become, of rows
-    request.na: texts that stand for nothing, beside the usual ones; a client that is called so is missing
-    request.time, kept.calendar: column of the time stamp, and the periods by which clients are dealt to entries
-    request.documents: column of the document, by which each client's rows are dealt to its halves
+    client: None: every row is a client, whose id is its file and number (`records`); for rows only
+    columns: those that are read in addition to the client's; entries: the columns of rows that they become
+    request.na: additional texts to read as missing; a client with such an id is missing
+    request.time, kept.calendar: column of the time stamp, and the periods by which clients are split into entries
+    request.documents: column of the document, by which each client's rows are split into its halves
     heldout: files of the same form
     """
 
@@ -147,17 +147,17 @@ class TableSource:
     def _check_client(self, file: TableFile) -> None:
         if self.client is not None and self.client not in file.names:
             shown = ", ".join(file.names[:20]) + (", ..." if len(file.names) > 20 else "")
-            one = "." if self.kind != "rows" else ", or say that every row is a record of its own: --unit record."
+            one = "." if self.kind != "rows" else ", or declare that every row is a separate record: --unit record."
             remedy = f"Name the one of the client (--client COLUMN){one}"
             raise IngestError(
-                f"{file.name} has no column {self.client!r}, to say whose a row is.",
+                f"{file.name} has no column {self.client!r} with the client of a row.",
                 f"Its columns are {shown}. {remedy}",
                 remedy_without_values=f"Look at its first line. {remedy}",
             )
 
     @property
     def records(self) -> bool:
-        """Whether every row is a client of its own."""
+        """Whether every row is a separate client."""
         return self.client is None
 
     @staticmethod
@@ -218,7 +218,7 @@ class TableSource:
         good = np.ones(len(piece.records), bool)
         names, codes = self._owners(account, file, piece, good)
         second = None
-        if self.request.documents is not None:  # by client, also where rows go to entries: a document lies in one half
+        if self.request.documents is not None:  # by client, also where rows go to entries: a document is in one half
             second = self._second_half(account, names, codes, piece, good)
         if self.kept.calendar is not None:
             names, codes = self._entries(account, names, codes, piece, good)
@@ -320,8 +320,8 @@ class TableSource:
         return names, codes
 
     def _rows(self, account: Account, columns, piece: Piece, good: np.ndarray) -> np.ndarray:
-        """(n, features) values; clears `good` for bad rows. What lies outside of the bounds is clipped, or read as
-        missing, and counted; or its row is bad."""
+        """(n, features) values; clears `good` for invalid rows. Values outside the bounds are clipped, or read as
+        missing, and counted; or their row is invalid."""
         x, at, missing = np.empty((len(good), self.features), self.dtype), 0, missing_texts(self.request.na)
         for reading, column in zip(self.readings, columns, strict=True):
             values, bad, why = reading.read(column, missing)

@@ -76,7 +76,7 @@ def sections(handle: TextIO) -> Iterator[str]:
 
 
 def _between_words(text: str) -> int:
-    """Where the last token begins, which may go on in what follows the text."""
+    """Where the last token begins, which may continue after the text."""
     cut = len(text)
     while cut and text[cut - 1].lower()[-1] in INSIDE:
         cut -= 1
@@ -136,7 +136,7 @@ class _Collector:
         self.amounts.append(amount)
 
     def batch(self) -> Batch:
-        """What was collected; starts anew."""
+        """Return the collected entries as a batch, and clear them."""
         ids, codes, amounts = list(self.ids), np.array(self.codes, np.int64), np.array(self.amounts, np.int64)
         if self.words:
             made = Batch(self.heldout, ids, codes, x=records_of(np.array(self.tokens, WORD), amounts))

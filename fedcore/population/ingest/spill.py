@@ -29,7 +29,7 @@ from fedcore.population.writer import PopulationWriter
 
 FAN_OUT = 64
 KEYS_SHARE = 2  # of a spill's memory, what known keys take while it is filled
-ID_COST = 48  # bytes that one logged id costs while it is sorted, beside its record and text
+ID_COST = 48  # bytes that one logged id costs while it is sorted, in addition to its record and text
 PERIOD_BITS, HASH_BITS = np.uint64(16), np.uint64(48)  # of the first key of an entry; more than MOST periods
 LOGS = ("train", "heldout", "ids", "text")
 FINER = "finer"  # folder of what is distributed again
@@ -89,7 +89,7 @@ class Clients:
 class LargeClient:
     """One client with more dense rows than fit in memory; each call reads its tiles again from the disk.
 
-    train, heldout: files of records; none: it has no such rows. heldout None: nobody has any
+    train, heldout: files of records; no files: it has no such rows. heldout None: no client has held-out rows
     """
 
     key: int
@@ -138,10 +138,10 @@ class _Held:
 
 @dataclass
 class Spill:
-    """Collects records by key and hands whole clients on in the order of (k1, k2).
+    """Collect records by key, and yield whole clients in the order of (k1, k2).
 
     folder: for its files, made when needed; memory: bytes that may be held (a few times this while sorting)
-    low, high: where the first keys lie; keys outside are allowed
+    low, high: expected range of the first keys; keys outside are allowed
     """
 
     folder: Path
@@ -364,7 +364,7 @@ def _spans(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def too_many(name: str) -> IngestError:
-    """What is said of a client whose counts, all together, no float holds exactly."""
+    """Return the error for a client whose total count is too large for a float to hold exactly."""
     return IngestError(
         f"The counts of the client {name!r} add up to more than 2**53.",
         "Check the count column; scale the counts down.",

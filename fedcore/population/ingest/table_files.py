@@ -24,7 +24,7 @@ from fedcore.population.ingest.parts import Span, joined
 from fedcore.population.ingest.reading_ahead import made_ahead, pieces_held
 
 Where = Callable[[int], str]
-# What a column is read as: text; number, float64; amount, a number or text of one that has marks of its own; whole,
+# What a column is read as: text; number, float64; amount, a number or text of one with other marks; whole,
 # int64; stamp, text or a time; any, whatever it is but a list.
 As = Literal["text", "id", "number", "amount", "whole", "stamp", "any"]
 HEAD = 1000  # lines of JSON whose keys are the columns
@@ -71,8 +71,8 @@ def text_type(kind: As) -> bool:
 
 
 def check_columns(file: TableFile, where: object, wanted: Sequence[str], told: bool = True) -> None:
-    """told: whether somebody named them; else they are those of another file. Raises IngestError if the file lacks
-    one."""
+    """Raise IngestError if the file lacks a wanted column. `told`: whether the user named the columns; else they are
+    those of another file."""
     for name in wanted:
         if name not in file.names:
             shown = ", ".join(file.names[:20]) + (", ..." if len(file.names) > 20 else "")
@@ -110,7 +110,7 @@ class CsvFile:
                 if other in self.names[0] and other != self.delimiter:
                     raise IngestError(
                         f"{self.path} has one column, {self.names[0][:60]!r}.",
-                        f"Say what separates its columns: --option 'delimiter=\"{other}\"'.",
+                        f"Pass the sign between its columns: --option 'delimiter=\"{other}\"'.",
                         without_values=f"{self.path} has one column.",
                     )
 
@@ -289,7 +289,7 @@ class JsonFile:
             try:
                 value = json.loads(line) if line.strip() else None
             except (ValueError, RecursionError):
-                continue  # told when it is read
+                continue  # reported when it is read
             if isinstance(value, dict):
                 yield value
 

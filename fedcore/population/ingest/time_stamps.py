@@ -45,7 +45,7 @@ def period_of_each(column, calendar: Calendar) -> tuple[np.ndarray, Callable[[in
             return "the time is missing"
         if unreadable[row]:
             return f"the time {shown!r} is no ISO date, or date and time"
-        return f"the time {shown} lies outside of the calendar, {calendar}"
+        return f"the time {shown} is outside of the calendar, {calendar}"
 
     return numbers, why
 

@@ -35,7 +35,7 @@ class _Typed(ABC):
 
     @abstractmethod
     def _records(self, columns: list[str], rows: int, span: Span | None) -> Iterator[Any]:
-        """Record batches of about so many rows with these columns, and maybe others."""
+        """Record batches of about `rows` rows with these columns, and maybe others."""
 
     @abstractmethod
     def spans(self, size: int, numbered: bool) -> list[Span]:

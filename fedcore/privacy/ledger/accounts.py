@@ -40,7 +40,7 @@ LONGEST_REASON = 2000
 class Accounts:
     """The populations of a ledger in a database. No connection is held between calls.
 
-    id:      the ledger's own, for ever
+    id:      the ledger's, never changes
     url:     its address, with the password hidden
     is_test: whether it is for test noise
     clock:   seconds since 1970
@@ -153,11 +153,11 @@ class Accounts:
         calendar: tuple[int, str, str] | None = None,
         spent_before: SpentBefore | None = None,
     ) -> None:
-        """Say once what the population may lose in total, for whom (unit) and against what (relation).
+        """Set the population's total budget, once, with its privacy unit and neighbouring relation.
 
         delta_extra: see `make_budget`. public_schema: why the columns, bounds, vocabulary and thresholds that
-        runs on it use are public; None: nobody said, and statements say so. periods, calendar: of the unit
-        client_period, and of no other: its terms, and (version, checksum, token of the first period) of the population
+        runs on it use are public; None: not declared, which statements show. periods, calendar: for the unit
+        client_period only: its terms, and (version, checksum, token of the first period) of the population
         as it is now, from which on the account is kept by period. spent_before: what an earlier account of
         the same people has spent; it is charged first. Raises ConfigError for a bad value, BudgetExists if
         there is a budget.
@@ -186,7 +186,7 @@ class Accounts:
             if old is not None:
                 raise BudgetExists(
                     f"population {population_id!r} has a budget: epsilon = {old.epsilon:g}, delta = {old.delta:g}.",
-                    "It cannot be set again; fedcore budget raise raises it, and is shown for ever.",
+                    "It cannot be set again. `fedcore budget raise` raises it, and is shown permanently.",
                 )
             terms = {"unit": unit, "relation": relation, "currency": CURRENCY, "public_schema": said}
             writer.set_account(**terms)
@@ -203,7 +203,7 @@ class Accounts:
                 writer.append(SPENT_BEFORE, None, plain(charge))
 
     def say_public_schema(self, population_id: str, reason: str) -> None:
-        """Say why columns, bounds, vocabulary and thresholds are public: what was said before stays in the history.
+        """Declare why columns, bounds, vocabulary and thresholds are public. Earlier declarations stay in the history.
 
         Raises BudgetMissing, ConfigError for an empty reason.
         """
@@ -214,7 +214,7 @@ class Accounts:
             writer.append("public schema", None, {"reason": said})
 
     def raise_budget(self, population_id: str, epsilon: float, delta: float) -> None:
-        """Give the population a larger budget, by a record of the chain that is shown for ever.
+        """Give the population a larger budget, by a record of the chain that is shown permanently.
 
         delta_extra keeps its share of delta. Raises BudgetMissing, ConfigError, BudgetExists if it is not a raise.
         """
@@ -320,9 +320,10 @@ class Accounts:
         return given_up
 
     def accept_loss(self, population_id: str, reason: str, seen: Iterable[ChainHead]) -> None:
-        """Go on with a ledger that went back, or whose witness is gone: a record that is shown for ever.
+        """Acknowledge lost records of a ledger that was rolled back, or whose witness is gone. The record is shown
+        permanently.
 
-        seen: heads that somebody remembers and this ledger lacks. Raises ConfigError for an empty reason.
+        seen: known heads that this ledger lacks. Raises ConfigError for an empty reason.
         """
         lost = [{"seq": head.seq, "hash": head.hash} for head in seen]
         said = checked_reason(reason)

@@ -63,10 +63,11 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class ShareBalance:
-    """Where one share of a divided budget stands; numbers as in `Balance`, and nothing is left that the account lacks.
+    """Balance of one sub-budget. Numbers are as in `Balance`; at most what the account has left is left here.
 
-    name: None: what is undivided, which pays for runs that name no share. part: of the budget, exactly. rho_max,
-    delta_max: that part of them, rounded down. segments: as in `Balance`; empty for one account.
+    name: None: the undivided part, which is charged for runs without a sub-budget. part: fraction of the budget,
+        exactly.
+    rho_max, delta_max: that fraction of them, rounded down. segments: as in `Balance`; empty for one account.
     """
 
     name: str | None
@@ -112,21 +113,20 @@ class StartingCharge:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Where a population's budget stands. Spent and reserved are rounded up, left is rounded down.
+    """Balance of a population's budget. Spent and reserved are rounded up, left is rounded down.
 
     rho_*: in the budget's currency; delta_*: thresholding steps. releases: number of releases by state. budget is None
     before one is set.
-    public_schema: why columns, bounds, vocabulary and thresholds are public, as was said last; None: nobody said.
-    loss: the newest record of a ledger that went back and was gone on with; None if it never did.
+    public_schema: newest declaration why columns, bounds, vocabulary and thresholds are public; None: not declared.
+    loss: the newest acknowledgement of lost records; None if there is none.
     spent_before: the record of a starting charge, which is part of what is spent; None without one.
 
-    segments: of a budget that is kept by cohort, from cohort 1 to the newest that a reservation has named; later ones
-    have all of the budget. Empty for one account. With segments, spent, reserved and left are each the largest of any
-    cohort.
+    segments: of a budget by cohort, from cohort 1 to the newest that a reservation has named; later ones have the full
+    budget. Empty for one account. With segments, spent, reserved and left are each the largest of any cohort.
     periods: terms of a budget per client and calendar period, else None; lifetime_spent: the rho that runs have charged
     to a client with data in every period.
-    shares: of a divided budget, by name, the undivided part last; else empty. whose: "" for the account; of a share's
-    own view (`of_share`) what pays, for sentences.
+    shares: sub-budgets of a divided budget, by name, the undivided part last; else empty. whose: "" for the account;
+    in the view of a sub-budget (`of_share`) its name, for sentences.
     """
 
     population_id: str
@@ -155,10 +155,10 @@ class Balance:
         return required(self.budget, self.population_id)
 
     def of_share(self, name: str | None) -> Balance:
-        """The balance as a run sees it that this share pays for: `budget` has the rho_max and delta_extra of the share,
-        and still converts as the account's does. None: no share; the account itself if it is not divided.
+        """The balance for a run that is charged to this sub-budget: `budget` has its rho_max and delta_extra, and
+        converts as the account's does. None: no sub-budget; the account itself if it is not divided.
 
-        Raises ConfigError for a share that there is not, BudgetExceeded if none is named and all is divided.
+        Raises ConfigError for an unknown sub-budget, BudgetExceeded if none is named and all is divided.
         """
         shares = {share.name: share for share in self.shares}
         names = sorted(share for share in shares if share is not None)

@@ -49,7 +49,7 @@ def digest(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ChainHead:
-    """The newest record of a population: whoever keeps it can tell later whether the ledger was rolled back."""
+    """The newest record of a population. A stored copy of it later shows whether the ledger was rolled back."""
 
     ledger_id: str
     seq: int
@@ -92,10 +92,10 @@ class Attempt:
 
 @dataclass(slots=True)
 class RunAccount:
-    """What the chain says about one run. noise: the law that it has reserved. attempts: by (round, name, attempt).
-    given_up: the round from which on the run's releases were given up to pay for lost ones; None: none was.
-    cohorts: ranges of those that take part; None: the run was reserved when there were none.
-    share: of the budget that pays for it; None: what is undivided, or all of it.
+    """What the chain records about one run. noise: the distribution that it has reserved; attempts: by (round, name,
+    attempt); given_up: first round whose releases are skipped to make up for lost ones; None: none is;
+    cohorts: ranges of those that take part; None: the run was reserved when there were none;
+    share: sub-budget that is charged; None: the undivided part, or all of the budget.
     """
 
     plan: list[JsonObject]
@@ -117,7 +117,8 @@ class RunAccount:
 
     @property
     def payers(self) -> Ranges:
-        """The cohorts that pay for the run. One that names none is from before they began: the founders pay."""
+        """The cohorts that are charged for the run. A run without cohorts is older than they are: cohort 1 is
+        charged."""
         return EVERYBODY if self.cohorts is None else self.cohorts
 
     @property
@@ -280,7 +281,7 @@ class Account:
         self.ended.releases.update(attempt.state for attempt in run.attempts.values())
 
     def _lifetime(self, run: RunAccount) -> Fraction:
-        """What a run has cost a client with data in each of the k periods that it read: k^2 times its price."""
+        """The cost of a run for a client with data in each of the k periods that it read: k^2 times its rho."""
         if self.periods is None:
             return Fraction(0)
         return periods_in(run.payers) ** 2 * exact_sum(attempt.rho for attempt in run.spent())

@@ -92,7 +92,7 @@ class ChainWriter:
             raise LeaseLost(
                 f"run {lease.run_id!r} is held by another process now (token {run.token}, this process has "
                 f"{lease.token}).",
-                "This process stops; the other one goes on.",
+                "This process stops; the other one continues.",
             )
         return run
 

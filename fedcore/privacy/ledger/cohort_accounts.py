@@ -1,7 +1,7 @@
-"""Accounts that are kept by cohort: how they begin, who takes part in a run, and that clients were forgotten.
+"""Accounts by cohort: how they begin, which cohorts take part in a run, and that clients were forgotten.
 
-The argument is docs/privacy/cohorts.md: a client loses at most what its cohort has spent, if nobody's cohort depends on
-anybody else, and if one number of a cohort always means the same people.
+The argument is docs/privacy/cohorts.md: a client's privacy loss is at most what its cohort has spent. This holds if no
+client's cohort depends on other clients, and if one number of a cohort always means the same people.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from fedcore.privacy.ledger.replay import COHORTS, FORGET
 from fedcore.privacy.ledger.rows import RESTORE, decoded_object, find
 from fedcore.privacy.ledger.sums import EVERYBODY
 
-ONE_COPY = "Go on with one copy only: the one that the runs of the ledger were made on. Delete the other."
+ONE_COPY = "Continue with one copy only: the one on which the runs of the ledger were made. Delete the other."
 
 
 class CohortAccounts(Accounts):
-    """Accounts, each for everybody or for every cohort."""
+    """Accounts: one for all clients, or one for each cohort."""
 
     def begin_cohorts(
         self, population_id: str, *, version: int, manifest: str, token: str, chain: Mapping[int, str]
     ) -> str:
-        """Keep the budget of a population by cohort from now on; it cannot be undone. Returns the token that holds.
+        """Switch a population to per-cohort budgets, irreversibly. Returns the valid token.
 
-        Whoever is in `version` is the first cohort, and carries all that was spent and reserved, and what open runs
-        spend still. manifest: checksum of that version. token: of the first cohort, 32 hexadecimal digits of random
-        bits; if the same version was recorded before, nothing happens, and the token of then holds. chain: checksum of
-        each version of this population.
+        All clients in `version` are the first cohort. It carries everything that was spent and reserved, and what open
+        runs will spend. manifest: checksum of that version. token: of the first cohort, 32 hexadecimal digits of random
+        bits; if the same version was recorded before, nothing happens, and the earlier token stays valid. chain:
+        checksum of each version of this population.
 
-        Raises BudgetMissing, PrivacyError if a unit is not a client or a run does not say what it was made on,
-        PopulationBranched if a run was made on what `chain` does not have, or cohorts began with another version.
+        Raises BudgetMissing, PrivacyError if a unit is not a client or a run does not state on which version it was
+        made, PopulationBranched if a run was made on a version that `chain` lacks, or cohorts began with another
+        version.
         """
         Participants(EVERYBODY, (token,))  # a malformed token is a mistake of the caller
         with self._writing(population_id) as writer:
@@ -47,7 +48,7 @@ class CohortAccounts(Accounts):
             if account.founders is not None:
                 raise PopulationBranched(
                     f"the budget of population {population_id!r} is kept by cohort since version "
-                    f"{account.founders[0]}, and this copy is another one, or went on to version {version} without.",
+                    f"{account.founders[0]}, and this copy is another one, or reached version {version} without.",
                     ONE_COPY,
                 )
             if account.unit != "client":
@@ -68,9 +69,9 @@ class CohortAccounts(Accounts):
             return self._recent(connection, row).tokens
 
     def participants_of(self, run_id: str) -> Participants | None:
-        """Who takes part in a run, as it was reserved; None for everybody, or a run that never reserved.
+        """The cohorts that take part in a run, as it was reserved; None for all clients, or a run that never reserved.
 
-        Raises LedgerTampered if record and table do not say the same.
+        Raises LedgerTampered if record and table disagree.
         """
         with self._transaction(write=False) as connection:
             runs = find(connection, tables.runs, tables.runs.c.run_id == run_id, columns=("population_id", "cohorts"))

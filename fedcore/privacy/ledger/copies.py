@@ -1,6 +1,6 @@
-"""Copies of a whole ledger in one SQLite file: made while runs go on, and put back where no ledger is.
+"""Copies of a whole ledger in one SQLite file. They are made while runs continue, and restored where no ledger is.
 
-A copy is what the ledger was at one moment: SQLite's own backup of a SQLite file, and of a server all tables as one
+A copy is the state of the ledger at one moment: SQLite's backup of a SQLite file, and from a server all tables as one
 transaction sees them. It is a ledger of the same id, with one file, readable by its owner only.
 """
 
@@ -93,7 +93,7 @@ def _copy_server(ledger: Ledger, target: Path) -> None:
 
 
 def _alone(file: Path) -> None:
-    """So that the file needs no log beside it, and can be read where nothing may be written."""
+    """Make the file readable without a log file, and where nothing may be written."""
     try:
         with closing(sqlite3.connect(file)) as connection:
             connection.execute("PRAGMA journal_mode = DELETE")

@@ -1,7 +1,7 @@
-"""When an account may be divided into shares, or divided anew, and what is recorded.
+"""When an account may be divided into sub-budgets, or the division changed, and what is recorded.
 
-Nothing that was spent or reserved moves: a share becomes no smaller than what its runs have, and what was spent without
-a share stays where it is. docs/privacy/ledger.md has the argument.
+Nothing that was spent or reserved moves. A sub-budget becomes no smaller than what its runs have spent and reserved,
+and what was spent without one stays where it is. docs/privacy/ledger.md has the argument.
 """
 
 from __future__ import annotations

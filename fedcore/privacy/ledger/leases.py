@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to charge and publish for a run, until somebody else takes it over.
+    """The right to charge and publish for a run, until another process takes it over.
 
     token: larger than that of every earlier lease of the run
     """

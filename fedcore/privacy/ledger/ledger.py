@@ -1,8 +1,8 @@
-"""The privacy ledger: what was promised to the people of a population, and what has been spent of it.
+"""The privacy ledger: the privacy budget of a population, and how much of it was spent.
 
 One ledger serves many populations, and outlives every run. A release goes reserved -> charged -> published, or ends as
 forfeited (charged, but its value was lost) or returned (never charged). A release is charged durably before its noise
-is drawn, and published in one transaction under a unique key, so that at most one noised value of it ever exists
+is drawn, and published in one transaction under a unique key. So at most one noisy value of it ever exists
 outside the process that drew it. Everything that happens to a population is a record in its hash chain
 (`fedcore.privacy.ledger.replay`); no record depends on the data of clients. Described in docs/privacy/ledger.md.
 """
@@ -64,10 +64,10 @@ PUBLISH_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """A paid release, whose noise may now be drawn once.
+    """A charged release, whose noise may now be drawn once.
 
-    attempt: 0 for the planned one, 1, 2, ... for those that draw a lost one again.
-    stored:  the value, if it was published before; then nothing was charged, and nothing is to be drawn.
+    attempt: 0 for the planned one, 1, 2, ... for redrawn ones.
+    stored:  the value, if it was published before; then nothing was charged, and nothing must be drawn.
     """
 
     run_id: str
@@ -255,7 +255,7 @@ class Ledger(Reservations):
         return Charge(run_id, round, name, attempt)
 
     def _pay_again(self, writer: ChainWriter, run: Row[Any], last: Row[Any]) -> bool:
-        """Pay for one more attempt at a release whose last one was lost; False if the release is given up instead."""
+        """Charge one more attempt at a release whose last one was lost; False if the release is skipped instead."""
         run_id, round, name = run.run_id, last.round, last.name
         now = self._account_row(writer.connection, writer.population_id, "write")  # with what this transaction added
         way = redraw(self._recent(writer.connection, now), run_id, round, name)
@@ -282,16 +282,17 @@ class Ledger(Reservations):
         return True
 
     def publish(self, lease: Lease, charge: Charge, noised: np.ndarray) -> np.ndarray:
-        """Store one noised value: `publish_round` of it alone."""
+        """Store one noisy value: `publish_round` of it alone."""
         return self.publish_round(lease, [charge], [noised])[0]
 
     def publish_round(self, lease: Lease, charges: Sequence[Charge], noised: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Store the noised values of a round in one transaction; only then may they leave this process. Returns the
-        values that hold: int64.
+        """Store the noisy values of a round in one transaction; only then may they leave this process. Returns the
+        valid values: int64.
 
         If another value of a release was published before, the new one is discarded and that one is returned. While
-        the database fails, the same arrays are tried again for PUBLISH_SECONDS: they are charged, and lost with the
-        process. An error stores nothing. Raises LeaseLost, SensitivityError for another shape or dtype than planned.
+        the database fails, the same arrays are tried again for PUBLISH_SECONDS, because they are charged, and would be
+        lost with the process. An error stores nothing. Raises LeaseLost, SensitivityError for another shape or dtype
+        than planned.
         """
 
         def work() -> list[np.ndarray]:
@@ -325,7 +326,7 @@ class Ledger(Reservations):
         return noised
 
     def published(self, run_id: str, name: str) -> np.ndarray | None:
-        """The published value, int64 of the planned shape, or of a thresholding step with at most so many rows; None if
+        """The published value, int64 of the planned shape; that of a thresholding step may have fewer rows. None if
         there is none. Needs no lease, costs nothing.
         """
         with self._transaction(write=False) as connection:
@@ -340,7 +341,7 @@ class Ledger(Reservations):
         return decoded_object(rows[0].payload, f"a record of run {run_id!r}") if rows else None
 
     def _shape(self, run: Row[Any], round: int, name: str, noised: np.ndarray) -> tuple[int, ...]:
-        """Of a noised value. Of a thresholding step the plan names the most rows that it may publish: how many pass the
+        """Shape of a noisy value. For a thresholding step the plan states the largest number of rows: how many pass the
         threshold is a part of what is published. Raises SensitivityError if it is not as planned.
         """
         for planned in decoded_list(run.plan, f"the plan of run {run.run_id!r}"):

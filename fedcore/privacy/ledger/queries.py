@@ -145,8 +145,8 @@ def refusal(
 ) -> tuple[str, str]:
     """(message, remedy) for a plan that costs rho and delta, spares included, and does not fit into the budget.
 
-    balance: of the account, or of a share as its runs see it, which has this part of the budget. payers: ranges of the
-    cohorts that would pay, where the budget is kept by cohort.
+    balance: of the account, or the view of a sub-budget, which is this part of the budget. payers: ranges of the
+    cohorts that would be charged, for a budget by cohort.
     """
     budget, who = balance.required_budget(), f"{balance.whose}population {balance.population_id!r}"
     paying = [s for s in balance.segments if any(low <= s.last and s.first <= high for low, high in payers)]

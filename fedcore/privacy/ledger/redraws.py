@@ -1,7 +1,7 @@
-"""How a release is paid that was charged, drawn and lost before it was published.
+"""How a lost release is charged again, which was charged and drawn, but not published.
 
-Its noise may have been drawn, so that another draw costs its price again. The choice looks at the ledger only, never at
-a value: every draw that was ever begun was paid for before it began.
+Its noise may have been drawn, so another draw has the same privacy cost again. The choice depends only on the ledger,
+never on a value: every draw was charged before it began.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ class Redraw:
 
 
 def redraw(account: Account, run_id: str, round: int, name: str) -> Redraw | None:
-    """The first of these that pays: a spare, what no run has reserved, that and the run's last optional rounds.
+    """The first source that is large enough: a reserve release, unreserved budget, that and the run's last optional
+    rounds.
 
-    None if nothing does, and the release is one that the run needs.
+    None if none is, and the run needs the release.
     """
     run = account.runs[run_id]
     if run.given_up is not None and round >= run.given_up:
@@ -36,7 +37,7 @@ def redraw(account: Account, run_id: str, round: int, name: str) -> Redraw | Non
     if run.spares_left:
         return Redraw("spare")
     planned, budget = run.attempts[round, name, 0], account.required_budget()
-    rho_used, delta_used = account.sums().most(run.payers)  # all of them pay, so that what is freed is freed for each
+    rho_used, delta_used = account.sums().most(run.payers)  # all are charged, so what is freed is freed for each
     rho = Fraction(budget.rho_max) - rho_used - Fraction(planned.rho)
     delta = Fraction(budget.delta_extra) - delta_used - Fraction(planned.delta)
     rho_of_share, delta_of_share = account.share_left(run.payers, run.share)

@@ -75,7 +75,7 @@ def _periods(payload: JsonObject) -> PeriodTerms | None:
 
 
 def _spent_before(account: Account, run_id: str, payload: JsonObject) -> None:
-    """The starting charge of an account: everybody who is there pays it, before anything is reserved."""
+    """The starting charge of an account: it is charged to all existing clients, before anything is reserved."""
     if account.budget is None or account.spent_before is not None or account.runs or account.checkpoint:
         raise ValueError("a starting charge without a budget, a second one, or one after a run")
     rho = _price(payload["rho"])
@@ -136,7 +136,7 @@ def _cohorts(account: Account, run_id: str, payload: JsonObject) -> None:
 
 
 def _forget(account: Account, run_id: str, payload: JsonObject) -> None:
-    _count(payload["version"])  # what is published stays, and what it cost; nobody's account begins anew
+    _count(payload["version"])  # what is published stays, and what it cost; no account starts again
 
 
 def _checkpoint(account: Account, run_id: str, payload: JsonObject) -> None:
@@ -182,7 +182,7 @@ def _check_noise(run: RunAccount) -> None:
 
 
 def _share(account: Account, payload: JsonObject) -> str | None:
-    """The share that pays for a reservation."""
+    """The sub-budget that a reservation is charged to."""
     name = payload.get("share")
     if (name is None) != (SHARES not in payload.get("needs", [])) or (name is not None and name not in account.shares):
         raise ValueError("a plan with a share that the account does not have")

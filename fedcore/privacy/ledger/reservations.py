@@ -1,6 +1,6 @@
-"""Reservations: the price of a whole plan is set aside before a run opens data.
+"""Reservations: the privacy cost of a whole plan is reserved before a run opens data.
 
-The account is replayed from its newest checkpoint, so that a reservation takes the same time whatever was spent before.
+The account is replayed from its newest checkpoint, so the time of a reservation does not depend on earlier spending.
 """
 
 from __future__ import annotations
@@ -52,17 +52,18 @@ class Reservations(SketchAccounts):
         cohorts: Participants | None = None,
         share: str | None = None,
     ) -> None:
-        """Set aside the price of a plan and of `spares` redraws of its dearest release, before data are opened.
+        """Reserve the privacy cost of a plan and of `spares` redraws of its most costly release, before data are
+        opened.
 
         If the run has reserved the same plan before, nothing happens. secure: whether the noise protects people. bound:
-        digests of what the run reads and is, kept in the record: {"manifest", "version", "run"}. cohorts: who takes
-        part and pays, where the budget is kept by cohort; every one of them must be able to. share: of a divided
-        budget, that pays; None: what is undivided, and all of a budget that is not divided. Raises BudgetMissing,
+        digests of what the run reads and is, kept in the record: {"manifest", "version", "run"}. cohorts: those
+        that take part and are charged, for a budget by cohort; each needs enough budget. share: sub-budget that is
+        charged; None: the undivided part, or all of a budget that is not divided. Raises BudgetMissing,
         SharedIds, BudgetExceeded with the numbers, PrivacyError for another unit or relation, for test noise on a
         ledger for people, for more calendar periods than the budget's window, for another plan under the same run id,
         or for cohorts without accounts for them and the other way round, PopulationBranched for a cohort that is known
         under another token, ConfigError for a plan that is malformed, whose noise cannot be drawn, or costs more than
-        its price.
+        it declares.
         """
         if not secure and not self.is_test:
             raise PrivacyError(
@@ -80,7 +81,7 @@ class Reservations(SketchAccounts):
             "secure": secure,
             "statement": None,  # as earlier records have it
         }
-        # What a plan does not use is no part of its digest, and the law of the noise never is.
+        # What a plan does not use is no part of its digest, and the noise distribution never is.
         identity = {**payload, "population_id": population_id}
         later: dict[str, Any] = {"needs": [], "noise": plan[0].law, "purpose": PURPOSE, "bound": bound}
         if cohorts is not None:  # tokens are no part of the plan: they are compared with those that are known
@@ -136,7 +137,8 @@ class Reservations(SketchAccounts):
             self._check_noise(run_id, planned)
 
     def _check_noise(self, run_id: str, planned: PlannedRelease) -> None:
-        """Noise of the planned scale can be drawn, and costs no more than the price: D**2 / (2 s**2) <= rho exactly."""
+        """Check that noise of the planned scale can be drawn, and costs no more than planned: D**2 / (2 s**2) <= rho
+        exactly."""
         scale = planned.scale
         if scale > LARGEST_SCALE:
             raise ConfigError(
@@ -178,7 +180,7 @@ class Reservations(SketchAccounts):
         if (number := account.stranger(cohorts.tokens)) is not None:
             raise PopulationBranched(
                 f"cohort {number} of population {account.population_id!r} is not the one that the ledger knows by this "
-                "number: two copies of the population were appended to. A client may lie in another cohort here than "
+                "number: two copies of the population were appended to. A client may be in another cohort here than "
                 "there, and would spend two budgets.",
                 ONE_COPY,
             )

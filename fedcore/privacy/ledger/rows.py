@@ -1,7 +1,7 @@
-"""Rows of a ledger, read with care: somebody may have edited them.
+"""Rows of a ledger, validated on reading, since they may have been edited.
 
-What is of the wrong type, or cannot be a value of its column, is a LedgerTampered that names table and column; what a
-newer version of fedcore wrote is said to be so.
+A value of the wrong type, or one that its column cannot have, raises LedgerTampered with the table and column. Values
+of a newer version of fedcore are reported as such.
 """
 
 from __future__ import annotations

@@ -12,12 +12,13 @@ class ShareAccounts(CohortAccounts):
     """Accounts, of which shares may be dealt out."""
 
     def divide(self, population_id: str, changes: Shares) -> None:
-        """Divide the budget of a population into named shares, or change these, by a record that is shown for ever.
+        """Divide the budget of a population into named sub-budgets, or change them, by a record that is shown
+        permanently.
 
-        changes: parts of the budget by name, exact; shares that are not named stay as they are, and 0 takes one away.
-        What no share has pays for runs that name none. Nothing is recorded if nothing changes. Raises BudgetMissing,
-        ConfigError for names and parts that cannot be, BudgetExceeded if a share, or what is left undivided, would have
-        less than its runs have spent and reserved.
+        changes: fractions of the budget by name, exact; other sub-budgets stay as they are, and 0 removes one. The
+        undivided part is charged for runs without a sub-budget. Nothing is recorded if nothing changes. Raises
+        BudgetMissing, ConfigError for invalid names and fractions, BudgetExceeded if a sub-budget, or the undivided
+        part, would have less than its runs have spent and reserved.
         """
         with self._writing(population_id) as writer:
             account = self._recent(writer.connection, writer.account)

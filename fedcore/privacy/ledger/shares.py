@@ -1,7 +1,7 @@
-"""Named shares of one budget: fractions of an account that its operator deals out to teams or deployments.
+"""Named sub-budgets: fractions of an account's budget that its operator assigns to teams or deployments.
 
-What people are promised is the account's: its filter decides as if there were no shares, and a share is one more reason
-to refuse. A run that names none is paid from what is undivided. docs/privacy/ledger.md has the argument.
+The privacy guarantee is the account's: its filter decides as if there were no sub-budgets, and a sub-budget is one more
+reason to refuse. A run without one is charged to the undivided part. docs/privacy/ledger.md has the argument.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LARGEST = 10**9  # denominator of a part
 
 
 def read_shares(said: Iterable[str]) -> dict[str, Fraction]:
-    """{name: part} of texts such as "team-a=.5" or "team-b=1/3", exactly as they are written. Raises ConfigError."""
+    """{name: part} of texts such as "team-a=0.5" or "team-b=1/3", exactly as written. Raises ConfigError."""
     found: dict[str, Fraction] = {}
     for text in said:
         name, equals, part = text.partition("=")
@@ -104,5 +104,5 @@ def in_words(shares: Shares) -> str:
 
 
 def whose(name: str | None) -> str:
-    """Of a divided account: what pays for a run, as a sentence says it before "of population ..."."""
+    """The part of a divided account that is charged, in the form of a sentence before "of population ..."."""
     return "the undivided part" if name is None else f"share {name!r}"

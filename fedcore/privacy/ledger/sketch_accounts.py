@@ -58,7 +58,7 @@ class SketchAccounts(ShareAccounts):
 
     @property
     def sketch_key_file(self) -> Path:
-        """Beside the file of a SQLite ledger; of a server's ledger in the user's data folder."""
+        """The key file: next to the file of a SQLite ledger; for a server's ledger in the user's data folder."""
         if (file := db.file_of(self._engine)) is not None:
             return file.with_name(f"{file.name}.ids.key")
         from platformdirs import user_data_path

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from fedcore.population.cohorts import FOUNDERS
 from fedcore.storage.ranges import Ranges
 
-EVERYBODY: Ranges = ((FOUNDERS, FOUNDERS),)  # who pays for a run that names no cohorts
+EVERYBODY: Ranges = ((FOUNDERS, FOUNDERS),)  # charged for a run that names no cohorts
 
 
 class Totals(NamedTuple):

@@ -41,7 +41,7 @@ class Bytes(LargeBinary):
         return lambda value: bytes(value) if isinstance(value, memoryview) else value
 
 
-# One row. A ledger of test noise says so for ever.
+# One row. A ledger of test noise is marked permanently.
 ledger_table = Table(
     "fedcore_ledger",
     metadata,
@@ -143,7 +143,7 @@ sketches = Table(
     Column("key", String(16), nullable=False),  # name of the key
     Column("version", Integer, nullable=False),  # of the population that it describes, and checksum of its manifest
     Column("manifest", String(64), nullable=False),
-    Column("clients", Integer, nullable=False),  # the first so many of that version are in the sketch
+    Column("clients", Integer, nullable=False),  # this many, the first ones, of that version are in the sketch
     Column("ids", Integer, nullable=False),
     Column("parts", Integer, nullable=False),
     Column("cells", Bytes, nullable=False),

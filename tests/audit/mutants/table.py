@@ -309,7 +309,7 @@ sites: the key is not destroyed
 = fedcore/training/publishing.py
 @ tests/privacy/test_noise_law.py::test_what_cannot_be_drawn_is_not_charged
 noise: what cannot be drawn is told after it is charged
--         self.noise.ready(planned, grid_values)  # refuses before anything is paid
+-         self.noise.ready(planned, grid_values)  # refuses before anything is charged
 @ tests/privacy/test_order.py::test_a_release_that_cannot_be_published_is_drawn_once
 publish: drawn again after a failure
 -         return self.ledger.publish(self.lease, charge, drawn)
@@ -806,7 +806,7 @@ halves: a held-out part beside the documents
 = fedcore/population/ingest/sources_table.py
 @ tests/population/test_documents.py::test_a_document_that_spans_two_periods_lies_in_one_half
 halves: documents of calendar entries, not of their client
--         if self.request.documents is not None:  # by client, also where rows go to entries: a document lies in one half
+-         if self.request.documents is not None:  # by client, also where rows go to entries: a document is in one half
 -             second = self._second_half(account, names, codes, piece, good)
 -         if self.kept.calendar is not None:
 -             names, codes = self._entries(account, names, codes, piece, good)

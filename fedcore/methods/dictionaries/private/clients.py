@@ -50,8 +50,8 @@ class Ladder:
         return np.searchsorted(self.edges, values, side="right")
 
     def quantile(self, counts: np.ndarray, share: float) -> float:
-        """The upper end of the cell in which this share of the clients is reached, in the window of WINDOW cells that
-        holds the most. counts: (cells,) noised, so that a sum over all cells would be mostly noise."""
+        """The upper end of the cell at which this share of the clients is reached, within the window of WINDOW cells
+        that holds the most. counts: (cells,) noisy, so that a sum over all cells would be mostly noise."""
         sums = np.convolve(counts, np.ones(WINDOW), "valid")
         first = int(sums.argmax())
         reached = np.cumsum(counts[first : first + WINDOW]) >= share * max(float(sums[first]), 1e-300)
@@ -135,7 +135,7 @@ def sums_cells(r: int, d: int) -> int:
 
 
 def room_of(message: PrivateMessage, d: int) -> int:
-    """How many numbers a client needs beside its rows."""
+    """How many numbers a client needs in addition to its rows."""
     match message:
         case ScaleMessage():
             return ENERGIES.cells
@@ -229,7 +229,7 @@ def _moments(message: MomentsMessage, stack: Stack) -> np.ndarray:
 
 
 def _sums(message: PrivateSumsMessage, stack: Stack) -> np.ndarray:
-    atoms = np.array(message.atoms, np.float64, order="C")  # what came over a wire may lie at any address
+    atoms = np.array(message.atoms, np.float64, order="C")  # a received array may be at any address
     c, (r, d) = len(stack), atoms.shape
     steps, energies, rows = np.zeros((c, r, d)), np.zeros((c, r)), np.zeros(c, np.int64)
     for tile, counts in stack.tiles():

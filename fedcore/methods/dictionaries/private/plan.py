@@ -1,4 +1,4 @@
-"""What a private run releases and what that costs, and what it is likely to be worth: public numbers alone."""
+"""The releases of a private run, their privacy cost and their expected utility, from public numbers only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCALE, MOMENTS = "scale", "moments"
 SCALE_SHARE, MOMENTS_SHARE = 0.02, 0.13  # of a run's budget; rounds share the rest
 
 Word = Literal["weak", "fair", "good"]
-LIKELY_CLIP = 0.05  # in units of the typical energy; clients with some 50 rows had .02 to .1
+LIKELY_CLIP = 0.05  # in units of the typical energy; clients with some 50 rows had 0.02 to 0.1
 GOOD, FAIR = 0.2, 1.0  # at most: nu of an atom that has an equal share of the energy
 COSINES = 1.35  # nu up to which learnt atoms left less than as many public cosines (notes/privacy-dictionaries.md)
 EXPECT: dict[Word, str] = {
@@ -45,11 +45,11 @@ def begins_given(public: PublicFacts) -> bool:
 
 
 def nominal(public: PublicFacts) -> int:
-    """The public number of clients who take part. Raises ConfigError if nobody declared one."""
+    """The declared number of clients who take part. Raises ConfigError if none was declared."""
     if public.nominal_clients is None:
         raise ConfigError(
-            "a private dictionary run needs a nominal number of clients, because the exact one is not public.",
-            "Set nominal_clients in the settings, or declare it when the population is made.",
+            "a private dictionary run needs a declared number of clients, because the exact one is not public.",
+            "Pass --set nominal_clients=N, or declare it at ingest (`--nominal-clients N`).",
         )
     return public.nominal_clients
 
@@ -63,8 +63,8 @@ def shape_of(config: DictionariesConfig, public: PublicFacts) -> tuple[int, int]
 
 
 def plan(config: DictionariesConfig, public: PublicFacts) -> list[PlannedRelease]:
-    """Releases whose prices, rounded up, sum to at most public.rho. Raises ConfigError without a budget or a
-    nominal number of clients."""
+    """Releases whose privacy costs, rounded up, sum to at most public.rho. Raises ConfigError without a budget or a
+    declared number of clients."""
     if public.rho is None or not public.rho > 0:
         raise ConfigError("a private dictionary run needs a privacy budget.", "Set a budget for the population.")
     nominal(public)
@@ -81,7 +81,7 @@ def plan(config: DictionariesConfig, public: PublicFacts) -> list[PlannedRelease
     asked, rho = [*first, *sums], public.rho
     sensitivity = SPREADS[public.relation] * GRID_NORM
     while True:
-        # Prices round up, hence a hair is kept back; the loop ends because the hair grows.
+        # Costs round up, hence a hair is kept back; the loop ends because the hair grows.
         rho *= 1.0 - 1e-12
         releases = [
             PlannedRelease(

@@ -87,7 +87,7 @@ def message(config: DictionariesConfig, state: DictionariesState) -> PrivateMess
 def server_update(
     config: DictionariesConfig, state: DictionariesState, published: Mapping[str, np.ndarray]
 ) -> tuple[DictionariesState, RoundInfo]:
-    """published: the round's noised array of whole numbers, by planned name."""
+    """published: the round's noisy array of whole numbers, by planned name."""
     match state.phase:
         case "scale":
             return _after_scale(config, state, published[SCALE])
