@@ -6,6 +6,24 @@ raw statistic of a private run.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+EXTRAS = {  # of pyproject.toml, with the name of the package, by the name that code imports
+    "prefect": ("Prefect", "platform"),
+    "dask": ("Dask", "platform"),
+    "distributed": ("Dask", "platform"),
+    "matplotlib": ("Matplotlib", "plots"),
+    "pyarrow": ("PyArrow", "tables"),
+    "duckdb": ("DuckDB", "sql"),
+    "av": ("PyAV", "video"),
+    "upath": ("universal-pathlib", "object-storage"),
+    "opentelemetry": ("OpenTelemetry", "telemetry"),
+    "psycopg": ("a driver of its database", "postgresql"),
+}
 LAST_READER = "6fae4f3"  # commit that still reads the formats of before the first release
 
 
@@ -36,6 +54,29 @@ class FedcoreError(Exception):
 
 class ConfigError(FedcoreError):
     """A setting is unknown, of the wrong type, or out of range."""
+
+
+class ExtraMissing(ConfigError):
+    """A package that one of fedcore's extras installs is not installed. Names the extra."""
+
+
+@contextmanager
+def needs(what: str, package: str = "", otherwise: str = "") -> Iterator[None]:
+    """Imports in the body need packages of an extra; one that is not installed is an ExtraMissing.
+
+    what: the subject of the message, such as "SQL queries"; package: a key of EXTRAS, for which every ImportError then
+    stands; without it, errors about other packages pass; otherwise: what to do instead, in a sentence.
+    """
+    try:
+        yield
+    except ImportError as error:
+        if (package or error.name) not in EXTRAS:
+            raise
+        name, extra = EXTRAS[package or str(error.name)]
+        raise ExtraMissing(
+            f"{what} needs {name}, which is not installed.",
+            f'Install it: pip install "fedcore[{extra}]". {otherwise}'.rstrip(),
+        ) from error
 
 
 class NotWorthIt(ConfigError):

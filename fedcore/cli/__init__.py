@@ -27,7 +27,7 @@ from fedcore.cli.status import status
 from fedcore.cli.training import resume, train
 from fedcore.cli.up import down, up
 from fedcore.cli.verifying import verify, verify_statement
-from fedcore.errors import ConfigError, FedcoreError
+from fedcore.errors import ConfigError, FedcoreError, needs
 
 app = typer.Typer(
     name="fedcore",
@@ -93,7 +93,8 @@ def main() -> None:
     try:
         if any("\0" in argument for argument in sys.argv):
             raise ConfigError("an argument contains a NUL character.", "No file, setting or name has one.")
-        app(prog_name="fedcore")
+        with needs("This command"):
+            app(prog_name="fedcore")
     except FedcoreError as error:
         fail(error, "--json" in sys.argv)
 

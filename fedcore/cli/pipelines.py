@@ -13,7 +13,7 @@ from fedcore.cli.help_text import Commands
 from fedcore.cli.options import Json, Local
 from fedcore.cli.serving import use_ledger_of
 from fedcore.cli.terminal import importing, say, table, warn
-from fedcore.errors import ConfigError, StepsFailed
+from fedcore.errors import ConfigError, StepsFailed, needs
 
 if TYPE_CHECKING:
     from fedcore.operations.pipelines.journal import RunRecord
@@ -49,7 +49,7 @@ def pipeline_run(
             from fedcore.operations.pipelines.running import run_pipeline
         runs = run_pipeline(ready, when)
     else:
-        with importing():
+        with importing(), needs("Without --local this command"):
             flows = import_module("fedcore.flows.pipeline")
         runs = flows.run_here(ready, when)
     if as_json:

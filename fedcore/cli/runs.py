@@ -365,9 +365,12 @@ def _answering(workers: int | None, dask: str | None, private: bool = False) -> 
 
 def _worth_a_server(store: Population) -> bool:
     """Whether scores are made in a flow: if there is a server that shows it, or workers would share the work."""
+    from fedcore.errors import ExtraMissing, needs
     from fedcore.population.sizing import is_small
 
-    if not is_small(store.n_clients, sum(store.sizes())):
-        return True
-    with importing():
-        return bool(import_module("fedcore.flows.own_server").knows_a_server())
+    try:
+        with importing(), needs("A flow"):
+            server = import_module("fedcore.flows.own_server")
+    except ExtraMissing:
+        return False
+    return not is_small(store.n_clients, sum(store.sizes())) or bool(server.knows_a_server())

@@ -17,7 +17,7 @@ from fedcore.cli.help_text import Commands
 from fedcore.cli.options import Dask, Json, Ledger, Local, Runs, Settings, Workers, open_population, stamp, use_ledger
 from fedcore.cli.terminal import importing, parse_seconds, read_settings, say, table, warn
 from fedcore.cli.training import in_process
-from fedcore.errors import ConfigError, FedcoreError, StudyError
+from fedcore.errors import ConfigError, FedcoreError, StudyError, needs
 from fedcore.storage import files
 from fedcore.storage.files import shortened
 
@@ -138,7 +138,7 @@ def _turns_as_flows(
     def turn_of(joined: Joined, once: bool) -> Turn:
         if (idle := idle_turn(joined, own, once=once, now=_now)) is not None:
             return idle
-        with importing():
+        with importing(), needs("Without --local this command"):
             flows = import_module("fedcore.flows.sites")
         compute = flows.Compute(workers=workers, dask=dask)
         return Turn(**flows.site_run(study=joined.name, identity=identity, once=once, waits=LONG, compute=compute))

@@ -29,7 +29,7 @@ from fedcore.cli.options import (
     use_metrics,
 )
 from fedcore.cli.terminal import importing, parse_bytes, read_settings, say, show_table, warn
-from fedcore.errors import FedcoreError, Waiting
+from fedcore.errors import FedcoreError, Waiting, needs
 from fedcore.storage.files import Place, listing, place
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def trained(
         return in_process(
             lambda backend: start_run(request, backend, stamp=stamp(), spec=spec), workers, dask, method.private, quiet
         )
-    with importing():
+    with importing(), needs("Without --local this command"):
         flows = import_module("fedcore.flows.train")
     with saying_how_to_go_on(None, request.runs):
         path: Place | Waiting = flows.FLOWS[request.method](
@@ -199,7 +199,7 @@ def resumed(
             recorded_request(Run.open(run))["private"],
             quiet,
         )
-    with importing():
+    with importing(), needs("Without --local this command"):
         flows = import_module("fedcore.flows.train")
     compute = flows.Compute(workers=workers, dask=dask, cache_bytes=cache_bytes)
     with saying_how_to_go_on(place(run)):

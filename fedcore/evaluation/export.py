@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.errors import ConfigError, RunError
+from fedcore.errors import ConfigError, RunError, needs
 from fedcore.evaluation.images import pictures_figure
 from fedcore.evaluation.result_file import RESULT, json_value, result_document
 from fedcore.evaluation.run_summary import features_of, result_of
@@ -278,7 +278,8 @@ def _cell(value: object) -> str:
 
 
 def _parquet_file(source: _Source, path: Place) -> dict[str, Any]:
-    import pyarrow.parquet as parquet
+    with needs(f"The table {path.name!r}", "pyarrow", "Or end the name in .csv."):
+        import pyarrow.parquet as parquet
 
     table, sink = source.one_table(), io.BytesIO()
     about = {name: value for name, value in source.document.items() if name != "tables"}

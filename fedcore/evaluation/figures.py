@@ -15,6 +15,7 @@ from functools import cache
 
 import numpy as np
 
+from fedcore.errors import needs
 from fedcore.rounds.results import distinguishing, heaviest
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -306,8 +307,9 @@ def printable(text: str) -> str:
 
 
 def _figure(size: tuple[float, float] = SIZE, rows: int | None = None, columns: int = 1):
-    """A figure and its axes; a (rows, columns) array of axes if rows is given."""
-    from matplotlib.figure import Figure
+    """A figure and its axes; a (rows, columns) array of axes if rows is given. Raises ExtraMissing."""
+    with needs("A figure", "matplotlib"):
+        from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, dpi=DPI, layout="constrained", facecolor="white")
     grid = figure.subplots(rows or 1, columns, squeeze=False)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from pydantic_core import to_jsonable_python
 
-from fedcore.errors import FedcoreError
+from fedcore.errors import ExtraMissing, FedcoreError
 from fedcore.evaluation.bars import bars_figure
 from fedcore.evaluation.changes import since_the_run_before
 from fedcore.evaluation.figures import (
@@ -137,9 +137,14 @@ def _published(run: Run) -> set[str]:
 def write_report(run: Run, vocabulary: Sequence[str] | None = None, drawn: Mapping[str, bytes] | None = None) -> Place:
     """Write report.html into the run's folder, whole or not at all; needs nothing from elsewhere. Returns its path.
 
-    drawn: what `run_figures` returned for the run as it is now; drawn here if it is not given.
+    drawn: what `run_figures` returned for the run as it is now; drawn here if it is not given. Without Matplotlib the
+    page has no figures, and states why.
     """
-    drawn = run_figures(run, vocabulary) if drawn is None else drawn
+    undrawn = ""
+    try:
+        drawn = run_figures(run, vocabulary) if drawn is None else drawn
+    except ExtraMissing as missing:
+        drawn, undrawn = {}, f"This page has no figures. {missing} Then write it again: fedcore report {run.path}"
     figures = {name: data_uri(png) for name, png in drawn.items()}
     path, evaluation = run.path / "report.html", evaluation_of(run)
     summary, result = run_summary(run), result_of(run, vocabulary)
@@ -150,6 +155,7 @@ def write_report(run: Run, vocabulary: Sequence[str] | None = None, drawn: Mappi
         first_page=markup(privacy_page(run, vocabulary)),
         summary=summary,
         figures=figures,
+        undrawn=undrawn,
         captions=_captions(run, result),
         settings=_settings(run),
         since=since_the_run_before(run),

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.errors import ConfigError, IngestError
+from fedcore.errors import ConfigError, IngestError, needs
 from fedcore.population.ingest.sources import files_of
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
@@ -70,8 +70,9 @@ def _reading(file: Path) -> Iterator[None]:
 
 def _schema(file: Path) -> Any:
     """The columns of a file, a pyarrow.Schema; those of CSV as its first lines have them."""
-    import pyarrow.csv as arrow_csv
-    import pyarrow.parquet as parquet
+    with needs(f"The table {file}", "pyarrow", "Or give an array, a data frame or a file .npy."):
+        import pyarrow.csv as arrow_csv
+        import pyarrow.parquet as parquet
 
     with _reading(file):
         if file.suffix != ".csv":

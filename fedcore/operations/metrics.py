@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from fedcore.errors import ExtraMissing, needs
 from fedcore.storage.files import place, write_whole
 from fedcore.training.session import Session
 
@@ -133,11 +134,10 @@ class Meter:
         if not any(map(os.environ.get, ENDPOINTS)) or os.environ.get("OTEL_METRICS_EXPORTER") == "none":
             return None
         try:
-            from fedcore.operations.otlp import Exporter
-        except ImportError:
-            self.warn(
-                "an OTLP endpoint is named, and OpenTelemetry is not installed: pip install 'fedcore[telemetry]'."
-            )
+            with needs("The OTLP endpoint", "opentelemetry"):
+                from fedcore.operations.otlp import Exporter
+        except ExtraMissing as missing:
+            self.warn(str(missing))
             return None
         try:
             sent = {otlp_name(name): (name, METRICS[name][0] == "counter", *METRICS[name][1:]) for name in METRICS}

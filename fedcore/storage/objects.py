@@ -18,14 +18,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from fedcore.errors import ConfigError, FedcoreError, Unreachable
+from fedcore.errors import ConfigError, FedcoreError, Unreachable, needs
 
 if TYPE_CHECKING:
     from upath import UPath
 
 BATCH_BYTES = 32 << 20  # objects that are fetched or stored at the same time
 REASON_LENGTH = 200  # characters of a foreign error's text
-EXTRA = 'pip install "fedcore[object-storage]"'
 PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs"}  # next to the extra
 VARIABLES = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE, AWS_ENDPOINT_URL",
@@ -55,18 +54,18 @@ def place(url: str) -> UPath:
             f"A {scheme}:// URL of a population or of runs holds a password, which runs would write down.",
             f"Take it out and use the environment: {_variables(scheme)}.",
         )
-    try:
+    with needs(url, "upath"):
         from upath import UPath
-    except ImportError as error:
-        raise ConfigError(f"Reading {url} needs packages for object storage.", f"Install them: {EXTRA}") from error
     try:
         found = UPath(url, **_options(scheme))
         with reaching(found, ImportError, ValueError):
             found.fs.invalidate_cache()  # makes the file system: a package may be missing
     except ImportError as error:
         package = PACKAGES.get(scheme)
-        more = f" and: pip install {package}" if package else ""
-        raise ConfigError(f"{url} needs another package ({error}).", f"Install {EXTRA}{more}") from error
+        more = f" {package}" if package else ""
+        raise ConfigError(
+            f"{url} needs another package ({error}).", f'Install it: pip install "fedcore[object-storage]"{more}'
+        ) from error
     except ValueError as error:
         raise ConfigError(
             f"There is no storage for {scheme}:// URLs ({error}).", "Use s3://, gs://, az:// or a folder."

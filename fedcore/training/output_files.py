@@ -27,7 +27,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from fedcore.errors import PopulationError
+from fedcore.errors import PopulationError, needs
 from fedcore.population.store import Population
 from fedcore.rounds.method import ROWS, ClientOutputs
 from fedcore.storage.files import flush, json_bytes, make_folder, opened, seal, sweep_partials, write_whole
@@ -296,6 +296,8 @@ class TableFiles(OutputFiles):
     Lines: type[LineFile]
 
     def __init__(self, path: Path, population: Population, features: Sequence[str]):
+        with needs(f"The table {path.name!r}", "pyarrow", "Or write a folder: a name without .csv and .parquet."):
+            import pyarrow  # noqa: F401
         self.rows_path = path.with_name(f"{path.stem}.rows{path.suffix}")
         self.about_path = path.with_name(f"{path.name}.about.json")
         super().__init__(path, population, features)

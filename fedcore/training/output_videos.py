@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.errors import ConfigError
+from fedcore.errors import needs
 from fedcore.population.store import Population
 from fedcore.storage.files import opened
 from fedcore.training.output_pictures import PictureFolder, bytes_of, folder_name
@@ -28,17 +28,12 @@ EXACT = "+bitexact"  # FFmpeg writes no time, no version and no random number
 
 
 class VideoFolder(PictureFolder):
-    """Raises ConfigError, when it is asked for, if rows are no pictures or PyAV is not installed."""
+    """Raises ConfigError, when it is asked for, if rows are no pictures, ExtraMissing if PyAV is not installed."""
 
     def __init__(self, path: Path, population: Population, features: Sequence[str]):
         super().__init__(path, population, features)
-        try:
+        with needs(f"The folder of videos {path.name!r}", "av", "Or end the name in .pngs."):
             import av
-        except ImportError as error:
-            raise ConfigError(
-                f"{path.name!r} would be a folder of videos, and what writes them (PyAV) is not installed.",
-                'Install it: pip install "fedcore[video]". Or end the name in .pngs.',
-            ) from error
         self.av = av
         self.videos: list[_Video] = []
         self.names: dict[str, int] = {}

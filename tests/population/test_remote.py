@@ -232,7 +232,7 @@ def test_a_package_that_is_not_installed(monkeypatch, module, url, remedy):
     monkeypatch.setitem(sys.modules, module, None)
     for name in ("s3", "gs", "az"):
         monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, name, raising=False)
-    with pytest.raises(ConfigError, match="package") as caught:
+    with pytest.raises(ConfigError, match="needs") as caught:
         Population.open(url)
     assert remedy in caught.value.remedy
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedcore.errors import IngestError
+from fedcore.errors import IngestError, needs
 from fedcore.population.choices import Format
 from fedcore.population.columns import image_fault
 from fedcore.population.identifiers import FOLDED, STRIPPED, Rule
@@ -186,7 +186,10 @@ def _text(
 
 
 def table_files(where: Where, form: Format, request: IngestRequest, spill: Path | None = None) -> list[TableFile]:
-    """The files of a table, with the columns that the names of their folders have. Raises IngestError."""
+    """The files of a table, with the columns that the names of their folders have. Raises IngestError,
+    ExtraMissing."""
+    with needs("A table", "pyarrow", "Or ingest arrays: .npz, .npy."):
+        import pyarrow  # noqa: F401
     if form == "sql":
         return [SqlQuery(_query(where), spill)]
     missing = missing_texts(request.na)

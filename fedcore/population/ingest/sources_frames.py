@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.errors import IngestError
+from fedcore.errors import IngestError, needs
 from fedcore.population.blocks import Kind
 from fedcore.population.identifiers import STRIPPED, Rule
 from fedcore.population.ingest.batches import Account, MatrixBatch, refuse_same_names
@@ -230,14 +230,9 @@ def array_frames(file: Path, name: str | None = None) -> Iterator[np.ndarray]:
 
 
 def video_frames(file: Path) -> Iterator[np.ndarray]:
-    """Frames of a video file one after the other, by PyAV (FFmpeg). Raises IngestError."""
-    try:
+    """Frames of a video file one after the other, by PyAV (FFmpeg). Raises IngestError, ExtraMissing."""
+    with needs(f"The video {file}", "av", "Or save the frames as images or as an array in .npz."):
         import av
-    except ImportError as error:
-        raise IngestError(
-            f"{file} is a video file, and what reads them (PyAV) is not installed.",
-            'Install it: pip install "fedcore[video]". Or save the frames as images or as an array in .npz.',
-        ) from error
     number = 0
     try:
         with av.open(str(file)) as container:

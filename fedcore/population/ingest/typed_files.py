@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.errors import IngestError
+from fedcore.errors import IngestError, needs
 from fedcore.population.ingest.batches import NUMBERS, Account, left_out, listed
 from fedcore.population.ingest.parts import Span, joined
 from fedcore.population.ingest.reading_ahead import read_ahead, read_at_once
@@ -242,10 +242,8 @@ class SqlQuery(_Typed):
 
     @contextmanager
     def _run(self, query: str, rows: int) -> Iterator[Any]:
-        try:
-            duckdb = importlib.import_module("duckdb")  # an extra, without types
-        except ImportError as error:
-            raise IngestError("SQL queries need DuckDB.", 'Install it: pip install "fedcore[sql]".') from error
+        with needs("The SQL query", "duckdb"):
+            duckdb = importlib.import_module("duckdb")  # without types
         settings: dict[str, Any] = {"memory_limit": f"{QUERY_BYTES}B", "threads": 1}
         settings |= {"autoinstall_known_extensions": False}
         if self.spill is not None:

@@ -20,7 +20,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from fedcore.errors import LedgerError, LedgerMissing
+from fedcore.errors import LedgerError, LedgerMissing, needs
 
 BUSY_SECONDS = 30.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0  # seconds between attempts at what must not be lost
@@ -66,7 +66,8 @@ def connect(url: URL, *, create: bool) -> Engine:
     """
     if url.get_backend_name() != "sqlite":
         try:
-            return create_engine(url, poolclass=NullPool, isolation_level="READ COMMITTED")  # what the row locks assume
+            with needs(f"The ledger at {url.render_as_string()}"):
+                return create_engine(url, poolclass=NullPool, isolation_level="READ COMMITTED")  # for the row locks
         except (NoSuchModuleError, ModuleNotFoundError) as error:
             raise LedgerError(
                 f"no driver for {url.render_as_string()} is installed ({error}).",
