@@ -125,8 +125,7 @@ def _refuse_others(store: Population, target: layout.Place) -> bool:
     for block in made.blocks:
         if found.get(block.slot, block.fingerprint) != block.fingerprint:
             raise PopulationError(
-                f"{target} was appended to separately: its slot {block.slot} differs from that of {store.path}.",
-                remedy,
+                f"{target} was appended to separately: its slot {block.slot} differs from that of {store.path}.", remedy
             )
     marker = layout.read_beside(target, MARKER)
     if marker is not None and marker.decode("ascii", "replace") != made.population_id:

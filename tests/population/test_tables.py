@@ -186,7 +186,9 @@ def test_records_that_come_again_get_no_new_budget(tmp_path):
 
 
 def test_a_table_without_a_client_says_how_to_go_on(tmp_path):
-    error = refused("no column 'client' with the client of a row", text(tmp_path / "a.csv", "x,y\n1,2\n"), tmp_path / "p")
+    error = refused(
+        "no column 'client' with the client of a row", text(tmp_path / "a.csv", "x,y\n1,2\n"), tmp_path / "p"
+    )
     assert "--client" in error.remedy and "--unit record" in error.remedy
 
 

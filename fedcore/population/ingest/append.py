@@ -87,7 +87,7 @@ def refuse_mismatch(
         if fault:
             raise IngestError(
                 f"The data appended to {parent.path} have another {name} than the population.",
-                    "Append data of the same kind, or make another population.",
+                "Append data of the same kind, or make another population.",
             )
     refuse_other_halves(parent, halves)
     if request.public_for_evaluation is not None and not made.public_for_evaluation:
