@@ -15,6 +15,7 @@ from fedcore.errors import FedcoreError
 NAMES = {
     "em": "client updates of federated EM per CPU-second, against NumPy in memory and a peer",
     "round": "one histogram round: whole flow on 2 workers against SciPy in memory",
+    "plain_histograms": "CPU-seconds of a whole private histograms run, beside a plain SciPy script with its releases",
     "gradient_em": "one round of FedGrEM, default and preset, against a loop over clients and NumPy on all of them",
     "writers": "FedGrEM, 44 writers and 1000 rounds, run store and flow included, against a loop over the writers",
     "dictionaries": "one round of PerMA, 1000 clients, against a loop over clients and NumPy on all of them",

@@ -16,7 +16,6 @@ from functools import cache
 import numpy as np
 
 from fedcore.errors import needs
-from fedcore.rounds.results import distinguishing, heaviest
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 INK, SOFT, GRID = "#262626", "#6b6b6b", "#e3e3e3"
@@ -136,59 +135,6 @@ def budget_figure(
     axes.set_xlabel(f"releases charged ({done} of {len(plan)} planned)", **_text())
     _whole_numbers(axes.xaxis)
     _label_ends(axes, [(y[-1], f"{'planned' if ahead else 'spent'} {_brief(float(y[-1]))}")], COLOURS[0])
-    return _png(figure)
-
-
-def profiles_figure(
-    centres: np.ndarray,
-    mean: np.ndarray,
-    weights: np.ndarray | None = None,
-    vocabulary: Sequence[str] | None = None,
-    top: int = 8,
-) -> bytes:
-    """A panel for each centre: the tokens that most distinguish it from the mean, as bars of p ln(p / mean) in nats.
-
-    centres: (K, d) and mean: (d,), non-negative. weights: (K,) non-negative shares, for titles and order; the heaviest
-    12 are shown, each on its own scale, since one odd centre would flatten the others. vocabulary: d tokens; without
-    one a token is shown by its index.
-    """
-    there = len(centres) if weights is None else max(1, int(np.count_nonzero(weights)))  # the others are empty
-    chosen = heaviest(len(centres), weights, min(PANELS, there))
-    tops = [distinguishing(centres[k], mean, top) for k in chosen]
-    columns = min(COLUMNS, max(1, len(chosen)))
-    rows = max(1, -(-len(chosen) // columns))
-    longest = max((len(scores) for _, scores in tops), default=0)
-    size = (3.2 * columns if columns > 1 else 5.0, 0.55 + rows * (0.75 + 0.19 * longest))
-    figure, grid = _figure(size, rows, columns)
-    for axes in grid.flat[len(chosen) :]:
-        axes.set_visible(False)
-    for place, (k, (tokens, scores)) in enumerate(zip(chosen, tops, strict=True)):
-        axes = grid.flat[place]
-        share = "" if weights is None else f": {100 * weights[k]:.3g} %"
-        axes.set_title(f"centre {k}{share}", **_title())
-        if not len(tokens):
-            axes.set_axis_off()
-            axes.text(0, 0.9, "as the mean", transform=axes.transAxes, va="top", **_text(SOFT))
-            continue
-        axes.barh(np.arange(len(tokens)), scores, color=COLOURS[0], height=0.66)
-        axes.set_yticks(np.arange(len(tokens)), [_token(int(i), vocabulary) for i in tokens], parse_math=False)
-        axes.set_ylim(longest - 0.4, -0.6)
-        axes.set_xlim(0, 1.04 * scores[0])
-        axes.xaxis.set_major_locator(_ticks(3))
-        axes.grid(False, axis="y")
-        axes.tick_params(axis="y", labelcolor=INK)
-        if place + columns >= len(chosen):
-            axes.set_xlabel("p ln(p / mean)  (nats)", **_text())
-    which = "first" if weights is None else "heaviest"
-    left_out = "" if len(chosen) == len(centres) else f": the {which} {len(chosen)} of {len(centres)}"
-    figure.suptitle(
-        f"What distinguishes each centre from the mean{left_out}",
-        x=0.01,
-        ha="left",
-        fontsize=10.5,
-        fontweight="bold",
-        color=INK,
-    )
     return _png(figure)
 
 

@@ -21,13 +21,13 @@ from fedcore.evaluation.figures import (
     budget_figure,
     data_uri,
     evaluation_figure,
-    profiles_figure,
     rounds_figure,
     seconds_figure,
 )
 from fedcore.evaluation.images import pictures_figure
 from fedcore.evaluation.positions import positions_figure
 from fedcore.evaluation.privacy_page import paragraphs, privacy_page
+from fedcore.evaluation.profiles import profiles_figure
 from fedcore.evaluation.run_summary import (
     declared_metrics,
     evaluation_of,

@@ -12,15 +12,14 @@ import pytest
 from fedcore.evaluation.figures import (
     budget_figure,
     data_uri,
-    distinguishing,
     evaluation_figure,
-    heaviest,
     printable,
-    profiles_figure,
     rounds_figure,
     row_labels,
     seconds_figure,
 )
+from fedcore.evaluation.profiles import profiles_figure
+from fedcore.rounds.results import distinguishing, heaviest
 
 ODD_TOKENS = ["$x^2$", "$", "中文", "a" * 300, "", " ", "\n", "<b>", "naïve", "\\frac{", "%", "_x_"]
 

@@ -5,12 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from fedcore.methods.histograms import Histograms, HistogramsConfig, HistogramsState
+from fedcore.methods.histograms import Histograms, HistogramsConfig, HistogramsState, sizes
+from fedcore.methods.histograms.simplex import denoised_mean
 from fedcore.privacy.grid import grid_step
 from fedcore.rounds.method import RoundInfo
 from fedcore.storage.arrays import read_values, state_values, write_values
 from tests.histograms.example_clients import SMALL, block_of, random_counts
-from tests.histograms.run_in_memory import answer, facts, rounded_normal
+from tests.histograms.run_in_memory import answer, facts, rounded_normal, run
 
 # --- rounds ---------------------------------------------------------------------------------------------------------
 
@@ -98,6 +99,25 @@ def test_what_is_shown_of_the_rough_mean(sigma, reliable):
     shown = moved(state, block_of([[1, 1]] * 20)).scalars
     assert shown["released_count"] == pytest.approx(20 * 0.2 * math.sqrt(2), rel=1e-3)
     assert (shown["live_cells"], shown["movement"], shown["noise_multiplier"]) == (reliable, 0.0, sigma)
+
+
+def test_a_mean_alone_is_made_of_both_of_its_releases():
+    """It is nearer to the truth than what the whitened release alone gives, over 40 draws of noise."""
+    d, clients = 100, 3000
+    shares = 1.0 / np.arange(1, d + 1)
+    shares /= shares.sum()
+    block = block_of(np.random.default_rng(0).multinomial(100, shares, clients))
+    config, public = HistogramsConfig(), facts(d, rho=5e-5, nominal=clients)
+    assert sizes.sizes_of(config, public).rounds == 0
+    losses = []
+    for seed in range(40):
+        state, _ = run(Histograms(config), block, public, rounded_normal(np.random.default_rng(seed)))
+        assert state.sums.shape == (0, d)
+        count = state.pool_sums[0, 0].sum()
+        alone = denoised_mean(state.pool_sums[0, 0] / count, np.sqrt(state.pool_mean_noise[0]) / count, 1e-6)
+        losses.append([(shares * np.log(shares / mean)).sum() for mean in (state.mean, alone)])
+    both, alone = np.mean(losses, axis=0)
+    assert both < 0.9 * alone, (both, alone)
 
 
 def test_merging_keeps_sums_and_drops_dead_cells():

@@ -43,7 +43,7 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
     name: ClassVar[str] = "histograms"
     kinds: ClassVar[tuple[Kind, ...]] = ("counts",)
     personalises_all_documents: ClassVar[bool] = True
-    arithmetic_version: ClassVar[str] = "histograms-6"
+    arithmetic_version: ClassVar[str] = "histograms-7"
     Config = HistogramsConfig
     State = HistogramsState
     metrics: ClassVar[tuple[Metric, ...]] = METRICS

@@ -166,7 +166,10 @@ def server_update(config: HistogramsConfig, state: HistogramsState, result: Mapp
 
 
 def _flat_mean(config: HistogramsConfig, state: HistogramsState, released: np.ndarray) -> Step:
-    """The rough mean; uniform still if noise explains the count. Its noise is that of d entries with whitening 1."""
+    """The rough mean; uniform still if noise explains the count. Its noise is that of d entries with whitening 1.
+
+    A run without clustering rounds keeps the sums for the next release.
+    """
     noise = _noise(state, config.first_clip)
     sums = released[0] * grid_step(config.first_clip)
     count = sums.sum()
@@ -176,7 +179,9 @@ def _flat_mean(config: HistogramsConfig, state: HistogramsState, released: np.nd
         mean = denoised_mean(sums / count, np.full(len(sums), noise / count), FLOOR * config.centre_floor)
     w = metric(mean, config.first_metric_floor, config.effective_tokens)
     info = _info(state, count, reliable, 0.0)
-    return replace(state, phase="whitened", mean=mean, metric=w, centres=mean[None, :], counts=np.array([count])), info
+    kept = sums[None, :] if reliable and not state.rounds else state.sums
+    known = replace(state, mean=mean, metric=w, centres=mean[None, :], counts=np.array([count]), sums=kept)
+    return replace(known, phase="whitened"), info
 
 
 def _whitened_mean(config: HistogramsConfig, state: HistogramsState, released: np.ndarray) -> Step:
@@ -184,6 +189,7 @@ def _whitened_mean(config: HistogramsConfig, state: HistogramsState, released: n
     noise = _noise(state, config.clip)
     sums = released * grid_step(config.clip) * np.sqrt(state.metric)
     refined = _with_mean(config, state.remembering([state.history.adding(sums, noise**2, state.metric)]))
+    refined = replace(refined, sums=state.sums[:0])
     w = metric(refined.mean, config.metric_floor, config.effective_tokens)
     info = _info(state, sums.sum(), refined.mean_precision > 0, float(total_variation(refined.mean, state.mean)))
     if not state.rounds:
@@ -310,7 +316,23 @@ def _with_mean(config: HistogramsConfig, state: HistogramsState) -> HistogramsSt
     if ratio < DEAD:
         return state
     values, noise = every.sums[0] / every.sums[0].sum(), np.sqrt(state.history.noise) / every.sums[0].sum()
+    if len(state.sums):
+        values, noise = _with_flat(config, state, values, noise)
     return replace(state, mean=denoised_mean(values, noise, FLOOR * config.centre_floor), mean_precision=ratio**2)
+
+
+def _with_flat(
+    config: HistogramsConfig, state: HistogramsState, values: np.ndarray, noise: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(d,) shares and their noise from both releases of a mean, each token weighted by inverse variance.
+
+    values, noise: (d,) of the whitened release. The flat one has the same noise in every token, so it adds the most in
+    frequent tokens.
+    """
+    count = state.sums[0].sum()
+    flat, flat_noise = state.sums[0] / count, config.first_clip * state.spread * float(state.multipliers[0]) / count
+    precision = 1.0 / noise**2 + 1.0 / flat_noise**2
+    return (values / noise**2 + flat / flat_noise**2) / precision, 1.0 / np.sqrt(precision)
 
 
 def _merged(config: HistogramsConfig, state: HistogramsState) -> HistogramsState:

@@ -258,10 +258,11 @@ def budget_sketch(config: HistogramsConfig, public: PublicFacts, plan: Sequence[
 
 
 def expected_loss(config: HistogramsConfig, public: PublicFacts) -> tuple[float, float]:
-    """(b, nats of KL that the run's estimates lose to those of the best mean without privacy, with the best weights).
+    """(b, nats of KL that the run's estimates lose to those of the mean without privacy at the same weights).
 
-    It counts the noise of the mean, and nothing that clusters may win: that depends on the data. If the rules choose
-    the clusters, it is the most of this and any larger budget, so that more budget never seems to cost more.
+    It counts the noise of the mean, and nothing that clusters or better weights may win: that depends on the data. If
+    the rules choose the clusters, it is the most of this and any larger budget, so that more budget never seems to cost
+    more.
     """
     sizes, (nominal, features, rho) = sizes_of(config, public), effective_budget(config, public)
     b = signal_to_noise(*accumulated_budget(config, public), config.clip)

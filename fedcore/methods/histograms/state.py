@@ -88,7 +88,8 @@ class HistogramsState:
               clusters on fewer tokens, and then sums are (k, r + 1)
     centres:  (k, d) on the simplex; during Algorithm 1 the rows chosen so far
     counts:   (k,) clients of each cell; noised, weighted by their clips and possibly negative in a private run
-    sums:     (0, d), except between the two passes of a round of Algorithm 3, whose first estimate b1 it holds
+    sums:     (0, d), except (1, d) between the two releases of a mean, the sums of the first, and between the two
+              passes of a round of Algorithm 3, whose first estimate b1 it holds
     reseed:   (e,) int64 empty cells that wait for a client's row (never in a private run)
     entropy:  sum over clients of sum q ln q, nats; 0 in a private run
     clients:  clients with at least one token; 0 in a private run, which does not know it

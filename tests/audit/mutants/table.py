@@ -1720,6 +1720,13 @@ shown: the rough mean moves
 + _info(state, count, reliable, 1.0)
 shown: the rough mean is reliable if it is not
 + _info(state, count, not reliable, 0.0)
+@ tests/histograms/test_server.py::test_a_mean_alone_is_made_of_both_of_its_releases
+mean: the flat release of histograms is left out
+- len(state.sums):
++ len(state.sums) > 1:
+mean: the releases of histograms have each other's weights
+- (values / noise**2 + flat / flat_noise**2)
++ (values / flat_noise**2 + flat / noise**2)
 @ tests/histograms/test_server.py::test_centres_do_not_move_where_every_cell_is_dead
 shown: dead centres move
 -         return 0.0
