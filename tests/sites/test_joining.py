@@ -7,16 +7,19 @@ from fractions import Fraction
 import pytest
 
 from fedcore.errors import BudgetMissing, StudyError
+from fedcore.population.encoding import encode
 from fedcore.sites import joining
 from fedcore.sites.identity import Identity, fingerprint
 from fedcore.sites.joining import Joined, agreement, join, joined_studies
 from fedcore.sites.mailbox import Header, Mailbox
 from fedcore.sites.progress import Progress, progress_of
-from fedcore.sites.study import read_study
+from fedcore.sites.study import Schema, read_study, write_study
 from fedcore.training.budget import ledger_of
+from fedcore.training.vocabulary import release_vocabulary
 from tests.command import fedcore, private_population, works
 from tests.conftest import small_counts
 from tests.sites.studies import NAMES, identities, study_of
+from tests.training.test_vocabulary import open_population
 
 A, B, C = NAMES
 
@@ -92,6 +95,25 @@ def test_what_a_site_cannot_join_is_refused_by_name(tmp_path, study, known, popu
         agreement(study, known[B], population, replace(balance, shares=(object(),)))
     with pytest.raises(BudgetMissing):
         agreement(study, known[B], population, replace(balance, budget=None))
+
+
+def test_a_vocabulary_without_words_that_this_site_has_released_is_refused(tmp_path, known):
+    opened, ledger = open_population(tmp_path)
+    words = release_vocabulary(opened, ledger, delta=3e-8).words
+    shorter, whole = (encode(opened, tmp_path / name, part) for name, part in (("short", words[2:]), ("whole", words)))
+    for population, lacking in ((shorter, words[:2]), (whole, ())):
+        budget = balance_of(population).required_budget()
+        (mailbox := tmp_path / f"mail {population.path.name}").mkdir()
+        study = study_of(known, schema=Schema.of(population, "client", "add_or_remove_one"), rho=budget.rho_max / 10)
+        write_study(known[A], study, mailbox)
+        asked = ("study", "join", mailbox, "--population", population.path, "--identity", tmp_path / B, "--yes")
+        if lacking:
+            refused = fedcore(*asked)
+            assert refused.code == 2 and not joined_studies(tmp_path / B)
+            assert f"the study's vocabulary lacks 2, such as {lacking[0]!r}, {lacking[1]!r}." in refused.err
+        else:
+            works(*asked)
+            assert len(joined_studies(tmp_path / B)) == 1
 
 
 def test_no_data_are_opened(study, known, population, monkeypatch):
