@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol
 
-from fedcore.errors import FileRefused, NothingLeft, PatienceOver, RunLeft
+from fedcore.errors import NothingLeft, PatienceOver, RunLeft
 from fedcore.runs.store import Run
 from fedcore.sites.identity import Identity
 from fedcore.sites.joining import Joined
-from fedcore.sites.mailbox import LARGEST_NUMBER, Header, Mailbox
+from fedcore.sites.mailbox import LARGEST_NUMBER, Mailbox
+from fedcore.sites.progress import end_of
 from fedcore.sites.publisher import StudyPublishing, study_spec
 from fedcore.storage import files
-from fedcore.storage.parsing import parse_json
 from fedcore.training.publishing import Publishing
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import ENDED
@@ -140,15 +139,7 @@ class _Turns:
         return number
 
     def end(self, number: int, site: str) -> dict[str, Any]:
-        """What the end file of a site states; empty if there is none."""
-        file = self.mailbox.get(Header(self.joined.study.digest, number, 0, site, "end"))
-        if file is None:
-            return {}
-        with suppress(ValueError):
-            stated = parse_json(file.body)
-            if isinstance(stated, dict) and isinstance(stated.get("reason"), str) and stated.get("totals"):
-                return stated
-        raise FileRefused(f"The end file of site {site!r} in run {number} does not state how the run ended.")
+        return end_of(self.mailbox, number, site)
 
     def unfinished(self, number: int, last: Run, now: datetime) -> list[str]:
         """Other sites that may still end a run that is finished here, and from which the next run would start."""

@@ -6,14 +6,15 @@ from fractions import Fraction
 
 import pytest
 
-from fedcore.errors import BudgetMissing, StudyError
+from fedcore.errors import BudgetMissing, FileRefused, StudyError
 from fedcore.population.encoding import encode
 from fedcore.sites import joining
 from fedcore.sites.identity import Identity, fingerprint
 from fedcore.sites.joining import Joined, agreement, join, joined_studies
 from fedcore.sites.mailbox import Header, Mailbox
-from fedcore.sites.progress import Progress, progress_of
+from fedcore.sites.progress import Progress, final_states, posted, progress_of
 from fedcore.sites.study import Schema, read_study, write_study
+from fedcore.storage.digests import canonical
 from fedcore.training.budget import ledger_of
 from fedcore.training.vocabulary import release_vocabulary
 from tests.command import fedcore, private_population, works
@@ -256,3 +257,28 @@ def test_progress(base, tmp_path, study, known):
     assert dict(found.rounds) == {A: 1, B: 0, C: 2} and found.awaited == (A, B)
     post("end", B, 3)
     assert progress_of(box).ended == (B,) and progress_of(box).awaited == ()
+
+
+def test_states_that_end_a_run_are_compared(base, study, known):
+    box = Mailbox(f"{base}/mailbox", study)
+
+    def end(site, run, **stated):
+        body = {"reason": "finished", "rounds": 2, "totals": "aa", "state": "bb", **stated}
+        box.post(known[site], Header(study.digest, run, 0, site, "end"), canonical(body))
+
+    end(A, 1)
+    assert final_states(box, 1) is None and final_states(box, 0) is None
+    end(C, 1)
+    assert final_states(box, 1) == final_states(box, 2) == {"run": 1, "sites": [A, C], "same_bits": True}
+    end(B, 1, state="cc")
+    assert final_states(box, 1) == {"run": 1, "sites": [A, B, C], "same_bits": False}
+    end(A, 2, rounds=1, reason="patience")
+    end(B, 2)
+    end(C, 2, state="dd")
+    assert final_states(box, 2) == {"run": 2, "sites": [B, C], "same_bits": False}
+    end(A, 3, state=None)
+    end(B, 3, rounds="2")
+    with pytest.raises(FileRefused, match="of site 'hospital-b' in run 3 does not state how the run ended"):
+        final_states(box, 3)
+    found = posted(box)
+    assert [found[site]["files"] for site in NAMES] == [3, 3, 2] and found[C]["bytes"] > 2 * 400

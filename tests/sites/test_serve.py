@@ -187,7 +187,7 @@ def posted_by(folder, monkeypatch, people) -> dict[str, bytes]:
     for file in sorted((folder / "mailbox" / "runs").rglob("*.*")):
         body = file.read_bytes().split(b"\n", 2)[2]
         if file.name.startswith("end"):
-            body = canonical({**json.loads(body), "totals": 64})
+            body = canonical({**json.loads(body), "totals": 64, "state": 64})
         found[file.relative_to(folder).as_posix()] = body if ".answer." not in file.name else b"%d" % len(body)
     return found
 
@@ -293,8 +293,14 @@ def test_the_command_serves_what_was_joined(tmp_path, monkeypatch):
         if len(done) == 3:
             break
     assert done == {*NAMES}
-    shown = works("study", "show", sites.world.mailbox_place, "--json").json["newest_run"]
-    assert shown["run"] == 1 and sorted(shown["ended"]) == [*NAMES]
+    mailbox = sites.world.mailbox_place
+    shown = works("study", "show", mailbox, "--json").json
+    assert shown["newest_run"]["run"] == 1 and sorted(shown["newest_run"]["ended"]) == [*NAMES]
+    assert shown["final_states"] == {"run": 1, "sites": [*NAMES], "same_bits": True}
+    for site in shown["sites"]:
+        posted = [file.stat().st_size for file in (mailbox / "runs" / "1").glob(f"*.{site['name']}")]
+        assert (site["files"], site["bytes"]) == (len(posted), sum(posted))
+    assert "States after run 1 at a, b, c: the same bits" in works("study", "show", mailbox).out
     statement = (sites.path(A, 1) / "statement.json").read_text()
     assert "collu" in statement or "work together" in statement
 
