@@ -141,7 +141,8 @@ def _turns_as_flows(
         with importing():
             flows = import_module("fedcore.flows.sites")
         compute = flows.Compute(workers=workers, dask=dask)
-        return Turn(**flows.site_run(study=joined.name, identity=identity, once=once, waits=LONG, compute=compute))
+        waits = LONG if once else SHORT
+        return Turn(**flows.site_run(study=joined.name, identity=identity, once=once, waits=waits, compute=compute))
 
     return turn_of
 

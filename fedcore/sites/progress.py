@@ -71,7 +71,9 @@ def progress_of(mailbox: Mailbox) -> Progress:
     def came(kind: Kind, run: int, site: str, round: int = 0) -> float | None:
         return mailbox.posted(Header(mailbox.study.digest, run, round, site, kind))
 
-    run = _last(LARGEST_NUMBER, lambda run: next((1 for site in names if came("member", run, site) is not None), None))
+    run = last_that(
+        LARGEST_NUMBER, lambda run: next((1 for site in names if came("member", run, site) is not None), None)
+    )
     if run == 0:
         return Progress(0, dict.fromkeys(names), (), (), None)
     most = max(release.round for release in mailbox.study.plan(1)[0])
@@ -80,7 +82,7 @@ def progress_of(mailbox: Mailbox) -> Progress:
     for site in names:
         begun = came("member", run, site)
         answered = partial(came, "answer", run, site)
-        rounds[site] = None if begun is None else _last(most, answered)
+        rounds[site] = None if begun is None else last_that(most, answered)
         newest = answered(rounds[site] or 0) if rounds[site] else begun
         times += [] if newest is None else [newest]
     ended = tuple(site for site in names if came("end", run, site) is not None)
@@ -114,7 +116,7 @@ def posted(mailbox: Mailbox) -> dict[str, dict[str, int]]:
     return found
 
 
-def _last(most: int, came: Callable[[int], object]) -> int:
+def last_that(most: int, came: Callable[[int], object]) -> int:
     """The largest number up to `most` that came (is not None), if all before it did; 0 if none did."""
     high = 1
     while high <= most and came(high) is not None:

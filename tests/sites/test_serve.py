@@ -117,6 +117,22 @@ def test_runs_follow_each_other_and_start_from_the_last_one(tmp_path):
         assert sites.balance(name).rho_spent <= 2 * sites.world.study.rho
 
 
+def test_a_loop_opens_a_run_again_when_the_others_have_answered(tmp_path, monkeypatch):
+    sites = Sites(tmp_path)
+    assert [sites.turn(name).state for name in (A, B)] == ["waits", "waits"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Making, "resume", None)
+        assert sites.turn(A, once=False) == sites.turn(A, once=False)
+        assert sites.turn(A, once=False).words == f"for {C}" and sites.turn(B, once=False).words == f"for {C}"
+        with pytest.raises(TypeError):
+            sites.turn(A)  # a call for one run waits for the others itself
+    sites.turn(C)
+    assert sites.turn(A, once=False).words == f"for {B}"  # it has answered round 1, like C, and waits again
+    sites.world.file("answer", A, 1, 1).unlink()  # as if it had died before: nothing is awaited until it has posted it
+    assert sites.turn(A, once=False).words == f"for {B}" and sites.world.file("answer", A, 1, 1).exists()
+    assert {turn.run for turn in sites.until_finished(once=False).values()} == {1}
+
+
 def test_the_next_run_waits_until_all_have_ended_the_last_one(tmp_path):
     sites = Sites(tmp_path)
     first = next(name for _ in range(40) for name in NAMES if sites.turn(name).state == "finished")
