@@ -141,7 +141,8 @@ def _turns_as_flows(
         with importing(), needs("Without --local this command"):
             flows = import_module("fedcore.flows.sites")
         compute = flows.Compute(workers=workers, dask=dask)
-        return Turn(**flows.site_run(study=joined.name, identity=identity, once=once, waits=LONG, compute=compute))
+        waits = LONG if once else SHORT
+        return Turn(**flows.site_run(study=joined.name, identity=identity, once=once, waits=waits, compute=compute))
 
     return turn_of
 
@@ -288,14 +289,16 @@ def study_join(
 ) -> None:
     """Agree to a study: shows what leaves this site, who sees it and what it costs, and asks. Nothing is charged."""
     from fedcore.sites.identity import Identity
-    from fedcore.sites.joining import Joined, agreement, join
+    from fedcore.sites.joining import Joined, agreement, check_released_words, join
     from fedcore.sites.study import read_study
     from fedcore.training.budget import ledger_of
 
     use_ledger(ledger)
     place = files.place(mailbox)
     study, own, store = read_study(place), Identity.load(identity), open_population(population)
-    found = agreement(study, own, store, ledger_of(store).balance(store.id))
+    account = ledger_of(store)
+    found = agreement(study, own, store, account.balance(store.id))
+    check_released_words(store, account)
     if not as_json:
         _show(found, store.path.name)
     if not yes and (as_json or sys.stdin is None or not sys.stdin.isatty()):
@@ -347,15 +350,19 @@ def _show(found: Agreement, population: str) -> None:
 
 @study_app.command("show")
 def study_show(mailbox: MailboxArgument, as_json: Json = False) -> None:
-    """What a study states, and how its newest run stands. Reads the mailbox only, and needs no identity."""
+    """What a study states, how its newest run stands, what each site has posted, and whether all have the same model.
+    Reads the mailbox only, and needs no identity.
+    """
     from fedcore.sites.joining import sites_to_compare
     from fedcore.sites.mailbox import Mailbox
-    from fedcore.sites.progress import progress_of
+    from fedcore.sites.progress import final_states, posted, progress_of
     from fedcore.sites.study import read_study
 
     place = files.place(mailbox)
     study = read_study(place)
-    sites, newest = sites_to_compare(study), progress_of(Mailbox(place, study)).to_json()
+    box = Mailbox(place, study)
+    newest, made = progress_of(box).to_json(), posted(box)
+    sites, run = [{**row, **made[row["name"]]} for row in sites_to_compare(study)], newest["run"]
     stated = {
         "study": study.digest.hex(),
         "method": study.method,
@@ -367,12 +374,14 @@ def study_show(mailbox: MailboxArgument, as_json: Json = False) -> None:
     }
     if as_json:
         more = {"settings": study.settings, "software": study.software, "sites": sites, "newest_run": newest}
-        return say({**stated, **more}, True)
+        return say({**stated, **more, "final_states": final_states(box, run)}, True)
     say(stated, False)
-    run, answered = newest["run"], newest["rounds_answered"]
-    begun = f"rounds of run {run}" if run else "no run yet"
+    answered, begun = newest["rounds_answered"], f"rounds of run {run}" if run else "no run yet"
     table("Sites", [{**row, begun: answered[row["name"]]} for row in sites])
     if newest["awaited"]:
         print(f"Awaited since {newest['awaited_since']}: {', '.join(newest['awaited'])}")
     if newest["ended"]:
         print(f"Run {run} was ended by: {', '.join(newest['ended'])}")
+    if ends := final_states(box, run):
+        same = "the same bits" if ends["same_bits"] else "different bits: compare their software and processors"
+        print(f"States after run {ends['run']} at {', '.join(ends['sites'])}: {same}")

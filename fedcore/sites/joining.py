@@ -16,6 +16,7 @@ from typing import Any, Final
 from fedcore.errors import IdentityError, StudyError
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.balances import Balance
+from fedcore.privacy.ledger.ledger import Ledger
 from fedcore.privacy.noise_shares import charged_plan
 from fedcore.sites import study as studies
 from fedcore.sites.identity import Identity, fingerprint, site_folder
@@ -23,8 +24,10 @@ from fedcore.sites.study import Schema, Study, refuse_population
 from fedcore.storage import files, shared
 from fedcore.storage.parsing import parse_json
 from fedcore.training.budget import checked_unit, required_budget
+from fedcore.training.vocabulary import as_text, released_words
 
 FOLDER: Final = "studies"
+NAMED: Final = 5  # missing words that a message lists
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,20 @@ def check_site(study: Study, identity: Identity, population: Population, balance
         raise StudyError(
             f"Population {name!r} is not of the kind that the study describes. It has {different}.",
             "Ingest with the columns, bounds and vocabulary of the study, or ask the proposer for another study.",
+        )
+
+
+def check_released_words(population: Population, ledger: Ledger) -> None:
+    """Raises StudyError unless the vocabulary of the population, which is that of the study, holds every word that was
+    released of it. Reads what was published, and no data.
+    """
+    tokens = {*(population.vocabulary() or ())}
+    missing = [word for word in as_text(released_words(ledger, population.id)) if word not in tokens]
+    if missing:
+        raise StudyError(
+            f"Of the words that the ledger of this site has released, the study's vocabulary lacks {len(missing)}, "
+            f"such as {', '.join(map(repr, missing[:NAMED]))}.",
+            "Ask for a study whose vocabulary is the union of the words of all sites, and encode with that.",
         )
 
 

@@ -208,7 +208,8 @@ class SitesPublisher:
         reasons = {"finished": "finished", "budget exhausted": "budget"}
         reason = self.left or reasons.get(status, "operator")
         after = self._chain_before(self.run.round + 1)
-        body = digests.canonical({"reason": reason, "rounds": max(self.run.round, 0), "totals": after.hex()})
+        stated = {"reason": reason, "rounds": max(self.run.round, 0), "totals": after.hex()}
+        body = digests.canonical({**stated, "state": self.run.head.get("files", {}).get("state")})
         self._post("end", 0, self.key.end(body))
 
     def head(self) -> dict[str, Any]:

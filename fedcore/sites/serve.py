@@ -8,20 +8,21 @@ away looks for the run that the others are in.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol
 
-from fedcore.errors import FileRefused, NothingLeft, PatienceOver, RunLeft
+from fedcore.errors import NothingLeft, PatienceOver, RunLeft
 from fedcore.runs.store import Run
 from fedcore.sites.identity import Identity
 from fedcore.sites.joining import Joined
-from fedcore.sites.mailbox import LARGEST_NUMBER, Header, Mailbox
+from fedcore.sites.mailbox import LARGEST_NUMBER, Header, Kind, Mailbox
+from fedcore.sites.progress import end_of, last_that
 from fedcore.sites.publisher import StudyPublishing, study_spec
+from fedcore.sites.run_key import RunKey
 from fedcore.storage import files
-from fedcore.storage.parsing import parse_json
 from fedcore.training.publishing import Publishing
 from fedcore.training.request import TrainRequest
 from fedcore.training.session import ENDED
@@ -78,12 +79,14 @@ def take_turn(
 
 
 def idle_turn(joined: Joined, identity: Identity, *, once: bool, now: Callable[[], datetime]) -> Turn | None:
-    """The turn of a site that has no run to start or to continue now; None if there is one. Raises what the mailbox
-    raises."""
+    """The turn of a site that has no run to start or to continue now; None if there is one. once: whether a run without
+    an interval is due, and one that waits for other sites is continued. Raises what the mailbox raises.
+    """
     turns = _Turns(joined, identity, 0.0)
     number, last = turns.last()
     if last is not None and last.status not in ENDED:
-        return None
+        awaited = [] if once else turns.awaited(number)  # the call of --once waits for them itself
+        return Turn(joined.name, number, "waits", f"for {', '.join(awaited)}") if awaited else None
     if not _is_due(joined, last, once, now()):
         return Turn(joined.name, number, IDLE)
     if last is not None and (missing := turns.unfinished(number, last, now())):
@@ -140,15 +143,24 @@ class _Turns:
         return number
 
     def end(self, number: int, site: str) -> dict[str, Any]:
-        """What the end file of a site states; empty if there is none."""
-        file = self.mailbox.get(Header(self.joined.study.digest, number, 0, site, "end"))
-        if file is None:
-            return {}
-        with suppress(ValueError):
-            stated = parse_json(file.body)
-            if isinstance(stated, dict) and isinstance(stated.get("reason"), str) and stated.get("totals"):
-                return stated
-        raise FileRefused(f"The end file of site {site!r} in run {number} does not state how the run ended.")
+        return end_of(self.mailbox, number, site)
+
+    def awaited(self, number: int) -> list[str]:
+        """Other sites without which this site can do nothing in a run that it has begun: their answers to the round
+        that it has answered last are not there, none of them has ended the run, and the patience of the study lasts.
+        """
+        me = self.identity.name
+        round = last_that(LARGEST_NUMBER, lambda round: self._posted("answer", me, number, round))
+        if round == 0 and self._posted("member", me, number) is None:
+            return []
+        if time.time() > RunKey(self.joined.study.digest, number, me).since(round) + self.joined.study.patience:
+            return []
+        kind: Kind = "answer" if round else "member"
+        missing = [site for site in self.others if self._posted(kind, site, number, round) is None]
+        return [] if any(self._posted("end", site, number) is not None for site in missing) else missing
+
+    def _posted(self, kind: Kind, site: str, number: int, round: int = 0) -> float | None:
+        return self.mailbox.posted(Header(self.joined.study.digest, number, round, site, kind))
 
     def unfinished(self, number: int, last: Run, now: datetime) -> list[str]:
         """Other sites that may still end a run that is finished here, and from which the next run would start."""

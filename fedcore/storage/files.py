@@ -173,10 +173,15 @@ def find_link(folder: Place, depth: int) -> str:
 
 def size(path: Place) -> int:
     """Bytes of a file, or of all files below a folder; 0 if there is neither."""
-    if is_remote(path):
-        return sum(object_storage.sizes(path).values())
-    files = [path] if path.is_file() else path.rglob("*")
-    return sum(file.stat().st_size for file in files if file.is_file())
+    return path.stat().st_size if not is_remote(path) and path.is_file() else sum(sizes(path).values())
+
+
+def sizes(folder: Place) -> dict[str, int]:
+    """{relative name: bytes} of all files below a folder; empty if there is no such folder."""
+    if is_remote(folder):
+        return object_storage.sizes(folder)
+    found = (file for file in folder.rglob("*") if file.is_file())
+    return {file.relative_to(folder).as_posix(): file.stat().st_size for file in found}
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

@@ -6,17 +6,21 @@ from fractions import Fraction
 
 import pytest
 
-from fedcore.errors import BudgetMissing, StudyError
+from fedcore.errors import BudgetMissing, FileRefused, StudyError
+from fedcore.population.encoding import encode
 from fedcore.sites import joining
 from fedcore.sites.identity import Identity, fingerprint
 from fedcore.sites.joining import Joined, agreement, join, joined_studies
 from fedcore.sites.mailbox import Header, Mailbox
-from fedcore.sites.progress import Progress, progress_of
-from fedcore.sites.study import read_study
+from fedcore.sites.progress import Progress, final_states, posted, progress_of
+from fedcore.sites.study import Schema, read_study, write_study
+from fedcore.storage.digests import canonical
 from fedcore.training.budget import ledger_of
+from fedcore.training.vocabulary import release_vocabulary
 from tests.command import fedcore, private_population, works
 from tests.conftest import small_counts
 from tests.sites.studies import NAMES, identities, study_of
+from tests.training.test_vocabulary import open_population
 
 A, B, C = NAMES
 
@@ -92,6 +96,25 @@ def test_what_a_site_cannot_join_is_refused_by_name(tmp_path, study, known, popu
         agreement(study, known[B], population, replace(balance, shares=(object(),)))
     with pytest.raises(BudgetMissing):
         agreement(study, known[B], population, replace(balance, budget=None))
+
+
+def test_a_vocabulary_without_words_that_this_site_has_released_is_refused(tmp_path, known):
+    opened, ledger = open_population(tmp_path)
+    words = release_vocabulary(opened, ledger, delta=3e-8).words
+    shorter, whole = (encode(opened, tmp_path / name, part) for name, part in (("short", words[2:]), ("whole", words)))
+    for population, lacking in ((shorter, words[:2]), (whole, ())):
+        budget = balance_of(population).required_budget()
+        (mailbox := tmp_path / f"mail {population.path.name}").mkdir()
+        study = study_of(known, schema=Schema.of(population, "client", "add_or_remove_one"), rho=budget.rho_max / 10)
+        write_study(known[A], study, mailbox)
+        asked = ("study", "join", mailbox, "--population", population.path, "--identity", tmp_path / B, "--yes")
+        if lacking:
+            refused = fedcore(*asked)
+            assert refused.code == 2 and not joined_studies(tmp_path / B)
+            assert f"the study's vocabulary lacks 2, such as {lacking[0]!r}, {lacking[1]!r}." in refused.err
+        else:
+            works(*asked)
+            assert len(joined_studies(tmp_path / B)) == 1
 
 
 def test_no_data_are_opened(study, known, population, monkeypatch):
@@ -234,3 +257,28 @@ def test_progress(base, tmp_path, study, known):
     assert dict(found.rounds) == {A: 1, B: 0, C: 2} and found.awaited == (A, B)
     post("end", B, 3)
     assert progress_of(box).ended == (B,) and progress_of(box).awaited == ()
+
+
+def test_states_that_end_a_run_are_compared(base, study, known):
+    box = Mailbox(f"{base}/mailbox", study)
+
+    def end(site, run, **stated):
+        body = {"reason": "finished", "rounds": 2, "totals": "aa", "state": "bb", **stated}
+        box.post(known[site], Header(study.digest, run, 0, site, "end"), canonical(body))
+
+    end(A, 1)
+    assert final_states(box, 1) is None and final_states(box, 0) is None
+    end(C, 1)
+    assert final_states(box, 1) == final_states(box, 2) == {"run": 1, "sites": [A, C], "same_bits": True}
+    end(B, 1, state="cc")
+    assert final_states(box, 1) == {"run": 1, "sites": [A, B, C], "same_bits": False}
+    end(A, 2, rounds=1, reason="patience")
+    end(B, 2)
+    end(C, 2, state="dd")
+    assert final_states(box, 2) == {"run": 2, "sites": [B, C], "same_bits": False}
+    end(A, 3, state=None)
+    end(B, 3, rounds="2")
+    with pytest.raises(FileRefused, match="of site 'hospital-b' in run 3 does not state how the run ended"):
+        final_states(box, 3)
+    found = posted(box)
+    assert [found[site]["files"] for site in NAMES] == [3, 3, 2] and found[C]["bytes"] > 2 * 400

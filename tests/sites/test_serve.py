@@ -117,6 +117,22 @@ def test_runs_follow_each_other_and_start_from_the_last_one(tmp_path):
         assert sites.balance(name).rho_spent <= 2 * sites.world.study.rho
 
 
+def test_a_loop_opens_a_run_again_when_the_others_have_answered(tmp_path, monkeypatch):
+    sites = Sites(tmp_path)
+    assert [sites.turn(name).state for name in (A, B)] == ["waits", "waits"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Making, "resume", None)
+        assert sites.turn(A, once=False) == sites.turn(A, once=False)
+        assert sites.turn(A, once=False).words == f"for {C}" and sites.turn(B, once=False).words == f"for {C}"
+        with pytest.raises(TypeError):
+            sites.turn(A)  # a call for one run waits for the others itself
+    sites.turn(C)
+    assert sites.turn(A, once=False).words == f"for {B}"  # it has answered round 1, like C, and waits again
+    sites.world.file("answer", A, 1, 1).unlink()  # as if it had died before: nothing is awaited until it has posted it
+    assert sites.turn(A, once=False).words == f"for {B}" and sites.world.file("answer", A, 1, 1).exists()
+    assert {turn.run for turn in sites.until_finished(once=False).values()} == {1}
+
+
 def test_the_next_run_waits_until_all_have_ended_the_last_one(tmp_path):
     sites = Sites(tmp_path)
     first = next(name for _ in range(40) for name in NAMES if sites.turn(name).state == "finished")
@@ -187,7 +203,7 @@ def posted_by(folder, monkeypatch, people) -> dict[str, bytes]:
     for file in sorted((folder / "mailbox" / "runs").rglob("*.*")):
         body = file.read_bytes().split(b"\n", 2)[2]
         if file.name.startswith("end"):
-            body = canonical({**json.loads(body), "totals": 64})
+            body = canonical({**json.loads(body), "totals": 64, "state": 64})
         found[file.relative_to(folder).as_posix()] = body if ".answer." not in file.name else b"%d" % len(body)
     return found
 
@@ -293,8 +309,14 @@ def test_the_command_serves_what_was_joined(tmp_path, monkeypatch):
         if len(done) == 3:
             break
     assert done == {*NAMES}
-    shown = works("study", "show", sites.world.mailbox_place, "--json").json["newest_run"]
-    assert shown["run"] == 1 and sorted(shown["ended"]) == [*NAMES]
+    mailbox = sites.world.mailbox_place
+    shown = works("study", "show", mailbox, "--json").json
+    assert shown["newest_run"]["run"] == 1 and sorted(shown["newest_run"]["ended"]) == [*NAMES]
+    assert shown["final_states"] == {"run": 1, "sites": [*NAMES], "same_bits": True}
+    for site in shown["sites"]:
+        posted = [file.stat().st_size for file in (mailbox / "runs" / "1").glob(f"*.{site['name']}")]
+        assert (site["files"], site["bytes"]) == (len(posted), sum(posted))
+    assert "States after run 1 at a, b, c: the same bits" in works("study", "show", mailbox).out
     statement = (sites.path(A, 1) / "statement.json").read_text()
     assert "collu" in statement or "work together" in statement
 
