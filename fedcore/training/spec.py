@@ -301,7 +301,8 @@ def recorded_spec(
         raise RunError(
             f"run {run.id!r} was made with kernel {arithmetic!r} and leaves of {clients_per_leaf} clients; "
             "continuing with others would change its result.",
-            "Resume it with the version that started it, or train again.",
+            f"Finish it with fedcore {info.get('code_version')}, the version that started it: fedcore resume {run.path}"
+            f"\nOr give the rest of its budget back here: fedcore runs abandon {run.path}",
         )
     ledger = None
     if method.private:
