@@ -1,7 +1,6 @@
 """Recompute what a privacy ledger of fedcore says was spent, and check a privacy statement, without fedcore.
 
-    python replay.py ledger.sqlite --statement runs/march/statement.json
-    python replay.py postgresql://auditor@host/name
+    python replay.py (ledger.sqlite | postgresql://auditor@host/name) [--statement runs/march/statement.json]
 
 Python 3.11 is enough for SQLite; PostgreSQL needs psycopg. Nothing is written. What is checked, and what is not, is on
 the page docs/privacy/statements.md. Exit status: 0 if everything agrees, 2 with a line for each disagreement.
@@ -12,10 +11,10 @@ import json
 import math
 import sqlite3
 import sys
-from collections import defaultdict
 from fractions import Fraction
 
 OTHERS = "register|public schema|shared ids|accept loss|anchor|cohorts|forget|checkpoint|acquire|budget divide|finish"
+TOTALS = ("rho", "delta", "rho held", "delta held")  # of a cohort: what is spent, and what is reserved
 SHARED = "rounded gaussian share 1"  # the noise of several sites, each of which adds a share
 
 
@@ -30,13 +29,10 @@ def reader(address):
 
 
 def is_within(rho, epsilon, delta):
-    """Whether a loss of rho = m^2 / 2 in Gaussian differential privacy is (epsilon, delta)-DP:
-    Phi(m / 2 - epsilon / m) - exp(epsilon) Phi(-m / 2 - epsilon / m) <= delta, to nine digits."""
-    if not rho:
-        return True
-    m = math.sqrt(2 * rho)
+    """Whether Phi(m / 2 - epsilon / m) - exp(epsilon) Phi(-m / 2 - epsilon / m) <= delta, where rho = m^2 / 2."""
+    m = math.sqrt(2 * rho) or 1e-99
     first, second = (math.erfc((epsilon / m - half) / math.sqrt(2)) / 2 for half in (m / 2, -m / 2))
-    return first - (math.exp(epsilon) * second if second else 0.0) <= delta * (1 + 1e-9)
+    return first - (math.exp(epsilon) * second if second else 0.0) <= delta * (1 + 1e-9)  # nine digits
 
 
 def is_rounded_up(said, exact):
@@ -45,60 +41,54 @@ def is_rounded_up(said, exact):
 
 def is_covered(item, share):
     """Whether the noise of m - t sites costs at most what is charged, and that of all m is what the method planned."""
-    square, honest = Fraction(share["scale"]) ** 2, share["sites"] - share["collusion"]
-    known = 0 < share["collusion"] < share["sites"] and share["scale"] >= 64 and not item["delta"]
-    planned = (item["sensitivity"] * Fraction(item["noise_multiplier"])) ** 2 <= honest * square
-    charged = item["sensitivity"] ** 2 <= 2 * honest * square * Fraction(item["rho"])
-    return known and planned and charged and share["sites"] * square >= Fraction(share["total"]) ** 2
+    square, honest, moved = Fraction(share["scale"]) ** 2, share["sites"] - share["collusion"], item["sensitivity"]
+    whole = 0 < honest < share["sites"] and share["sites"] * square >= Fraction(share["total"]) ** 2
+    charged = moved**2 <= 2 * honest * square * Fraction(item["rho"]) and not item["delta"] and share["scale"] >= 64
+    return whole and charged and (moved * Fraction(item["noise_multiplier"])) ** 2 <= honest * square
 
 
 class Account:  # what the records of one population add up to; wrong: a sentence for every broken rule
     def __init__(self):
-        self.budget, self.runs, self.wrong, self.seq, self.hash = None, {}, [], 0, "0" * 64
-        self.sums = defaultdict(lambda: defaultdict(Fraction))  # by cohort: "rho", "delta", "rho held", "delta held"
-
-    def most(self):  # what a client of the cohort that has spent most has lost to all runs, exactly
-        return max((total["rho"] for total in self.sums.values()), default=Fraction(0))
+        self.budget, self.runs, self.sums, self.wrong, self.seq, self.hash = None, {}, {}, [], 0, "0" * 64
+        self.most = Fraction(0)  # what a client of the cohort that has spent most has lost to all runs, exactly
 
     def check(self, holds, sentence):
-        if not holds and sentence not in self.wrong:
-            self.wrong.append(sentence)
+        self.wrong += [] if holds or sentence in self.wrong else [sentence]
 
-    def add(self, run, price, held="", sign=1):
-        for total in (self.sums[cohort] for cohort in run["payers"]):
+    def add(self, cohorts, price, held="", sign=1):
+        for total in (self.sums.setdefault(cohort, dict.fromkeys(TOTALS, Fraction(0))) for cohort in cohorts):
             for part, limit, value in zip(("rho", "delta"), ("rho_max", "delta_extra"), price, strict=True):
                 total[part + held] += sign * value
                 fits = sign < 0 or total[part] + total[part + " held"] <= Fraction(self.budget[limit])
                 self.check(fits, f"what is spent and reserved exceeds {limit}")
+            self.most = max(self.most, total["rho"])
 
     def move(self, run, key, old, new):
-        """One attempt goes from one state of its life to the next."""
+        """One attempt goes from one state of its life to the next. Before it is reserved it has none."""
         if run["states"].get(key) != old:
             return self.check(False, f"{key} of {run['id']} becomes {new} without being {old}")
-        run["states"][key] = new
+        run["states"][key], price = new, run["prices"][key[:2]]
         if old == "reserved":
-            self.add(run, run["prices"][key[:2]], " held", -1)
-        if new == "charged":
-            self.add(run, run["prices"][key[:2]])
+            self.add(run["payers"], price, " held", -1)
+        if new in ("reserved", "charged"):
+            self.add(run["payers"], price, " held" if new == "reserved" else "")
 
     def reserve(self, run_id, said):
         if run_id in self.runs or self.budget is None:
             return self.check(False, f"{run_id} is reserved twice, or before there is a budget")
         cohorts = (said.get("cohorts") or {"ranges": [(1, 1)]})["ranges"]
         payers = [cohort for first, last in cohorts for cohort in range(first, last + 1)]
-        run = {"id": run_id, "status": "open", "payers": payers, "states": {}, "prices": {}, "digests": {}}
-        run |= {"noise": said.get("noise"), "shares": {}}
+        self.runs[run_id] = run = {"id": run_id, "status": "open", "payers": payers, "noise": said.get("noise")}
         run |= {"spares": said["spares"], "spare": (Fraction(said["spare_rho"]), Fraction(said["spare_delta"]))}
-        self.runs[run_id] = run
+        run |= {name: {} for name in ("states", "prices", "shares", "digests")}
         for item in said["plan"]:
-            key, price = (item["round"], item["name"]), (Fraction(item["rho"]), Fraction(item["delta"]))
-            enough = 2 * price[0] * Fraction(item["noise_multiplier"]) ** 2 >= 1
-            run["shares"][key] = share = item.get("noise_share")
+            key, share = (item["round"], item["name"]), item.get("noise_share")
+            run["prices"][key], run["shares"][key] = (Fraction(item["rho"]), Fraction(item["delta"])), share
+            enough = 2 * run["prices"][key][0] * Fraction(item["noise_multiplier"]) ** 2 >= 1
             enough = enough and bool(share) == (run["noise"] == SHARED) and (not share or is_covered(item, share))
             self.check(enough, f"{key} of {run_id} is reserved for less than its noise costs")
-            run["prices"][key], run["states"][*key, 0] = price, "reserved"
-            self.add(run, price, " held")
-        self.add(run, run["spare"], " held", run["spares"])
+            self.move(run, (*key, 0), None, "reserved")
+        self.add(payers, run["spare"], " held", run["spares"])
 
     def draw(self, kind, run, key, said):
         """A charge, or an extension that reserves one more attempt at a release whose last one was lost."""
@@ -110,9 +100,8 @@ class Account:  # what the records of one population add up to; wrong: a sentenc
             if kind == "charge":
                 self.check(run["spares"] > 0, f"{key} of {run['id']} is paid by a spare release, and none is left")
                 run["spares"] -= 1
-                self.add(run, run["spare"], " held", -1)
-            run["states"][key] = "reserved"
-            self.add(run, run["prices"][key[:2]], " held")
+                self.add(run["payers"], run["spare"], " held", -1)
+            self.move(run, key, None, "reserved")
         if kind == "charge":
             self.move(run, key, "reserved", "charged")
 
@@ -126,7 +115,7 @@ class Account:  # what the records of one population add up to; wrong: a sentenc
             within = within and Fraction(new["delta_conv"]) + Fraction(new["delta_extra"]) <= Fraction(new["delta"])
             self.check(within, f"rho_max {new['rho_max']} is more than (epsilon, delta) allow")
         elif kind == "spent before":
-            self.sums[1]["rho"] += Fraction(said["rho"])
+            self.add([1], (Fraction(said["rho"]), Fraction(0)))
         elif kind == "reserve":
             self.reserve(run_id, said)
         elif run and kind in ("charge", "extend"):
@@ -135,16 +124,13 @@ class Account:  # what the records of one population add up to; wrong: a sentenc
             self.move(run, key, "charged", "published" if kind == "publish" else "forfeited")
             run["digests"][key] = said.get("digest")
         elif run and kind in ("give up", "finish") and run["status"] == "open":
-            waiting = [other for other, state in run["states"].items() if state == "reserved"]
-            for other in [other for other in waiting if other[0] >= (key[0] or 0)]:  # what was charged stays spent
-                self.move(run, other, "reserved", "returned")
+            for other in [at for at, state in run["states"].items() if state == "reserved" and at[0] >= (key[0] or 0)]:
+                self.move(run, other, "reserved", "returned")  # what was charged stays spent
             if kind == "finish":
-                self.add(run, run["spare"], " held", -run["spares"])
+                self.add(run["payers"], run["spare"], " held", -run["spares"])
                 run["status"], run["spares"] = said["status"], 0
         else:
-            self.check(
-                kind in OTHERS.split("|"), f"a record of kind {kind!r}: unknown, or of a run that was not reserved"
-            )
+            self.check(kind in OTHERS.split("|"), f"a record of kind {kind!r} is unknown, or its run is not reserved")
 
 
 def replay(rows, population, until=2**53):
@@ -171,28 +157,28 @@ def replay(rows, population, until=2**53):
     return account
 
 
-def check_statement(account, said):
+def found_in_statement(rows, said):
+    account = replay(rows, said["population_id"], said["ledger"]["seq"])
     run, budget, check = account.runs.get(said["run"]), said["population"], account.check
     check(account.hash == said["ledger"]["hash"], "statement: the record that it names is not in the chain")
     if not run:
-        return check(False, f"statement: the chain knows no run {said['run']}")
+        return [*account.wrong, f"statement: the chain knows no run {said['run']}"]
     spent = [key[:2] for key, state in run["states"].items() if state not in ("reserved", "returned")]
     listed = {(item["round"], item["name"]): item for item in said["releases"]}
     check(set(spent) == set(listed), "statement: its releases are not those that the run paid for")
     for key in set(spent) & set(listed):
-        price, draws = spent.count(key) * run["prices"][key][0], listed[key]["attempts"]
-        same = is_rounded_up(listed[key]["rho"], price) and spent.count(key) == draws
-        check(same, f"statement: number of draws or price of release {key} is wrong")
+        right = is_rounded_up(listed[key]["rho"], spent.count(key) * run["prices"][key][0])
+        check(right and spent.count(key) == listed[key]["attempts"], f"statement: draws or price of {key} are wrong")
     for name, place, before in (("rho", 0, 0), ("delta", 1, Fraction(budget["delta_conv"]))):
         total = before + sum(run["prices"][key][place] for key in spent)
         check(is_rounded_up(said[name], total), f"statement: its {name} is {said[name]}, and the run's {float(total)}")
-    check(is_rounded_up(budget["rho_spent"], account.most()), f"statement: all runs spent {float(account.most())}")
+    check(is_rounded_up(budget["rho_spent"], account.most), f"statement: all runs spent {float(account.most)}")
     check(all(budget[name] == value for name, value in account.budget.items()), "statement: another budget")
-    pairs = [(said["rho"], said["epsilon"]), (budget["rho_spent"], budget["epsilon_spent"])]
-    if share := next(iter(run["shares"].values())):  # if all other sites collude
-        pairs.append(((share["sites"] - share["collusion"]) * said["rho"], said.get("sites", budget)["epsilon"]))
-    for rho, epsilon in pairs:
+    share = next(iter(run["shares"].values())) or {"sites": 1, "collusion": 0}
+    colluding = ((share["sites"] - share["collusion"]) * said["rho"], said.get("sites", said)["epsilon"])
+    for rho, epsilon in ((said["rho"], said["epsilon"]), (budget["rho_spent"], budget["epsilon_spent"]), colluding):
         check(is_within(rho, epsilon, budget["delta_conv"]), f"statement: rho {rho} costs more than epsilon {epsilon}")
+    return account.wrong
 
 
 def main(ledger, statement=None):
@@ -200,14 +186,11 @@ def main(ledger, statement=None):
     for (population,) in rows("SELECT population_id FROM fedcore_accounts ORDER BY population_id"):
         account = replay(rows, population)
         limit = account.budget["rho_max"] if account.budget else "no budget"
-        print(f"population {population}: {account.seq} records, rho spent {float(account.most()):.9g} of {limit}")
+        print(f"population {population}: {account.seq} records, rho spent {float(account.most):.9g} of {limit}")
         wrong += account.wrong
     if statement:
         with open(statement, encoding="utf-8") as file:
-            said = json.load(file)
-        account = replay(rows, said["population_id"], said["ledger"]["seq"])
-        check_statement(account, said)
-        wrong += account.wrong
+            wrong += found_in_statement(rows, json.load(file))
     print("\n".join([f"WRONG: {sentence}" for sentence in wrong] or ["Everything agrees."]))
     return 2 if wrong else 0
 

@@ -24,6 +24,7 @@ from fedcore.cli.selecting import select
 from fedcore.cli.serving import backfill, deploy, serve, watch
 from fedcore.cli.sites import site_app, study_app
 from fedcore.cli.status import status
+from fedcore.cli.terminal import old_names_as_lines
 from fedcore.cli.training import resume, train
 from fedcore.cli.up import down, up
 from fedcore.cli.verifying import verify, verify_statement
@@ -93,7 +94,7 @@ def main() -> None:
     try:
         if any("\0" in argument for argument in sys.argv):
             raise ConfigError("an argument contains a NUL character.", "No file, setting or name has one.")
-        with needs("This command"):
+        with needs("This command"), old_names_as_lines():
             app(prog_name="fedcore")
     except FedcoreError as error:
         fail(error, "--json" in sys.argv)

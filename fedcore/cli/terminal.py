@@ -7,12 +7,14 @@ import json
 import os
 import sys
 import tomllib
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedcore.deprecated import OldName
 from fedcore.errors import ConfigError
 from fedcore.storage.parsing import parse_toml, read_toml
 
@@ -43,6 +45,22 @@ def say(value: dict, as_json: bool) -> None:
     width = max((len(str(key)) for key in value), default=0)
     for key, item in value.items():
         print(f"{key:<{width}}  {item if not isinstance(item, (dict, list)) else json.dumps(item)}")
+
+
+@contextmanager
+def old_names_as_lines() -> Iterator[None]:
+    """A warning about an old name is one line on stderr, as other warnings of commands are."""
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            if issubclass(category, OldName):
+                warn(str(message))
+            else:
+                usual(message, category, *place, **more)
+
+        warnings.showwarning = show
+        yield
 
 
 def warn(text: str) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+from fedcore.deprecated import new_names
 from fedcore.errors import FedcoreError, RunError
 from fedcore.evaluation.figures import PARTS, WHOLE
 from fedcore.methods.registry import METHODS, make_method, method_class
@@ -150,10 +151,10 @@ def _may_be_seen(name: str, declared: Mapping[str, bool]) -> bool:
 
 def method_of(run: Run) -> AnyMethod | None:
     """The run's method, without settings that this version does not know; None for one of another installation."""
-    config = run.info.get("config") or {}
     try:
-        known = method_class(str(run.info.get("method"))).Config.model_fields
-        return make_method(str(run.info["method"]), {name: config[name] for name in known if name in config})
+        cls = method_class(str(run.info.get("method")))
+        config = new_names(run.info.get("config") or {}, cls.renamed_settings, cls.name, stored=True)
+        return make_method(cls.name, {name: config[name] for name in cls.Config.model_fields if name in config})
     except FedcoreError:
         return None
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from fedcore.deprecated import new_names
 from fedcore.errors import ConfigError, MethodError
 from fedcore.population.columns import bounds_of
 from fedcore.rounds.choices import known_settings
@@ -99,8 +100,18 @@ def load(where: str) -> type[AnyMethod]:
 
 
 def make_method(name: str, settings: Mapping[str, Any]) -> AnyMethod:
-    """A method with its settings validated. Raises ConfigError that names every bad setting and its range."""
-    return _made(method_class(name), settings)
+    """A method with its settings validated. Old names of settings (`fedcore.deprecated`) warn.
+
+    Raises ConfigError that names every bad setting and its range.
+    """
+    cls = method_class(name)
+    return _made(cls, new_names(settings, cls.renamed_settings, cls.name))
+
+
+def method_of_run(info: Mapping[str, Any]) -> AnyMethod:
+    """The method of a run with its settings, as run.json records them. Raises ConfigError as `make_method` does."""
+    cls = method_class(info["method"])
+    return _made(cls, new_names(info["config"], cls.renamed_settings, cls.name, stored=True))
 
 
 def _made(cls: type[AnyMethod], settings: Mapping[str, Any]) -> AnyMethod:

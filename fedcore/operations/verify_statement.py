@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcore.errors import ConfigError, FedcoreError, LedgerMissing, PopulationError, Unreachable
 from fedcore.evaluation.privacy_page import FIRST_PAGE, privacy_page, statement_in
-from fedcore.methods.registry import make_method
+from fedcore.methods.registry import method_of_run
 from fedcore.operations.verify import is_run, verify_run
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.chain import ChainHead
@@ -241,7 +241,7 @@ def _again(
     """The statement, made once more; what no ledger says is taken from the run, or else from the statement."""
     if at.run is not None and at.population is not None and at.run.id == run_id:
         with suppress(ConfigError):  # of a method of another installation
-            method = make_method(at.run.info["method"], at.run.info["config"])
+            method = method_of_run(at.run.info)
             return statement_of(at.run, method, ledger, at.population, through)
     first = None if said.periods is None else said.periods.first
     return private_statement(

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 import numpy as np
 from pydantic import BaseModel
 
+from fedcore.deprecated import Renamed
 from fedcore.errors import ConfigError, MethodError, RunError
 from fedcore.population.blocks import ClientBlock, Kind
 from fedcore.population.columns import Bounds, ColumnEntry
@@ -176,6 +177,7 @@ class Method(ABC, Generic[ConfigT, StateT]):
         that refuses one: "is the method mixed_effects now"
     fixed_settings: settings that the method had and that are constants now, with their values. Runs and files with
         this value stay valid; another value is refused
+    renamed_settings: old names of settings, which still work for one minor version, with their new names
     feature_outputs: names of outputs of `personalise` whose last axis are the features of the population
     usual_share: fraction of the whole budget that a private run takes if its settings give no epsilon; None: all that
         is left
@@ -202,6 +204,7 @@ class Method(ABC, Generic[ConfigT, StateT]):
     algorithm: ClassVar[str] = ""
     moved_settings: ClassVar[Mapping[str, str]] = {}
     fixed_settings: ClassVar[Mapping[str, Any]] = {}
+    renamed_settings: ClassVar[Mapping[str, Renamed]] = {}
     feature_outputs: ClassVar[tuple[str, ...]] = ()
     usual_share: ClassVar[Fraction | None] = None
 

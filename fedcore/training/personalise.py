@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedcore.errors import PopulationError, RunError, WrongKind
-from fedcore.methods.registry import make_method, with_free_settings
+from fedcore.methods.registry import method_of_run, with_free_settings
 from fedcore.population.blocks import ClientBlock, CountsBlock, joined, leaves
 from fedcore.population.store import Population
 from fedcore.rounds.clients import read_memory, redacted
@@ -267,7 +267,7 @@ def trained(run: Run, settings: Mapping[str, Any] | None = None) -> tuple[AnyMet
     Raises RunError, also for a state of another version's, ConfigError for settings that act on training.
     """
     info = recorded_request(run)
-    method = make_method(info["method"], info["config"])
+    method = method_of_run(info)
     if settings:
         method = with_free_settings(method, settings)
     values = run.read_state()
@@ -283,7 +283,7 @@ def trained(run: Run, settings: Mapping[str, Any] | None = None) -> tuple[AnyMet
 def check_fits(run: Run, population: Population) -> None:
     """Raises unless the run's model can be applied to this population."""
     info = recorded_request(run)
-    kind = make_method(info["method"], info["config"]).kind
+    kind = method_of_run(info).kind
     if population.kind != kind or population.features != info["features"]:
         raise WrongKind(
             f"run {run.id!r} needs {kind} with {info['features']} features; population {population.path.name!r} "

@@ -32,7 +32,7 @@ from fedcore.errors import (
     RunNotFound,
     Unreachable,
 )
-from fedcore.methods.registry import make_method
+from fedcore.methods.registry import method_of_run
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.chain import Balance
 from fedcore.privacy.ledger.leases import Lease
@@ -475,7 +475,7 @@ def abandon(path: str | Place, *, ledger_url: str | None = None) -> Run:
             raise RunError(f"run {run.id!r} has ended ({run.status}).")
         _check_study(run.info.get(STUDY), ONE_PLACE, f"run {run.id!r}")
         info, population = recorded_request(run), None
-        method, ledger = make_method(info["method"], info["config"]), None
+        method, ledger = method_of_run(info), None
         if method.private:
             population = Population.open(info["population"]["path"], version=info["population"]["version"])
             ledger = ledger_of(population, ledger_url)

@@ -17,7 +17,7 @@ import numpy as np
 
 import fedcore
 from fedcore.errors import ConfigError, NotWorthIt, PopulationError, RunError
-from fedcore.methods.registry import make_method, suited_to
+from fedcore.methods.registry import make_method, method_of_run, suited_to
 from fedcore.population.store import Population
 from fedcore.privacy.cohorts import Participants
 from fedcore.privacy.ledger.chain import Balance, ChainHead
@@ -272,11 +272,11 @@ def recorded_spec(
     """
     info = recorded_request(run)
     try:
-        config, arithmetic, private = info["config"], info["kernel"], info["private"]
+        arithmetic, private = info["kernel"], info["private"]
         path, version, id = (info["population"][name] for name in ("path", "version", "id"))
         clients_per_leaf = info["population"]["clients_per_leaf"]
         releases = tuple(map(PlannedRelease.from_json, info["plan"]))
-        method = make_method(info["method"], config)
+        method = method_of_run(info)
         seen = ChainHead(**run.head["ledger_head"]) if "ledger_head" in run.head else None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(
@@ -301,7 +301,8 @@ def recorded_spec(
         raise RunError(
             f"run {run.id!r} was made with kernel {arithmetic!r} and leaves of {clients_per_leaf} clients; "
             "continuing with others would change its result.",
-            "Resume it with the version that started it, or train again.",
+            f"Finish it with fedcore {info.get('code_version')}, the version that started it: fedcore resume {run.path}"
+            f"\nOr give the rest of its budget back here: fedcore runs abandon {run.path}",
         )
     ledger = None
     if method.private:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedcore.errors import ConfigError, NothingLeft, PopulationError, PrivacyError, RunError, retired
-from fedcore.methods.registry import METHODS, make_method, method_class
+from fedcore.methods.registry import METHODS, method_class, method_of_run
 from fedcore.population.store import Population
 from fedcore.rounds.method import AnyMethod
 from fedcore.runs.digests import ARRIVAL
@@ -177,7 +177,7 @@ def _startable(earlier: object) -> tuple[str, ...]:
 def _of_state(run: LoadedRun, name: str) -> tuple[AnyMethod, dict[str, np.ndarray]]:
     """Its method, and what that says that a later run may start from."""
     try:
-        earlier = make_method(run.info["method"], run.info["config"])
+        earlier = method_of_run(run.info)
         state = earlier.State(**run.state)
     except (KeyError, TypeError) as error:
         raise RunError(

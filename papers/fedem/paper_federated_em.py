@@ -75,4 +75,4 @@ class PaperFederatedEM(FederatedEM):
         "memories",
         "regularisation",
     )
-    moved_settings: ClassVar[Mapping[str, str]] = {"tolerance": "is called tol"}
+    moved_settings: ClassVar[Mapping[str, str]] = {}

@@ -217,7 +217,7 @@ def test_members_that_do_not_come_cost_nothing(world, monkeypatch):
     with pytest.raises(RunLeft, match="b, c did not answer"):
         leave(session)
     assert Run.open(world.path("a")).status == "abandoned"
-    assert world.spent("a") == 0 and world.replayed("a").most() == 0
+    assert world.spent("a") == 0 and world.replayed("a").most == 0
     assert world.ledger("a").run_status("run-1") == "abandoned"
 
 
@@ -252,7 +252,7 @@ def test_a_site_that_stays_away_ends_the_run_for_all_at_the_last_totals(world, m
     assert (run.path / "statement.json").exists()  # what was published is usable
     paid = world.spent("a")
     assert 0 < paid < Fraction(RHO)
-    assert world.replayed("a").most() == paid  # the rest has come back
+    assert world.replayed("a").most == paid  # the rest has come back
     files = {path.name: path.read_bytes() for path in world.mailbox_place.rglob("*.a")}
     back = world.resume("c")
     with pytest.raises(RunLeft, match="ended it for all"):

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
+from fedcore.deprecated import Renamed
 from fedcore.errors import ConfigError, RunError
 from fedcore.methods.federated_em import clients, given, looks, models, narrow, private, scores, seeding, server, start
 from fedcore.methods.federated_em.config import FederatedEMConfig
@@ -83,6 +84,7 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
         "epsilon",
     )
     moved_settings: ClassVar[Mapping[str, str]] = MOVED
+    renamed_settings: ClassVar[Mapping[str, Renamed]] = {"tolerance": Renamed("tol", since="0.2")}
     accepts_warm_start: ClassVar[bool] = True
     series_arrays: ClassVar[tuple[str, ...]] = given.KNOWN_OF_SERIES
     streams_rows: ClassVar[bool] = True

@@ -16,7 +16,6 @@ MOVED = {
     "algorithm=naive": "is memories = false of the method paper_federated_em",
     "codec=block": "is codec = 1",
     "codec=rand-k": "is no more: choose natural or dithering",
-    "tolerance": "is called tol",
     "levels": "is a number as the value of codec now: codec = 8 is dithering with 8 levels",
     "kept": "was of the codec rand-k, which is no more",
     **dict.fromkeys(OF_THE_PAPER, "is a setting of the method paper_federated_em"),
