@@ -5,16 +5,19 @@ import json
 import logging
 import os
 import sqlite3
+import uuid
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import sqlalchemy
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
 from fedcore.methods.registry import OWN
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
+from fedcore.privacy.ledger import database
 from fedcore.rounds import engine
 from fedcore.runs import digests as run_digests
 from fedcore.storage import digests
@@ -66,10 +69,33 @@ def no_waiting_for_the_disk():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def statements_compiled_once():
+    """Every test has ledgers of its own, each with an engine that would compile the same statements once more."""
+    first, made = sqlalchemy.create_engine("sqlite://"), database.create_engine
+    first.connect().close()
+
+    def sharing(*given, **more):
+        engine = made(*given, **more)
+        if engine.name == "sqlite":
+            engine.dialect, engine._compiled_cache = first.dialect, first._compiled_cache
+        return engine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(database, "create_engine", sharing)
+        yield
+
+
 @pytest.fixture(autouse=True)
-def own_ledger(tmp_path, monkeypatch):
-    """No test touches the user's ledger."""
-    monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{tmp_path / 'ledger.sqlite'}")
+def own_ledger(request, tmp_path_factory, monkeypatch):
+    """No test touches the user's ledger. Only tests that ask for a folder have one: pytest looks through all folders to
+    name the next one, and there are thousands.
+    """
+    if "tmp_path" in request.fixturenames:
+        path = request.getfixturevalue("tmp_path") / "ledger.sqlite"
+    else:
+        path = tmp_path_factory.getbasetemp() / f"ledger-{uuid.uuid4().hex}.sqlite"
+    monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{path}")
 
 
 @pytest.fixture(autouse=True)

@@ -107,8 +107,21 @@ def test_profiles_are_compared_with_opendp(tmp_path):
 
 
 @pytest.mark.slow
-def test_fits_take_turns_on_the_same_arrays(tmp_path):
+def test_fits_take_turns_on_the_same_arrays(tmp_path, monkeypatch):
+    """Each estimator is fitted to the first array only."""
+    fitted, fits, turns, arrays = fit._fit, {}, [], []
+
+    def once(name, table, *more):
+        turns.append(name)
+        arrays.append(np.load(table))
+        if name not in fits:
+            fits[name] = fitted(name, table, *more)
+        return fits[name]
+
+    monkeypatch.setattr(fit, "_fit", once)
     found = rows_of(fit.measure(options(tmp_path, clients=400)))
+    assert turns == [*fit._MIXTURES] * 2
+    assert [len(array) for array in arrays] == [300, 300, 400, 400] and np.array_equal(*arrays[:2])
     assert list(found) == [f"{name}, {rows} rows" for rows in (300, 400) for name in fit._MIXTURES]
     for row in found.values():
         assert row["process_cpu_s"] > row["fit_cpu_s"] > 0 and row["peak_mib"] > 10 and row["held_out_loss"] > 0

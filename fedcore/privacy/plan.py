@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
@@ -112,8 +111,9 @@ class PlannedRelease:
     def scale(self) -> float:
         """Scale of the noise in grid units, rounded up: never less noise than the cost assumes."""
         product = self.noise_multiplier * self.sensitivity
-        exact = Fraction(self.noise_multiplier) * self.sensitivity
-        return product if Fraction(product) >= exact else math.nextafter(product, math.inf)
+        (rounded, parts), (exact, of) = product.as_integer_ratio(), self.noise_multiplier.as_integer_ratio()
+        enough = rounded * of >= exact * self.sensitivity * parts  # in whole numbers, without rounding
+        return product if enough else math.nextafter(product, math.inf)
 
     @property
     def law(self) -> Law:

@@ -8,7 +8,7 @@ import io
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,13 +38,13 @@ class Secrets:
 
     def found_in(self, data: bytes) -> set[str]:
         """How secrets show up in these bytes, unpacked ones included."""
-        return {what for piece in pieces(data) for what in self._in_piece(piece)}
+        return {what for piece in pieces(data) for what in self.in_piece(piece, numbers_in(piece))}
 
-    def _in_piece(self, data: bytes) -> Iterator[str]:
+    def in_piece(self, data: bytes, numbers: np.ndarray) -> Iterator[str]:
+        """The same in these bytes as they are. numbers: `numbers_in(data)`."""
         for word in self.words:
             if word in data:
                 yield f"word {word.decode()}"
-        numbers = np.array([float(token) for token in NUMBER.findall(data) if len(token) <= 40])
         yield from _near("text", numbers, self.in_text, 0)
         yield from _near("text", numbers, self.units, TEXT_CLOSE)
         for offset in range(min(8, max(0, len(data) - 7))):
@@ -67,6 +67,11 @@ def _near(how: str, values: np.ndarray, secrets: np.ndarray, close: float) -> It
     for side in (place - 1, place):
         nearest = secrets[np.clip(side, 0, len(secrets) - 1)]
         yield from (f"{how} {value}" for value in nearest[np.abs(values - nearest) <= close * np.abs(nearest)])
+
+
+def numbers_in(data: bytes) -> np.ndarray:
+    """(n,) float64: the numbers that are written as text."""
+    return np.array([float(token) for token in NUMBER.findall(data) if len(token) <= 40])
 
 
 def pieces(data: bytes, depth: int = DEPTH) -> Iterator[bytes]:
@@ -117,13 +122,20 @@ def _inflated(data: bytes, start: int, bits: int) -> bytes:
     return out
 
 
-def search(folder: Path, secrets: Secrets, without: tuple[str, ...] = ()) -> dict[str, set[str]]:
-    """{path below the folder: what is there}, for all files but those below the folders `without`."""
-    found = {}
+def search(
+    folder: Path, secrets: Mapping[str, Secrets], without: tuple[str, ...] = ()
+) -> dict[str, dict[str, set[str]]]:
+    """For each of `secrets` {path below the folder: what is there}, for all files but those below the folders
+    `without`. Every file is unpacked once.
+    """
+    found: dict[str, dict[str, set[str]]] = {one: {} for one in secrets}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
-        if path.is_file() and not name.startswith(without):
-            here = secrets.found_in(path.read_bytes()) | secrets.found_in(name.encode())
-            if here:
-                found[name] = here
+        if not path.is_file() or name.startswith(without):
+            continue
+        for piece in (*pieces(path.read_bytes()), *pieces(name.encode())):
+            numbers = numbers_in(piece)
+            for one, sought in secrets.items():
+                if here := set(sought.in_piece(piece, numbers)):
+                    found[one].setdefault(name, set()).update(here)
     return found

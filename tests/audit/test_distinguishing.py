@@ -131,7 +131,10 @@ def test_a_whole_run_gives_away_no_more_than_its_price(run, pairs, sharp):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "build",
-    [pytest.param(build, marks=[pytest.mark.heavy] if build.pairs > 600 else []) for build in SABOTAGES.values()],
+    [
+        pytest.param(build, marks=[pytest.mark.heavy] if build.pairs > PRODUCT.pairs else [])
+        for build in SABOTAGES.values()
+    ],
     ids=SABOTAGES,
 )
 def test_a_sabotaged_run_is_caught(build):
@@ -155,7 +158,7 @@ def test_a_sabotaged_release_of_losses_on_second_halves_is_caught(kernel):
 def test_a_sabotaged_run_of_em_is_caught(name):
     """Runs for what leaks much. What leaks a little is wrong with the publisher: there one release is enough."""
     build = SABOTAGES[name]
-    if build.pairs > 600:
+    if build.pairs > PRODUCT.pairs:
         round, planned = priced(EM_RUN, "field_0001")
         found = attack_release(build, EM_RUN, round, planned, build.pairs)
     else:

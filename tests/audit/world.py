@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -53,8 +54,10 @@ def populate(path: Path, world: str, seed: int, ledger: dict) -> Population:
     )
 
 
-def make_worlds(folder: Path, methods: dict[str, str]) -> None:
-    """One population and one private run by a flow with Dask workers for each of `methods` (name -> class)."""
+def make_worlds(folder: Path, methods: dict[str, str], on_workers: Collection[str]) -> None:
+    """One population and one private run by a flow for each of `methods` (name -> class); those named in `on_workers`
+    with Dask workers, others in the flow's own process.
+    """
     for name in ("home", "temporary", "here"):
         (folder / name).mkdir(parents=True)
     url = f"sqlite:///{folder / 'ledger.sqlite'}"
@@ -75,7 +78,7 @@ def make_worlds(folder: Path, methods: dict[str, str]) -> None:
         "PREFECT_LOGGING_LEVEL": "DEBUG",
         "PYTHONUNBUFFERED": "1",
     }
-    request = json.dumps({"folder": str(folder), "methods": methods})
+    request = json.dumps({"folder": str(folder), "methods": methods, "on_workers": [*on_workers]})
     with open(folder / "out", "w") as out, open(folder / "err", "w") as err:
         code = subprocess.run(
             [sys.executable, "-c", PROGRAM, request],
@@ -106,7 +109,7 @@ def flows(request: dict) -> None:
         OWN["histograms"] = method
         FLOWS["histograms"](
             config=HistogramsConfig(**SETTINGS),
-            compute=Compute(workers=2),
+            compute=Compute(workers=2 if world in request["on_workers"] else None),
             run_id=world,
             population=str(folder / "populations" / world),
             runs=str(folder / "runs"),
