@@ -1,7 +1,8 @@
 """How a flow run ends when something is wrong with its input, its budget or its cluster: in a state whose message says
 what happened and what to do, without a traceback, and without being tried again.
 
-    Waiting   nothing was trained, charged or released: the run comes again, when newcomers can pay for it
+    Waiting   nothing was trained, charged or released: the run comes again, when newcomers can pay for it; or a run of
+              several sites goes on when the others have answered
     Refused   the same, and nothing will change by itself
     Failed    the work was under way; what is committed is kept
 
@@ -15,6 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from fedcore.flows.dead import note
+from fedcore.tasks.training import WAITING
 from prefect import get_client, get_run_logger
 from prefect.client.schemas import State
 from prefect.runtime import flow_run
@@ -23,7 +25,7 @@ from prefect.states import Completed, Failed
 from fedcore.errors import FedcoreError, Waiting, WorkerFailed
 
 LOGGERS = ("prefect.flow_runs", "prefect.task_runs")
-REFUSED, WAITING = "Refused", "Waiting"
+REFUSED = "Refused"
 
 
 class NoTraceback(logging.Filter):

@@ -11,10 +11,12 @@ from prefect import State, Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import TaskRun
 from prefect.context import TaskRunContext
+from prefect.states import Completed
 
-from fedcore.errors import WorkerFailed
+from fedcore.errors import PatienceOver, WorkerFailed
 from fedcore.training.session import Session
 
+WAITING = "Waiting"  # the name of the state of what ended because something has to come first
 CHEAP_SECONDS = 2.0  # rounds quicker than this share a task run; each costs tens of ms, most of it in the server
 BATCH_SECONDS = 4.0
 
@@ -32,9 +34,27 @@ def _lost_workers(task: Task, task_run: TaskRun, state: State) -> bool:
     cache_policy=NO_CACHE,
     persist_result=False,
 )
-def answer_clients(session: Session, number: int) -> bool:
-    """All clients of round `number`: map, reduce; if private also charge, draw and publish. False: finished."""
-    return session.training.answer()
+def answer_clients(session: Session, number: int) -> Any:
+    """All clients of round `number`: map, reduce; if private also charge, draw and publish. False: finished. A state if
+    other sites have to answer first.
+    """
+    try:
+        return session.training.answer()
+    except PatienceOver as error:
+        return _waiting(error)
+
+
+def _waiting(error: PatienceOver) -> State:
+    """How a task run is shown that waits for other sites: it has not failed. `_made` raises the error again."""
+    return Completed(name=WAITING, message=str(error), data=error)
+
+
+def _made(result: Any) -> bool:
+    """What a task has returned. Raises PatienceOver if it waits for other sites."""
+    found = result.result(raise_on_failure=False) if isinstance(result, State) else result
+    if isinstance(found, PatienceOver):
+        raise found
+    return bool(found)
 
 
 @task(task_run_name="server-r{number}", cache_policy=NO_CACHE, persist_result=False)
@@ -71,14 +91,18 @@ def _rename(name: str) -> None:
     cache_policy=NO_CACHE,
     persist_result=False,
 )
-def several_rounds(session: Session, number: int, last: int) -> bool:
+def several_rounds(session: Session, number: int, last: int) -> Any:
     """Cheap rounds `number` .. `last` in one task run, committed at its end. A retry goes on after the last round that
-    was made. False: finished; the task run is then named after the rounds that there were.
+    was made. False: finished; the task run is then named after the rounds that there were. A state if other sites have
+    to answer first.
     """
-    while session.training.round <= last:
-        if session.training.step() is None:
-            _rename(rounds_in_words(number, session.training.round - 1))
-            return False
+    try:
+        while session.training.round <= last:
+            if session.training.step() is None:
+                _rename(rounds_in_words(number, session.training.round - 1))
+                return False
+    except PatienceOver as error:
+        return _waiting(error)
     session.training.commit()
     return True
 
@@ -96,9 +120,9 @@ def next_rounds(session: Session, seconds: float | None) -> tuple[bool, float]:
     if seconds is not None and seconds < CHEAP_SECONDS:
         last = number + max(1, int(BATCH_SECONDS / max(seconds, 0.01))) - 1
         total = session.method.total_rounds(session.training.state)
-        goes_on = several_rounds(session, number, max(number, min(last, total)))
+        goes_on = _made(several_rounds(session, number, max(number, min(last, total))))
     else:
-        goes_on = answer_clients(session, number)
+        goes_on = _made(answer_clients(session, number))
         if goes_on:
             move_server(session, number)
     rounds = max(1, session.training.round - number)

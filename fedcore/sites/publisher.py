@@ -167,19 +167,13 @@ class SitesPublisher:
         others are waited for.
         """
         round = planned.round
-        if self.totals[0] != round:
-            if self.asking == round:
-                return None
+        if round not in (self.totals[0], self.asking):
             own = self._stored(round)
             if own is None:
                 self._begin(round)
+            if own is None or self._exchange(round, own) is None:
                 self.asking = round
-                return None
-            totals = self._exchange(round, own)
-            if totals is None:
-                self.asking = round
-                return None
-        return self.totals[1][planned.name]
+        return self.totals[1][planned.name] if self.totals[0] == round else None
 
     def release_round(
         self, planned: Sequence[PlannedRelease], grids: Mapping[str, np.ndarray]

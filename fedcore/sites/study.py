@@ -45,10 +45,7 @@ ASK: Final = "Ask the proposer of the study."
 REFUSED: Final = {
     "epsilon": "the study states what a run costs",
     "nominal_clients": "the study states the declared size of each site",
-    "horizon": "budgets by cohort are not part of studies",
-    "at_least": "budgets by cohort are not part of studies",
-    "recent_cohorts": "budgets by cohort are not part of studies",
-    "cohorts": "budgets by cohort are not part of studies",
+    **dict.fromkeys(("horizon", "at_least", "recent_cohorts", "cohorts"), "budgets by cohort are not part of studies"),
     "validation": "no rows are held back, because sites share no scores",
 }
 
@@ -114,17 +111,10 @@ class Schema(_Frozen):
             one.model_copy(update=local if one.kind == "category" else {**local, "of": one.name})
             for one in made.columns
         )
-        return cls(
-            kind=made.kind,
-            features=made.features,
-            columns=columns,
-            vocabulary=made.vocabulary,
-            halves=made.halves,
-            one_whole=made.one_whole,
-            image=made.image,
-            unit=unit,
-            relation=relation,
-        )
+        same = {
+            name: getattr(made, name) for name in ("kind", "features", "vocabulary", "halves", "one_whole", "image")
+        }
+        return cls(columns=columns, unit=unit, relation=relation, **same)
 
     def difference(self, other: Schema) -> str:
         """The first thing in which the other schema differs from this one, in words; empty if they are equal."""

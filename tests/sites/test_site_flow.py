@@ -33,6 +33,8 @@ def test_a_site_makes_its_run_as_flow_runs(tmp_path, prefect_server):  # noqa: F
     states = [run["state"] for run in ask(prefect_server, "/flow_runs/filter", {}) if run["name"].startswith("study-")]
     assert {state["name"] for state in states} == {"Waiting", "Completed", "Refused"}
     assert any(A in (state["message"] or "") for state in states if state["name"] == "Waiting")
+    tasks = [run["state"] for run in ask(prefect_server, "/task_runs/filter", {})]
+    assert {state["name"] for state in tasks} == {"Waiting", "Completed"}, "a task that waits has not failed"
     assert ask(prefect_server, "/artifacts/filter", {})
     runs = [Run.open(sites.path(name, 1)) for name in NAMES]
     assert [run.status for run in runs] == ["finished"] * 3
