@@ -97,9 +97,10 @@ class _Sheet:
     def png(self) -> bytes:
         from matplotlib.collections import LineCollection, PolyCollection
 
-        there = {"transform": self.figure.dpi_scale_trans}
+        inches = self.figure.dpi_scale_trans
         if self.lines:
-            self.figure.add_artist(LineCollection(self.lines, colors=self.colours, linewidths=0.8, zorder=0.5, **there))
+            lines = LineCollection(self.lines, colors=self.colours, linewidths=0.8, zorder=0.5, transform=inches)
+            self.figure.add_artist(lines)
         if self.bars:
-            self.figure.add_artist(PolyCollection(self.bars, facecolors=COLOURS[0], linewidths=0, **there))
+            self.figure.add_artist(PolyCollection(self.bars, facecolors=COLOURS[0], linewidths=0, transform=inches))
         return _png(self.figure)
