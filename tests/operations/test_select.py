@@ -151,7 +151,7 @@ def test_runs_of_other_arithmetic_and_abandoned_ones_are_not_taken_for_candidate
 def test_private_runs_and_methods_without_held_out_rows_are_refused(population, tmp_path):
     with pytest.raises(ConfigError, match="private"):
         requests(request(population, tmp_path, algorithm="private", epsilon=1.0), {"components": (1, 2)}, 0.2, "s")
-    with pytest.raises(ConfigError, match="holds no rows back"):
+    with pytest.raises(ConfigError, match="has no held-out rows"):
         requests(TrainRequest(method="histograms", population="x"), {"clusters": (1, 2)}, 0.2, "s")
 
 

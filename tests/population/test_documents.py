@@ -372,8 +372,8 @@ def test_what_is_appended_is_dealt_likewise(tmp_path):
     plain = ingest(file, tmp_path / "plain", features=5).path
     refused("It is unknown how the clients' halves of .* were split", file, plain, append=True, documents="post")
     entries = ingest(file, tmp_path / "entries", features=5, heldout=file, halves="entry").path
-    refused("are dealt by entry, and what is appended is not", file, entries, append=True)
-    refused("are dealt by entry", file, entries, append=True, documents="post")
+    refused("are split by entry, but the appended data are not", file, entries, append=True)
+    refused("are split by entry", file, entries, append=True, documents="post")
     assert ingest(file, entries, append=True, heldout=file, halves="entry").manifest.halves == "entry"
     said = ingest(file, by_document, append=True, heldout=file, halves="document")
     assert said.manifest.halves == "document" and said.version == 2

@@ -174,7 +174,7 @@ def test_a_plan_costs_no_more_than_its_share(clients, releases, relation):
 
 def test_the_word_says_from_where_on_a_private_list_pays():
     assert vocabulary.in_words(10_000, 0.5).startswith("good") and vocabulary.in_words(1000, 0.5).startswith("weak")
-    assert "bring a public list" in vocabulary.in_words(1000, 0.5)
+    assert "use a public list" in vocabulary.in_words(1000, 0.5)
     assert vocabulary.in_words(None, 0.5).startswith("unknown")
 
 

@@ -160,7 +160,7 @@ def test_the_command(place):
     text = works("budget", "plan", population.path, "--runs", 5, "--epsilon", 1, "--set", "clusters=4").out
     assert "epsilon_per_run" in text and "cold" in text and "warm" in text
     help = works("budget", "plan", "--help").out
-    assert "cold" in help and "nothing is reserved" in " ".join(help.split())
+    assert "cold" in help and "reserves nothing" in " ".join(help.split())
     refused = fedcore("budget", "plan", population.path, "--runs", 5, "--method", "paper_histograms")
     assert refused.code == 2 and "not private" in refused.err
     assert ledger.head(population.id) == before, "nothing is reserved"
