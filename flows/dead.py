@@ -2,8 +2,8 @@
 the UI does not show them as Running.
 
 A process is dead if it ran on this host, since the host was started, and is gone. A flow run of another host is left as
-it is. A process notes itself before it does anything else, so a flow run of ours that is still without a note after
-SILENT seconds was killed while it started.
+it is. A process notes itself before it reads anything. So on a server that fedcore started, one of its flow runs that
+is still without a note after SILENT seconds was killed while it started.
 """
 
 import logging
@@ -26,7 +26,8 @@ EVERY = 60.0  # seconds
 MISSED = 60.0  # seconds after its time a start that nothing has taken was missed
 SILENT = 60.0  # seconds without a note of its process, after which a flow run was killed while it started
 GOING_ON = ("RUNNING", "CANCELLING")
-FLOWS = ("resume-run", "evaluate", "ingest", "pipeline", "site-run")
+FLOWS = ("resume-run", "evaluate", "pipeline")
+MORE = ("ingest", "site-run")
 STEPS = ("ingest", "forget", "train", "evaluate", "export", "personalise")
 LEFT_OUT = "Missed: nothing served it at its time."  # of a start that was cancelled for this
 
@@ -72,7 +73,7 @@ def listed(address: str, path: str, wanted: Mapping[str, Any], *, most: int | No
 
 
 def flow_names() -> list[str]:
-    """The flows of fedcore."""
+    """The flows that make artifacts."""
     return [*(f"train-{name.replace('_', '-')}" for name in METHODS), *FLOWS, *(f"pipeline-{step}" for step in STEPS)]
 
 
@@ -103,26 +104,28 @@ def silent(address: str, now: datetime) -> list[dict[str, Any]]:
     before = now - timedelta(seconds=SILENT)
     return [
         run
-        for run in flow_runs(address, (*GOING_ON, "PENDING"), flows=flow_names())
+        for run in flow_runs(address, (*GOING_ON, "PENDING"), flows=[*flow_names(), *MORE])
         if noted(run) is None
         and (run["state_type"] != "PENDING" or run["deployment_id"] is None)
         and datetime.fromisoformat(run["state"]["timestamp"]) < before
     ]
 
 
-def mark_dead(address: str, now: datetime | None = None) -> list[str]:
+def mark_dead(address: str, own: bool = False, now: datetime | None = None) -> list[str]:
     """Set the flow runs whose process is dead to Crashed. Returns their names. Raises URLError, OSError, ValueError.
 
-    address: of the server, ends in /api
+    address: of the server, ends in /api; own: whether fedcore started it, so that silent flow runs are its own too
     """
     now = datetime.now(UTC) if now is None else now
     marked = []
-    dead = {run["id"] for run in flow_runs(address) if process_of(run) == "dead"}
+    quiet = {run["id"] for run in silent(address, now)} if own else set[str]()
+    dead = quiet | {run["id"] for run in flow_runs(address) if process_of(run) == "dead"}
+    if not dead:
+        return []
     # A process sets the last state before it ends: what still goes on when its process was already gone has crashed.
-    again = flow_runs(address, id={"any_": sorted(dead)}) if dead else []
-    for run in [*again, *silent(address, now)]:
+    for run in flow_runs(address, (*GOING_ON, "PENDING"), id={"any_": sorted(dead)}):
         holder = noted(run)
-        if holder is not None and process_of(run) != "dead":
+        if process_of(run) != "dead" and not (holder is None and run["id"] in quiet):
             continue
         who = "Its process" if holder is None else f"Process {holder.pid} on {holder.host.split()[0]}"
         when = " while it started" if holder is None else ""
@@ -150,28 +153,28 @@ def leave_out_missed(address: str, deployments: Sequence[str], now: datetime | N
     return left_out
 
 
-def try_to_mark(address: str, deployments: Sequence[str] = ()) -> None:
+def try_to_mark(address: str, deployments: Sequence[str] = (), own: bool = False) -> None:
     """Mark dead flow runs, after missed starts of these deployments were left out. A server that does not answer is a
-    line of log.
+    line of log. own: as for `mark_dead`
     """
     try:
         if deployments:
             leave_out_missed(address, deployments)
-        for name in mark_dead(address):
+        for name in mark_dead(address, own):
             logging.getLogger(__name__).warning("flow run %s: its process has died; marked as Crashed", name)
     except (urllib.error.URLError, OSError, ValueError) as error:
         logging.getLogger(__name__).warning("flow runs whose process has died were not looked for: %s", error)
 
 
 @contextmanager
-def marking(address: str, deployments: Sequence[str]) -> Iterator[None]:
+def marking(address: str, deployments: Sequence[str], own: bool) -> Iterator[None]:
     """Inside, flow runs whose process has died are marked: at once, every minute, and at the end. Starts of these
-    deployments that were missed before are left out.
+    deployments that were missed before are left out. own: as for `mark_dead`
     """
-    try_to_mark(address, deployments)
-    with repeating(lambda: try_to_mark(address), EVERY, at_once=False):
+    try_to_mark(address, deployments, own)
+    with repeating(lambda: try_to_mark(address, own=own), EVERY, at_once=False):
         yield
-    try_to_mark(address)
+    try_to_mark(address, own=own)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any, cast
 from fedcore.flows.limits import using
 from fedcore.flows.names import kept
 from fedcore.flows.own_server import flow
-from fedcore.flows.states import failed, run_to_state, without_tracebacks
+from fedcore.flows.states import failed, note_process, run_to_state, without_tracebacks
 from fedcore.flows.telling import opened, tell, tell_end
 from fedcore.flows.train import go_on, make_run
 from fedcore.tasks.artifacts import key, show_population
@@ -81,6 +81,7 @@ def _step_flow(kind: str, about: str) -> Flow:
     """The flow of one kind of step."""
 
     def step_flow(pipeline: str, step: str, at: str) -> Any:
+        note_process()
         ready, when = _running.get(), _time(at)
         trained = _trained_by(ready, step)
         watched = RunMonitoring() if trained is None else _watched(trained)

@@ -11,6 +11,7 @@ of a schedule and of the type COMPLETED; the flow then returns the error.
 """
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
@@ -26,6 +27,7 @@ from fedcore.errors import FedcoreError, Waiting, WorkerFailed
 
 LOGGERS = ("prefect.flow_runs", "prefect.task_runs")
 REFUSED = "Refused"
+PAUSES = (1.0, 5.0, 0.0)  # seconds after each try to note the process
 
 
 class NoTraceback(logging.Filter):
@@ -39,6 +41,7 @@ class NoTraceback(logging.Filter):
 
 
 _no_traceback = NoTraceback()
+_noted: set[tuple[str, int]] = set()
 
 
 def without_tracebacks() -> None:
@@ -61,14 +64,22 @@ def failed(error: FedcoreError, refused: bool) -> State:
 
 
 def note_process() -> None:
-    """Note on this flow run which process makes it, by which one that died is known."""
-    if flow_run.id is None:
+    """Note on this flow run, once in each attempt, which process makes it, by which one that died is known. A flow that
+    reads anything before `run_to_state` calls it first.
+    """
+    attempt = (str(flow_run.id), flow_run.run_count or 0)
+    if flow_run.id is None or attempt in _noted:
         return
-    try:
-        with get_client(sync_client=True) as client:
-            client.update_flow_run_labels(UUID(str(flow_run.id)), note(flow_run.run_count or 0))
-    except Exception as error:  # it decides nothing
-        get_run_logger().warning("the process of this flow run is not noted: %s: %s", type(error).__name__, error)
+    for pause in PAUSES:
+        try:
+            with get_client(sync_client=True) as client:
+                client.update_flow_run_labels(UUID(attempt[0]), note(attempt[1]))
+            _noted.add(attempt)
+            return
+        except Exception as error:  # the run goes on without a note; the server may count it as dead
+            words = "the process of this flow run is not noted: %s: %s"
+            get_run_logger().warning(words, type(error).__name__, error)
+            time.sleep(pause)
 
 
 def run_to_state(

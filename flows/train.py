@@ -12,7 +12,7 @@ from fedcore.flows.dead import try_to_mark
 from fedcore.flows.limits import using
 from fedcore.flows.names import kept
 from fedcore.flows.own_server import flow
-from fedcore.flows.states import REFUSED, run_to_state
+from fedcore.flows.states import REFUSED, note_process, run_to_state
 from fedcore.flows.telling import tell, tell_end
 from fedcore.tasks.artifacts import Showcase, show_comparison, show_population
 from fedcore.tasks.backends import backend_for
@@ -190,6 +190,7 @@ def resume_run(run: str, compute: Compute = Compute(), take_over: bool = False, 
         take_over: take the run from a holder that seems alive
         population: where the population is now, if it was moved
     """
+    note_process()
     try_to_mark(str(get_current_settings().api.url))
     opened = run_to_state(lambda _: _open_to_resume(run), lambda _: f"run {_last(run)} cannot be resumed")
     if not isinstance(opened, Run):

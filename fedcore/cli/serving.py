@@ -83,7 +83,7 @@ def serve_file(
         names = [item.name for item in content.deployment] + [item.name for item in content.pipeline]
         # It is asked first: what was missed is left out next, and then counts as a start.
         watching = import_module("fedcore.flows.watch").watching(content, f"{base}/api")
-        marking = import_module("fedcore.flows.dead").marking(f"{base}/api", names)
+        marking = import_module("fedcore.flows.dead").marking(f"{base}/api", names, own)
         showing = import_module("fedcore.flows.overview").showing(content, file, base)
         with watching, marking, showing as page, keeping(keep_blocks) if keep_blocks else nullcontext():
             served(base, page)

@@ -362,7 +362,7 @@ def lived(folder: Path, days: int, seed: int, local: bool, tell: bool = False) -
             subprocess.run([sys.executable, "-c", ALARM, webhook], check=True, timeout=120)
             killed = disturbed(folder / DISTURBED, planned, local, tell)
             time.sleep(SILENT)
-            crashed = len(mark_dead(f"{base}/api"))
+            crashed = len(mark_dead(f"{base}/api", own=True))
             going_on = flow_runs(f"{base}/api", (*GOING_ON, "PENDING"), flows=flow_names())
             assert not going_on, f"these are shown as Running: {', '.join(run['name'] for run in going_on)}"
         assert alarms and all("is low" in alarm["text"] for alarm in alarms), alarms

@@ -515,7 +515,7 @@ scale: a thousandth too small
 - product = self.noise_multiplier * self.sensitivity
 + product = 0.999 * self.noise_multiplier * self.sensitivity
 scale: rounded to nearest
-- return product if Fraction(product) >= exact else math.nextafter(product, math.inf)
+- return product if enough else math.nextafter(product, math.inf)
 + return product
 scale: without the sensitivity
 - product = self.noise_multiplier * self.sensitivity
