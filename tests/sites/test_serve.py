@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
@@ -10,13 +11,13 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedcore.errors import FileRefused
+from fedcore.errors import FileRefused, StudyError
 from fedcore.operations.in_process import to_the_end
 from fedcore.privacy.ledger.ledger import Ledger
 from fedcore.privacy.noise_shares import charged_plan
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run
-from fedcore.sites import run_key, serve
+from fedcore.sites import progress, run_key, serve
 from fedcore.sites.joining import Joined, join, joined_studies
 from fedcore.sites.mailbox import Header, Mailbox
 from fedcore.sites.run_key import RunKey
@@ -131,6 +132,51 @@ def test_a_loop_opens_a_run_again_when_the_others_have_answered(tmp_path, monkey
     sites.world.file("answer", A, 1, 1).unlink()  # as if it had died before: nothing is awaited until it has posted it
     assert sites.turn(A, once=False).words == f"for {B}" and sites.world.file("answer", A, 1, 1).exists()
     assert {turn.run for turn in sites.until_finished(once=False).values()} == {1}
+
+
+@pytest.mark.parametrize("joined", [NAMES, (A, B)])
+def test_a_loop_ends_a_run_whose_key_was_lost(tmp_path, joined):
+    sites = Sites(tmp_path)
+    for name in joined:
+        sites.turn(name)
+    shutil.rmtree(tmp_path / "cache")
+    ended = sites.turn(A, once=False)
+    assert ended.state == "ended" and "has lost its key of run 1" in ended.words
+    assert sites.run(A, 1).status == "abandoned" and sites.balance(A).rho_reserved == 0
+    assert sites.world.file("end", A).exists() and sites.turn(A, once=False).state == "not due"
+
+
+def test_a_loop_notes_its_answer_again(tmp_path):
+    sites = Sites(tmp_path)
+    for name in (A, B, C, A):
+        sites.turn(name)
+    note = RunKey(sites.world.study.digest, 1, A).folder / "answer.1"
+    note.unlink()
+    assert sites.turn(A, once=False).words == f"for {B}" and note.exists()
+
+
+def test_a_loop_names_a_damaged_key_and_ends_the_run_without_it(tmp_path):
+    sites = Sites(tmp_path)
+    for name in NAMES:
+        sites.turn(name)
+    key = RunKey(sites.world.study.digest, 1, A).folder / "key"
+    key.write_bytes(b"short")
+    with pytest.raises(StudyError, match="is damaged.*delete the file"):
+        sites.turn(A, once=False)
+    key.unlink()
+    assert sites.turn(A, once=False).state == "ended"
+
+
+def test_a_loop_posts_the_end_of_a_run_that_has_ended_here(tmp_path):
+    sites = Sites(tmp_path)
+    for name in (A, B):
+        sites.turn(name)
+    key = RunKey(sites.world.study.digest, 1, A)
+    body = {"reason": "operator", "rounds": 0, "totals": "00", "state": None}
+    key.end(canonical(body))  # and then the process was killed
+    ended = sites.turn(A, once=False)
+    assert ended.state == "ended" and "it has ended at this site" in ended.words
+    assert progress.end_of(sites.world.mailbox, 1, A) == body
 
 
 def test_the_next_run_waits_until_all_have_ended_the_last_one(tmp_path):
