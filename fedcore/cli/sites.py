@@ -289,16 +289,14 @@ def study_join(
 ) -> None:
     """Agree to a study: shows what leaves this site, who sees it and what it costs, and asks. Nothing is charged."""
     from fedcore.sites.identity import Identity
-    from fedcore.sites.joining import Joined, agreement, check_released_words, join
+    from fedcore.sites.joining import Joined, agreement, join
     from fedcore.sites.study import read_study
     from fedcore.training.budget import ledger_of
 
     use_ledger(ledger)
     place = files.place(mailbox)
     study, own, store = read_study(place), Identity.load(identity), open_population(population)
-    account = ledger_of(store)
-    found = agreement(study, own, store, account.balance(store.id))
-    check_released_words(store, account)
+    found = agreement(study, own, store, ledger_of(store).balance(store.id))
     if not as_json:
         _show(found, store.path.name)
     if not yes and (as_json or sys.stdin is None or not sys.stdin.isatty()):

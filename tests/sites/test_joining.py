@@ -98,7 +98,7 @@ def test_what_a_site_cannot_join_is_refused_by_name(tmp_path, study, known, popu
         agreement(study, known[B], population, replace(balance, budget=None))
 
 
-def test_a_vocabulary_without_words_that_this_site_has_released_is_refused(tmp_path, known):
+def test_a_vocabulary_without_words_that_this_site_has_released_is_refused(tmp_path, known, monkeypatch):
     opened, ledger = open_population(tmp_path)
     words = release_vocabulary(opened, ledger, delta=3e-8).words
     shorter, whole = (encode(opened, tmp_path / name, part) for name, part in (("short", words[2:]), ("whole", words)))
@@ -111,6 +111,14 @@ def test_a_vocabulary_without_words_that_this_site_has_released_is_refused(tmp_p
         if lacking:
             refused = fedcore(*asked)
             assert refused.code == 2 and not joined_studies(tmp_path / B)
+            one = Joined(study, str(mailbox), str(population.path), str(tmp_path / "runs"))
+            with pytest.raises(StudyError, match="the study's vocabulary lacks 2"):
+                join(one, tmp_path / B)
+            with monkeypatch.context() as patch:
+                patch.setattr(joining, "_check_released_words", lambda _: None)
+                join(one, tmp_path / B)
+            join(one, tmp_path / B)  # words that were released after it has joined
+            (tmp_path / B / "studies" / f"{one.name}.json").unlink()
             assert f"the study's vocabulary lacks 2, such as {lacking[0]!r}, {lacking[1]!r}." in refused.err
         else:
             works(*asked)
