@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from fedcore.training.session import Session
     from fedcore.training.spec import RunSpec
 
-# Seconds that a process waits for other sites in a round before it looks after the next study, or ends.
+    _TurnOf = Callable[[Joined, bool, float], Turn]  # of a study: whether for one run, and seconds to wait
+
+# Seconds that a process waits for other sites in a round before it looks after the next study, or ends: LONG if there
+# is no next study.
 SHORT: Final = 30.0
 LONG: Final = 600.0
 
@@ -94,10 +97,11 @@ def site_serve(
     own, shown = Identity.load(identity), set()
     turn_of = _turns_here(own, workers, dask, as_json) if local else _turns_as_flows(own, identity, workers, dask)
     while True:
-        turns, failed = [], []
-        for joined in joined_studies(identity):
+        turns, failed, studies = [], [], joined_studies(identity)
+        waits = LONG if once or len(studies) == 1 else SHORT
+        for joined in studies:
             try:
-                turn = turn_of(joined, once)
+                turn = turn_of(joined, once, waits)
             except FedcoreError as error:
                 failed.append(error)
                 warn(f"study {joined.name}: {error}")
@@ -121,27 +125,25 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-def _turns_here(own: Identity, workers: int | None, dask: str | None, quiet: bool) -> Callable[[Joined, bool], Turn]:
+def _turns_here(own: Identity, workers: int | None, dask: str | None, quiet: bool) -> _TurnOf:
     """Turns in this process."""
     from fedcore.sites.serve import take_turn
 
     making = _Making(workers, dask, quiet)
-    return lambda joined, once: take_turn(joined, own, making, waits=LONG if once else SHORT, once=once, now=_now)
+    return lambda joined, once, waits: take_turn(joined, own, making, waits=waits, once=once, now=_now)
 
 
-def _turns_as_flows(
-    own: Identity, identity: str | None, workers: int | None, dask: str | None
-) -> Callable[[Joined, bool], Turn]:
-    """Turns as flow runs; there is none while a study has nothing to start or continue."""
+def _turns_as_flows(own: Identity, identity: str | None, workers: int | None, dask: str | None) -> _TurnOf:
+    """Turns as flow runs; there is none while a study has nothing to start or continue. Raises ExtraMissing."""
     from fedcore.sites.serve import Turn, idle_turn
 
-    def turn_of(joined: Joined, once: bool) -> Turn:
+    with importing(), needs("Without --local this command"):
+        flows = import_module("fedcore.flows.sites")
+    compute = flows.Compute(workers=workers, dask=dask)
+
+    def turn_of(joined: Joined, once: bool, waits: float) -> Turn:
         if (idle := idle_turn(joined, own, once=once, now=_now)) is not None:
             return idle
-        with importing(), needs("Without --local this command"):
-            flows = import_module("fedcore.flows.sites")
-        compute = flows.Compute(workers=workers, dask=dask)
-        waits = LONG if once else SHORT
         return Turn(**flows.site_run(study=joined.name, identity=identity, once=once, waits=waits, compute=compute))
 
     return turn_of

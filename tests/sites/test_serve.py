@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from pathlib import Path
@@ -371,3 +372,47 @@ def test_a_site_that_has_joined_nothing_is_told_how(tmp_path):
     sites = World.make(tmp_path)
     refused = fedcore("site", "serve", "--once", "--local", "--identity", tmp_path / "identities" / A)
     assert refused.code == 2 and "has joined no study" in refused.err and sites.names == [*NAMES]
+
+
+class Stopped(Exception):
+    """The loop of a command would go on."""
+
+
+@pytest.mark.parametrize(("studies", "once", "waits"), [(1, False, 600.0), (2, False, 30.0), (2, True, 600.0)])
+def test_a_site_waits_long_where_it_has_nothing_else_to_do(tmp_path, monkeypatch, studies, once, waits):
+    sites, found = Sites(tmp_path), []
+    (one,) = joined_studies(sites.site(A))
+    for seed in range(1, studies):
+        join(replace(one, study=one.study.model_copy(update={"seed": seed})), sites.site(A))
+
+    def noted(joined, *_, waits, **__):
+        found.append(waits)
+        return Turn(joined.name, 1, "not due")
+
+    def stop(_):
+        raise Stopped
+
+    monkeypatch.setattr(serve, "take_turn", noted)
+    monkeypatch.setattr("fedcore.cli.sites.time.sleep", stop)
+    asked = ("site", "serve", "--local", "--identity", sites.site(A))
+    if once:
+        works(*asked, "--once")
+    else:
+        with pytest.raises(Stopped):
+            fedcore(*asked)
+    assert found == [waits] * studies
+
+
+def test_a_missing_extra_ends_the_command(tmp_path, monkeypatch):
+    sites = Sites(tmp_path)
+
+    def missing(name):
+        raise ModuleNotFoundError(f"No module named {name!r}", name="prefect")
+
+    monkeypatch.setattr("fedcore.cli.sites.import_module", missing)
+    monkeypatch.setattr("fedcore.cli.sites.time.sleep", lambda _: pytest.fail("it goes on"))
+    sites.turn(A)
+    sites.turn(B)
+    sites.turn(C)
+    refused = fedcore("site", "serve", "--identity", sites.site(A))
+    assert refused.code == 2 and refused.err.count("Without --local this command needs Prefect") == 1
