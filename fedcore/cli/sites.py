@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import import_module
@@ -17,7 +17,7 @@ from fedcore.cli.help_text import Commands
 from fedcore.cli.options import Dask, Json, Ledger, Local, Runs, Settings, Workers, open_population, stamp, use_ledger
 from fedcore.cli.terminal import importing, parse_seconds, read_settings, say, table, warn
 from fedcore.cli.training import in_process
-from fedcore.errors import ConfigError, FedcoreError, StudyError, needs
+from fedcore.errors import ConfigError, FedcoreError, StudyError, Unreachable, needs
 from fedcore.storage import files
 from fedcore.storage.files import shortened
 
@@ -361,7 +361,13 @@ def study_show(mailbox: MailboxArgument, as_json: Json = False) -> None:
     place = files.place(mailbox)
     study = read_study(place)
     box = Mailbox(place, study)
-    newest, made = progress_of(box).to_json(), posted(box)
+    newest = progress_of(box).to_json()
+    made: Mapping[str, Mapping[str, object]]
+    try:
+        made = posted(box)
+    except Unreachable:  # listing needs another right than all the rest
+        unknown = None if as_json else "-"
+        made = {site.name: {"files": unknown, "bytes": unknown} for site in study.sites}
     sites, run = [{**row, **made[row["name"]]} for row in sites_to_compare(study)], newest["run"]
     stated = {
         "study": study.digest.hex(),
@@ -384,4 +390,9 @@ def study_show(mailbox: MailboxArgument, as_json: Json = False) -> None:
         print(f"Run {run} was ended by: {', '.join(newest['ended'])}")
     if ends := final_states(box, run):
         same = "the same bits" if ends["same_bits"] else "different bits: compare their software and processors"
-        print(f"States after run {ends['run']} at {', '.join(ends['sites'])}: {same}")
+        if not ends["same_totals"]:
+            same = "different totals: one of these sites was shown another mailbox"
+        if len(ends["sites"]) > 1:
+            print(f"States after run {ends['run']} at {', '.join(ends['sites'])}: {same}")
+        if ends["unreadable"]:
+            print(f"The end of run {ends['run']} cannot be read at: {', '.join(ends['unreadable'])}")
