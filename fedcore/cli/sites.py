@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import import_module
@@ -17,7 +17,7 @@ from fedcore.cli.help_text import Commands
 from fedcore.cli.options import Dask, Json, Ledger, Local, Runs, Settings, Workers, open_population, stamp, use_ledger
 from fedcore.cli.terminal import importing, parse_seconds, read_settings, say, table, warn
 from fedcore.cli.training import in_process
-from fedcore.errors import ConfigError, FedcoreError, StudyError, needs
+from fedcore.errors import ConfigError, FedcoreError, StudyError, Unreachable, needs
 from fedcore.storage import files
 from fedcore.storage.files import shortened
 
@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from fedcore.training.session import Session
     from fedcore.training.spec import RunSpec
 
-# Seconds that a process waits for other sites in a round before it looks after the next study, or ends.
+    _TurnOf = Callable[[Joined, bool, float], Turn]  # of a study: whether for one run, and seconds to wait
+
+# Seconds that a process waits for other sites in a round before it looks after the next study, or ends: LONG if there
+# is no next study.
 SHORT: Final = 30.0
 LONG: Final = 600.0
 
@@ -94,10 +97,11 @@ def site_serve(
     own, shown = Identity.load(identity), set()
     turn_of = _turns_here(own, workers, dask, as_json) if local else _turns_as_flows(own, identity, workers, dask)
     while True:
-        turns, failed = [], []
-        for joined in joined_studies(identity):
+        turns, failed, studies = [], [], joined_studies(identity)
+        waits = LONG if once or len(studies) == 1 else SHORT
+        for joined in studies:
             try:
-                turn = turn_of(joined, once)
+                turn = turn_of(joined, once, waits)
             except FedcoreError as error:
                 failed.append(error)
                 warn(f"study {joined.name}: {error}")
@@ -121,27 +125,25 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-def _turns_here(own: Identity, workers: int | None, dask: str | None, quiet: bool) -> Callable[[Joined, bool], Turn]:
+def _turns_here(own: Identity, workers: int | None, dask: str | None, quiet: bool) -> _TurnOf:
     """Turns in this process."""
     from fedcore.sites.serve import take_turn
 
     making = _Making(workers, dask, quiet)
-    return lambda joined, once: take_turn(joined, own, making, waits=LONG if once else SHORT, once=once, now=_now)
+    return lambda joined, once, waits: take_turn(joined, own, making, waits=waits, once=once, now=_now)
 
 
-def _turns_as_flows(
-    own: Identity, identity: str | None, workers: int | None, dask: str | None
-) -> Callable[[Joined, bool], Turn]:
-    """Turns as flow runs; there is none while a study has nothing to start or continue."""
+def _turns_as_flows(own: Identity, identity: str | None, workers: int | None, dask: str | None) -> _TurnOf:
+    """Turns as flow runs; there is none while a study has nothing to start or continue. Raises ExtraMissing."""
     from fedcore.sites.serve import Turn, idle_turn
 
-    def turn_of(joined: Joined, once: bool) -> Turn:
+    with importing(), needs("Without --local this command"):
+        flows = import_module("fedcore.flows.sites")
+    compute = flows.Compute(workers=workers, dask=dask)
+
+    def turn_of(joined: Joined, once: bool, waits: float) -> Turn:
         if (idle := idle_turn(joined, own, once=once, now=_now)) is not None:
             return idle
-        with importing(), needs("Without --local this command"):
-            flows = import_module("fedcore.flows.sites")
-        compute = flows.Compute(workers=workers, dask=dask)
-        waits = LONG if once else SHORT
         return Turn(**flows.site_run(study=joined.name, identity=identity, once=once, waits=waits, compute=compute))
 
     return turn_of
@@ -289,16 +291,14 @@ def study_join(
 ) -> None:
     """Agree to a study: shows what leaves this site, who sees it and what it costs, and asks. Nothing is charged."""
     from fedcore.sites.identity import Identity
-    from fedcore.sites.joining import Joined, agreement, check_released_words, join
+    from fedcore.sites.joining import Joined, agreement, join
     from fedcore.sites.study import read_study
     from fedcore.training.budget import ledger_of
 
     use_ledger(ledger)
     place = files.place(mailbox)
     study, own, store = read_study(place), Identity.load(identity), open_population(population)
-    account = ledger_of(store)
-    found = agreement(study, own, store, account.balance(store.id))
-    check_released_words(store, account)
+    found = agreement(study, own, store, ledger_of(store).balance(store.id))
     if not as_json:
         _show(found, store.path.name)
     if not yes and (as_json or sys.stdin is None or not sys.stdin.isatty()):
@@ -361,7 +361,13 @@ def study_show(mailbox: MailboxArgument, as_json: Json = False) -> None:
     place = files.place(mailbox)
     study = read_study(place)
     box = Mailbox(place, study)
-    newest, made = progress_of(box).to_json(), posted(box)
+    newest = progress_of(box).to_json()
+    made: Mapping[str, Mapping[str, object]]
+    try:
+        made = posted(box)
+    except Unreachable:  # listing needs another right than all the rest
+        unknown = None if as_json else "-"
+        made = {site.name: {"files": unknown, "bytes": unknown} for site in study.sites}
     sites, run = [{**row, **made[row["name"]]} for row in sites_to_compare(study)], newest["run"]
     stated = {
         "study": study.digest.hex(),
@@ -384,4 +390,9 @@ def study_show(mailbox: MailboxArgument, as_json: Json = False) -> None:
         print(f"Run {run} was ended by: {', '.join(newest['ended'])}")
     if ends := final_states(box, run):
         same = "the same bits" if ends["same_bits"] else "different bits: compare their software and processors"
-        print(f"States after run {ends['run']} at {', '.join(ends['sites'])}: {same}")
+        if not ends["same_totals"]:
+            same = "different totals: one of these sites was shown another mailbox"
+        if len(ends["sites"]) > 1:
+            print(f"States after run {ends['run']} at {', '.join(ends['sites'])}: {same}")
+        if ends["unreadable"]:
+            print(f"The end of run {ends['run']} cannot be read at: {', '.join(ends['unreadable'])}")

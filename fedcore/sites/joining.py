@@ -16,14 +16,13 @@ from typing import Any, Final
 from fedcore.errors import IdentityError, StudyError
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.balances import Balance
-from fedcore.privacy.ledger.ledger import Ledger
 from fedcore.privacy.noise_shares import charged_plan
 from fedcore.sites import study as studies
 from fedcore.sites.identity import Identity, fingerprint, site_folder
 from fedcore.sites.study import Schema, Study, refuse_population
 from fedcore.storage import files, shared
 from fedcore.storage.parsing import parse_json
-from fedcore.training.budget import checked_unit, required_budget
+from fedcore.training.budget import checked_unit, ledger_of, required_budget
 from fedcore.training.vocabulary import as_text, released_words
 
 FOLDER: Final = "studies"
@@ -140,12 +139,12 @@ def check_site(study: Study, identity: Identity, population: Population, balance
         )
 
 
-def check_released_words(population: Population, ledger: Ledger) -> None:
+def _check_released_words(population: Population) -> None:
     """Raises StudyError unless the vocabulary of the population, which is that of the study, holds every word that was
     released of it. Reads what was published, and no data.
     """
     tokens = {*(population.vocabulary() or ())}
-    missing = [word for word in as_text(released_words(ledger, population.id)) if word not in tokens]
+    missing = [word for word in as_text(released_words(ledger_of(population), population.id)) if word not in tokens]
     if missing:
         raise StudyError(
             f"Of the words that the ledger of this site has released, the study's vocabulary lacks {len(missing)}, "
@@ -184,11 +183,15 @@ class Joined:
 def join(joined: Joined, folder: str | Path | None = None) -> None:
     """Keep that the site takes part. The same again is no error. folder: of the site, None for the user's own.
 
-    Raises StudyError if the site has joined the study with another mailbox, population or place of runs.
+    Raises StudyError if the site has joined the study with another mailbox, population or place of runs, or if the
+    vocabulary of the study lacks a word that the ledger of this site has released. The latter holds when the site
+    joins: it is not checked for words that are released later, nor when the same site joins again.
     """
     place = site_folder(folder)
     content, name = files.json_bytes(joined._content()), f"{FOLDER}/{joined.name}.json"
     try:
+        if joined.study.schema_.vocabulary is not None and shared.read(place, name, 1) is None:
+            _check_released_words(Population.open(joined.population))
         shared.create(place, name, content)
     except FileExistsError:
         if shared.read(place, name, len(content) + 1) != content:

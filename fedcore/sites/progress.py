@@ -11,17 +11,17 @@ from functools import partial
 from types import NoneType
 from typing import Any, Final
 
-from fedcore.errors import FileRefused
+from fedcore.errors import FileRefused, Unreachable
 from fedcore.sites.mailbox import LARGEST_NUMBER, Header, Kind, Mailbox
 from fedcore.storage import files
 from fedcore.storage.parsing import parse_json
 
 POSTED: Final = re.compile(r"[0-9]+/(?:[0-9]+[.]answer|member|end)[.](.+)")  # below `runs`; the name of the site
 
-OF_END: Final[dict[str, type | tuple[type, ...]]] = {
-    "reason": str,
-    "rounds": int,
-    "totals": str,
+OF_END: Final[dict[str, tuple[type, ...]]] = {
+    "reason": (str,),
+    "rounds": (int,),
+    "totals": (str,),
     "state": (str, NoneType),
 }
 
@@ -36,8 +36,9 @@ def end_of(mailbox: Mailbox, run: int, site: str) -> dict[str, Any]:
         return {}
     with suppress(ValueError):
         stated = parse_json(file.body)
-        if isinstance(stated, dict) and all(isinstance(stated.get(name), of) for name, of in OF_END.items()):
-            return stated
+        if isinstance(stated, dict) and all(type(stated.get(name)) in of for name, of in OF_END.items()):
+            if stated["totals"]:
+                return stated
     raise FileRefused(f"The end file of site {site!r} in run {run} does not state how the run ended.")
 
 
@@ -76,7 +77,7 @@ def progress_of(mailbox: Mailbox) -> Progress:
     )
     if run == 0:
         return Progress(0, dict.fromkeys(names), (), (), None)
-    most = max(release.round for release in mailbox.study.plan(1)[0])
+    most = _rounds_of(mailbox)
     rounds: dict[str, int | None] = {}
     times: list[float] = []
     for site in names:
@@ -93,22 +94,50 @@ def progress_of(mailbox: Mailbox) -> Progress:
 
 def final_states(mailbox: Mailbox, newest: int) -> dict[str, Any] | None:
     """Whether sites have ended a run with the same model: `run`, the `sites` that ended it after most rounds, and
-    whether their states have the `same_bits`. Of the newest run that two sites have ended, which is this one or the one
-    before; None if there is none. Raises FileRefused, Unreachable.
+    whether they saw the `same_totals` and their states have the `same_bits`; None for both with fewer than two sites.
+    `unreadable`: sites whose end file is refused, or states more rounds than the plan has. Of the newest run that two
+    sites have ended or that has such a file, which is this one or the one before; None if there is none. Raises
+    Unreachable.
     """
+    planned = _rounds_of(mailbox)
     for run in range(newest, max(newest - 2, 0), -1):
-        ends = {site.name: end_of(mailbox, run, site.name) for site in mailbox.study.sites}
-        most = max(end.get("rounds", 0) for end in ends.values())
-        states = {site: end["state"] for site, end in ends.items() if end.get("state") and end["rounds"] == most}
-        if len(states) > 1:
-            return {"run": run, "sites": list(states), "same_bits": len({*states.values()}) == 1}
+        ends: dict[str, dict[str, Any]] = {}
+        for site in mailbox.study.sites:
+            with suppress(FileRefused):
+                if (end := end_of(mailbox, run, site.name)).get("rounds", 0) <= planned:
+                    ends[site.name] = end
+        most = max((end.get("rounds", 0) for end in ends.values()), default=0)
+        last = {site: end for site, end in ends.items() if end.get("state") and end["rounds"] == most}
+        unreadable = [site.name for site in mailbox.study.sites if site.name not in ends]
+        if len(last) > 1 or unreadable:
+            totals, states = ({end[name] for end in last.values()} for name in ("totals", "state"))
+            return {
+                "run": run,
+                "sites": list(last),
+                "same_totals": len(totals) == 1 if len(last) > 1 else None,
+                "same_bits": len(states) == 1 if len(last) > 1 else None,
+                "unreadable": unreadable,
+            }
     return None
 
 
+def _rounds_of(mailbox: Mailbox) -> int:
+    """The last round of the plan in which the sites answer."""
+    return max(release.round for release in mailbox.study.plan(1)[0])
+
+
 def posted(mailbox: Mailbox) -> dict[str, dict[str, int]]:
-    """{site: {"files": number, "bytes": all of them}} that the mailbox lists. Raises Unreachable."""
+    """{site: {"files": number, "bytes": all of them}} that the mailbox lists. Raises Unreachable, also where reading
+    and creating files is allowed and listing them is not.
+    """
     found = {site.name: {"files": 0, "bytes": 0} for site in mailbox.study.sites}
-    for name, size in files.sizes(files.below(mailbox.place, "runs")).items():
+    runs = files.below(mailbox.place, "runs")
+    try:
+        files.listing(runs)  # raises for a folder that may not be listed, which `sizes` passes over
+        sizes = files.sizes(runs)
+    except OSError as error:
+        raise Unreachable(f"{mailbox.place} cannot be listed: {error.strerror}.", "Check its permissions.") from error
+    for name, size in sizes.items():
         writer = POSTED.fullmatch(name)
         if writer and writer[1] in found:
             found[writer[1]]["files"] += 1

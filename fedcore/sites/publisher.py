@@ -361,7 +361,8 @@ class SitesPublisher:
         """
         of = round if kind == "answer" else 0
         headers = [self._header(kind, site, of) for site in self.others]
-        left = max(0.0, self.key.since(of) + self.study.patience - time.time())
+        now = time.time()
+        left = max(0.0, (self.key.since(of) or now) + self.study.patience - now)
         try:
             found = self.publishing.mailbox.wait(headers, min(left, self.publishing.waits), most)
         except PatienceOver as error:

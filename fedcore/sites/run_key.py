@@ -66,10 +66,14 @@ class RunKey:
         """The digest of the answer of a round; None if none was posted."""
         return self._read(f"answer.{round}")
 
-    def since(self, round: int) -> float:
-        """When the answer of a round was noted, or the key made for round 0; seconds since 1970."""
+    def since(self, round: int) -> float | None:
+        """When the answer of a round was noted, or the key made for round 0: seconds since 1970; None if it is not
+        there.
+        """
         try:
             return (self.folder / (f"answer.{round}" if round else "key")).stat().st_mtime
+        except FileNotFoundError:
+            return None
         except OSError as error:
             raise _unreachable(self.folder, error) from error
 

@@ -148,12 +148,14 @@ class _Turns:
     def awaited(self, number: int) -> list[str]:
         """Other sites without which this site can do nothing in a run that it has begun: their answers to the round
         that it has answered last are not there, none of them has ended the run, and the patience of the study lasts.
+        Empty if the run has ended at this site, or has lost its key or its note of that answer: then this site acts.
         """
         me = self.identity.name
+        key = RunKey(self.joined.study.digest, number, me)
         round = last_that(LARGEST_NUMBER, lambda round: self._posted("answer", me, number, round))
-        if round == 0 and self._posted("member", me, number) is None:
+        if key.ended() is not None or (round == 0 and self._posted("member", me, number) is None):
             return []
-        if time.time() > RunKey(self.joined.study.digest, number, me).since(round) + self.joined.study.patience:
+        if (since := key.since(round)) is None or time.time() > since + self.joined.study.patience:
             return []
         kind: Kind = "answer" if round else "member"
         missing = [site for site in self.others if self._posted(kind, site, number, round) is None]

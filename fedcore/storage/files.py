@@ -177,11 +177,18 @@ def size(path: Place) -> int:
 
 
 def sizes(folder: Place) -> dict[str, int]:
-    """{relative name: bytes} of all files below a folder; empty if there is no such folder."""
+    """{relative name: bytes} of all files below a folder; empty if there is no such folder. A file that vanishes
+    meanwhile is left out. Raises OSError, or Unreachable if the storage cannot be reached.
+    """
     if is_remote(folder):
         return object_storage.sizes(folder)
-    found = (file for file in folder.rglob("*") if file.is_file())
-    return {file.relative_to(folder).as_posix(): file.stat().st_size for file in found}
+    found = {}
+    for file in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            status = file.stat()
+            if stat.S_ISREG(status.st_mode):
+                found[file.relative_to(folder).as_posix()] = status.st_size
+    return found
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

@@ -3,17 +3,19 @@
 import json
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
-from fedcore.errors import BudgetMissing, FileRefused, StudyError
+from fedcore.errors import BudgetMissing, FileRefused, StudyError, Unreachable
 from fedcore.population.encoding import encode
 from fedcore.sites import joining
 from fedcore.sites.identity import Identity, fingerprint
 from fedcore.sites.joining import Joined, agreement, join, joined_studies
 from fedcore.sites.mailbox import Header, Mailbox
-from fedcore.sites.progress import Progress, final_states, posted, progress_of
+from fedcore.sites.progress import Progress, end_of, final_states, posted, progress_of
 from fedcore.sites.study import Schema, read_study, write_study
+from fedcore.storage import files
 from fedcore.storage.digests import canonical
 from fedcore.training.budget import ledger_of
 from fedcore.training.vocabulary import release_vocabulary
@@ -98,7 +100,7 @@ def test_what_a_site_cannot_join_is_refused_by_name(tmp_path, study, known, popu
         agreement(study, known[B], population, replace(balance, budget=None))
 
 
-def test_a_vocabulary_without_words_that_this_site_has_released_is_refused(tmp_path, known):
+def test_a_vocabulary_without_words_that_this_site_has_released_is_refused(tmp_path, known, monkeypatch):
     opened, ledger = open_population(tmp_path)
     words = release_vocabulary(opened, ledger, delta=3e-8).words
     shorter, whole = (encode(opened, tmp_path / name, part) for name, part in (("short", words[2:]), ("whole", words)))
@@ -111,6 +113,14 @@ def test_a_vocabulary_without_words_that_this_site_has_released_is_refused(tmp_p
         if lacking:
             refused = fedcore(*asked)
             assert refused.code == 2 and not joined_studies(tmp_path / B)
+            one = Joined(study, str(mailbox), str(population.path), str(tmp_path / "runs"))
+            with pytest.raises(StudyError, match="the study's vocabulary lacks 2"):
+                join(one, tmp_path / B)
+            with monkeypatch.context() as patch:
+                patch.setattr(joining, "_check_released_words", lambda _: None)
+                join(one, tmp_path / B)
+            join(one, tmp_path / B)  # words that were released after it has joined
+            (tmp_path / B / "studies" / f"{one.name}.json").unlink()
             assert f"the study's vocabulary lacks 2, such as {lacking[0]!r}, {lacking[1]!r}." in refused.err
         else:
             works(*asked)
@@ -266,19 +276,91 @@ def test_states_that_end_a_run_are_compared(base, study, known):
         body = {"reason": "finished", "rounds": 2, "totals": "aa", "state": "bb", **stated}
         box.post(known[site], Header(study.digest, run, 0, site, "end"), canonical(body))
 
+    def compared(run, newest, sites, totals=True, bits=True, unreadable=()):
+        stated = {"sites": sites, "same_totals": totals, "same_bits": bits, "unreadable": [*unreadable]}
+        assert final_states(box, newest) == {"run": run, **stated}
+
     end(A, 1)
     assert final_states(box, 1) is None and final_states(box, 0) is None
     end(C, 1)
-    assert final_states(box, 1) == final_states(box, 2) == {"run": 1, "sites": [A, C], "same_bits": True}
+    compared(1, 1, [A, C])
+    compared(1, 2, [A, C])
     end(B, 1, state="cc")
-    assert final_states(box, 1) == {"run": 1, "sites": [A, B, C], "same_bits": False}
+    compared(1, 1, [A, B, C], bits=False)
     end(A, 2, rounds=1, reason="patience")
     end(B, 2)
-    end(C, 2, state="dd")
-    assert final_states(box, 2) == {"run": 2, "sites": [B, C], "same_bits": False}
-    end(A, 3, state=None)
-    end(B, 3, rounds="2")
-    with pytest.raises(FileRefused, match="of site 'hospital-b' in run 3 does not state how the run ended"):
-        final_states(box, 3)
+    end(C, 2, totals="ab", state="dd")
+    compared(2, 2, [B, C], totals=False, bits=False)
     found = posted(box)
-    assert [found[site]["files"] for site in NAMES] == [3, 3, 2] and found[C]["bytes"] > 2 * 400
+    assert [found[site]["files"] for site in NAMES] == [2, 2, 2] and found[C]["bytes"] > 2 * 400
+    end(A, 3)
+    for run, stated in enumerate(({"rounds": "2"}, {"rounds": True}, {"rounds": 10**9}, {"totals": ""}), 3):
+        end(B, run, **stated)
+        end(C, run)
+        if run == 3:
+            compared(3, 3, [A, C], unreadable=[B])
+        else:
+            compared(run, run, [C], None, None, [B])
+        if run != 5:  # a round after those of the plan
+            with pytest.raises(FileRefused, match=f"of site 'hospital-b' in run {run} does not state how the run"):
+                end_of(box, run, B)
+
+
+def ends_of(known, study, box, **stated):
+    """Ends of run 1: site C states other things than the others."""
+    for site in NAMES:
+        box.post(known[site], Header(study.digest, 1, 0, site, "member"), b"")
+        body = {"reason": "finished", "rounds": 2, "totals": "aa", "state": "bb", **(stated if site == C else {})}
+        box.post(known[site], Header(study.digest, 1, 0, site, "end"), canonical(body))
+
+
+@pytest.mark.parametrize(
+    ("stated", "said"),
+    [
+        ({}, f"States after run 1 at {A}, {B}, {C}: the same bits"),
+        ({"state": "cc"}, "different bits: compare their software and processors"),
+        ({"totals": "ab", "state": "cc"}, "different totals: one of these sites was shown another mailbox"),
+        ({"rounds": None}, f"The end of run 1 cannot be read at: {C}"),
+    ],
+)
+def test_states_are_shown_with_the_reason_for_a_difference(tmp_path, study, known, stated, said):
+    (tmp_path / "mail").mkdir()
+    write_study(known[A], study, tmp_path / "mail")
+    ends_of(known, study, Mailbox(tmp_path / "mail", study), **stated)
+    shown = works("study", "show", tmp_path / "mail").out
+    assert said in shown and ("software" in shown) == (stated == {"state": "cc"})
+    assert works("study", "show", tmp_path / "mail", "--json").json["final_states"]["run"] == 1
+
+
+def test_a_mailbox_that_cannot_be_listed_is_shown(tmp_path, study, known, monkeypatch):
+    (tmp_path / "mail").mkdir()
+    write_study(known[A], study, tmp_path / "mail")
+    ends_of(known, study, Mailbox(tmp_path / "mail", study))
+
+    def refused(folder):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("os.scandir", refused)
+    with pytest.raises(Unreachable, match="cannot be listed: Permission denied"):
+        posted(Mailbox(tmp_path / "mail", study))
+    shown = works("study", "show", tmp_path / "mail", "--json").json
+    assert {(site["files"], site["bytes"]) for site in shown["sites"]} == {(None, None)}
+    assert shown["final_states"]["same_bits"] and shown["newest_run"]["run"] == 1
+    rows = [line for line in works("study", "show", tmp_path / "mail").out.splitlines() if line.startswith("│ hosp")]
+    assert len(rows) == 3 and all(row.count("│ - ") == 2 for row in rows)
+
+
+def test_files_that_vanish_while_they_are_counted_are_left_out(tmp_path, monkeypatch):
+    for name in ("stays", ".end.a.1.partial"):
+        (tmp_path / name).write_bytes(b"four")
+    real = Path.stat
+
+    def vanishing(path, **how):
+        status = real(path, **how)
+        if path.suffix == ".partial":
+            path.unlink()  # after each look
+        return status
+
+    monkeypatch.setattr(Path, "stat", vanishing)
+    assert set(files.sizes(tmp_path).values()) == {4}
+    assert files.sizes(tmp_path) == {"stays": 4}

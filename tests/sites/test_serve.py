@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import signal
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from pathlib import Path
@@ -10,13 +12,13 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedcore.errors import FileRefused
+from fedcore.errors import FileRefused, StudyError
 from fedcore.operations.in_process import to_the_end
 from fedcore.privacy.ledger.ledger import Ledger
 from fedcore.privacy.noise_shares import charged_plan
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run
-from fedcore.sites import run_key, serve
+from fedcore.sites import progress, run_key, serve
 from fedcore.sites.joining import Joined, join, joined_studies
 from fedcore.sites.mailbox import Header, Mailbox
 from fedcore.sites.run_key import RunKey
@@ -28,6 +30,7 @@ from tests.sites import world
 from tests.sites.world import NAMES, World, to_end, totals
 
 A, B, C = NAMES
+SAME = {"same_totals": True, "same_bits": True}
 
 
 @pytest.fixture(autouse=True)
@@ -131,6 +134,51 @@ def test_a_loop_opens_a_run_again_when_the_others_have_answered(tmp_path, monkey
     sites.world.file("answer", A, 1, 1).unlink()  # as if it had died before: nothing is awaited until it has posted it
     assert sites.turn(A, once=False).words == f"for {B}" and sites.world.file("answer", A, 1, 1).exists()
     assert {turn.run for turn in sites.until_finished(once=False).values()} == {1}
+
+
+@pytest.mark.parametrize("joined", [NAMES, (A, B)])
+def test_a_loop_ends_a_run_whose_key_was_lost(tmp_path, joined):
+    sites = Sites(tmp_path)
+    for name in joined:
+        sites.turn(name)
+    shutil.rmtree(tmp_path / "cache")
+    ended = sites.turn(A, once=False)
+    assert ended.state == "ended" and "has lost its key of run 1" in ended.words
+    assert sites.run(A, 1).status == "abandoned" and sites.balance(A).rho_reserved == 0
+    assert sites.world.file("end", A).exists() and sites.turn(A, once=False).state == "not due"
+
+
+def test_a_loop_notes_its_answer_again(tmp_path):
+    sites = Sites(tmp_path)
+    for name in (A, B, C, A):
+        sites.turn(name)
+    note = RunKey(sites.world.study.digest, 1, A).folder / "answer.1"
+    note.unlink()
+    assert sites.turn(A, once=False).words == f"for {B}" and note.exists()
+
+
+def test_a_loop_names_a_damaged_key_and_ends_the_run_without_it(tmp_path):
+    sites = Sites(tmp_path)
+    for name in NAMES:
+        sites.turn(name)
+    key = RunKey(sites.world.study.digest, 1, A).folder / "key"
+    key.write_bytes(b"short")
+    with pytest.raises(StudyError, match="is damaged.*delete the file"):
+        sites.turn(A, once=False)
+    key.unlink()
+    assert sites.turn(A, once=False).state == "ended"
+
+
+def test_a_loop_posts_the_end_of_a_run_that_has_ended_here(tmp_path):
+    sites = Sites(tmp_path)
+    for name in (A, B):
+        sites.turn(name)
+    key = RunKey(sites.world.study.digest, 1, A)
+    body = {"reason": "operator", "rounds": 0, "totals": "00", "state": None}
+    key.end(canonical(body))  # and then the process was killed
+    ended = sites.turn(A, once=False)
+    assert ended.state == "ended" and "it has ended at this site" in ended.words
+    assert progress.end_of(sites.world.mailbox, 1, A) == body
 
 
 def test_the_next_run_waits_until_all_have_ended_the_last_one(tmp_path):
@@ -312,7 +360,7 @@ def test_the_command_serves_what_was_joined(tmp_path, monkeypatch):
     mailbox = sites.world.mailbox_place
     shown = works("study", "show", mailbox, "--json").json
     assert shown["newest_run"]["run"] == 1 and sorted(shown["newest_run"]["ended"]) == [*NAMES]
-    assert shown["final_states"] == {"run": 1, "sites": [*NAMES], "same_bits": True}
+    assert shown["final_states"] == {"run": 1, "sites": [*NAMES], **SAME, "unreadable": []}
     for site in shown["sites"]:
         posted = [file.stat().st_size for file in (mailbox / "runs" / "1").glob(f"*.{site['name']}")]
         assert (site["files"], site["bytes"]) == (len(posted), sum(posted))
@@ -325,3 +373,47 @@ def test_a_site_that_has_joined_nothing_is_told_how(tmp_path):
     sites = World.make(tmp_path)
     refused = fedcore("site", "serve", "--once", "--local", "--identity", tmp_path / "identities" / A)
     assert refused.code == 2 and "has joined no study" in refused.err and sites.names == [*NAMES]
+
+
+class Stopped(Exception):
+    """The loop of a command would go on."""
+
+
+@pytest.mark.parametrize(("studies", "once", "waits"), [(1, False, 600.0), (2, False, 30.0), (2, True, 600.0)])
+def test_a_site_waits_long_where_it_has_nothing_else_to_do(tmp_path, monkeypatch, studies, once, waits):
+    sites, found = Sites(tmp_path), []
+    (one,) = joined_studies(sites.site(A))
+    for seed in range(1, studies):
+        join(replace(one, study=one.study.model_copy(update={"seed": seed})), sites.site(A))
+
+    def noted(joined, *_, waits, **__):
+        found.append(waits)
+        return Turn(joined.name, 1, "not due")
+
+    def stop(_):
+        raise Stopped
+
+    monkeypatch.setattr(serve, "take_turn", noted)
+    monkeypatch.setattr("fedcore.cli.sites.time.sleep", stop)
+    asked = ("site", "serve", "--local", "--identity", sites.site(A))
+    if once:
+        works(*asked, "--once")
+    else:
+        with pytest.raises(Stopped):
+            fedcore(*asked)
+    assert found == [waits] * studies
+
+
+def test_a_missing_extra_ends_the_command(tmp_path, monkeypatch):
+    sites = Sites(tmp_path)
+
+    def missing(name):
+        raise ModuleNotFoundError(f"No module named {name!r}", name="prefect")
+
+    monkeypatch.setattr("fedcore.cli.sites.import_module", missing)
+    monkeypatch.setattr("fedcore.cli.sites.time.sleep", lambda _: pytest.fail("it goes on"))
+    sites.turn(A)
+    sites.turn(B)
+    sites.turn(C)
+    refused = fedcore("site", "serve", "--identity", sites.site(A))
+    assert refused.code == 2 and refused.err.count("Without --local this command needs Prefect") == 1
