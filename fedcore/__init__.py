@@ -37,10 +37,7 @@ __all__ = ["__version__", *WHERE]
 def __getattr__(name: str):
     """What `WHERE` names, from its module."""
     if name in WHERE:
-        from fedcore.errors import needs
-
-        with needs(f"fedcore.{name}"):
-            return getattr(import_module(f"fedcore.interface.{WHERE[name]}"), name)
+        return getattr(import_module(f"fedcore.interface.{WHERE[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

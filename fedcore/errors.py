@@ -57,25 +57,28 @@ class ConfigError(FedcoreError):
 
 
 class ExtraMissing(ConfigError):
-    """A package that one of fedcore's extras installs is not installed. Names the extra."""
+    """A package that one of fedcore's extras installs is not installed or broken. Names the extra."""
 
 
 @contextmanager
 def needs(what: str, package: str = "", otherwise: str = "") -> Iterator[None]:
     """Imports in the body need packages of an extra; one that is not installed is an ExtraMissing.
 
-    what: the subject of the message, such as "SQL queries"; package: a key of EXTRAS, for which every ImportError then
-    stands; without it, errors about other packages pass; otherwise: what to do instead, in a sentence.
+    what: the subject of the message, such as "SQL queries"
+    package: a key of EXTRAS; every ImportError is then an ExtraMissing. Without it, all errors pass except those about
+        a package of EXTRAS that is not installed.
+    otherwise: what to do instead, in a sentence
     """
     try:
         yield
     except ImportError as error:
-        if (package or error.name) not in EXTRAS:
+        missing = str(error.name) if isinstance(error, ModuleNotFoundError) else ""
+        if (package or missing) not in EXTRAS:
             raise
-        name, extra = EXTRAS[package or str(error.name)]
+        name, extra = EXTRAS[package or missing]
+        state = "is not installed" if missing == (package or missing) else f"cannot be imported ({error})"
         raise ExtraMissing(
-            f"{what} needs {name}, which is not installed.",
-            f'Install it: pip install "fedcore[{extra}]". {otherwise}'.rstrip(),
+            f"{what} needs {name}, which {state}.", f'Install it: pip install "fedcore[{extra}]". {otherwise}'.rstrip()
         ) from error
 
 

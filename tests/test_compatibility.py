@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import zarr
 
-import fedcore
 from fedcore.errors import LedgerError, ManifestError, RunError
 from fedcore.evaluation.evaluate import evaluate_run
 from fedcore.methods.registry import method_class
@@ -114,7 +113,9 @@ def test_an_older_kernel_is_refused_and_its_run_is_still_of_use(golden, tmp_path
     before = contents(golden)
     with pytest.raises(RunError, match="kernel.*continuing with others") as refused:
         resume(path, InProcessBackend(), population=str(population))
-    assert f"fedcore {fedcore.__version__}, the version that started it: fedcore resume" in refused.value.remedy
+    info = Run.open(path).info
+    assert f"Finish it with the version of {info['method']} that started it: fedcore resume" in refused.value.remedy
+    assert ("fedcore runs abandon" in refused.value.remedy) == info["private"]
     assert contents(golden) == before
     assert load_run(path).state and personalise(path, population, tmp_path / "out")["outputs"]
 

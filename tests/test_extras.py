@@ -97,6 +97,7 @@ COMMANDS = {  # what names the extra, by the command; FILES in the folder: see b
     "reproduce fedem-synthetic --quick": ("This command needs Prefect", "platform"),
     "population ingest rows.csv other --unit record": ("A table needs PyArrow", "tables"),
     "population sketch rows.csv schema.toml": ("A table needs PyArrow", "tables"),
+    "population ingest query.sql other --unit record --format sql": ("The SQL query needs DuckDB", "sql"),
     "export runs/done out.parquet --table components": ("The table 'out.parquet' needs PyArrow", "tables"),
     "personalise runs/done rows out.csv": ("The table 'out.csv' needs PyArrow", "tables"),
     "population ingest film.mp4 other": ("The video film.mp4 needs PyAV", "video"),
@@ -108,14 +109,21 @@ COMMANDS = {  # what names the extra, by the command; FILES in the folder: see b
 }
 PYTHON = {
     "plot_components(None)": ("fedcore.plot_components needs Matplotlib", "plots"),
+    "plot_scores(None, None)": ("fedcore.plot_scores needs Matplotlib", "plots"),
     "FederatedMixture(2).fit('rows.csv')": ("The table rows.csv needs PyArrow", "tables"),
     "FederatedMixture(2).fit('rows.csv', groups='a')": ("A table needs PyArrow", "tables"),
 }
 
 
+def test_all_names_of_the_package_are_there_without_any_extra(tmp_path):
+    done = without_extras("from fedcore import *\nassert plot_scores and FederatedMixture and train\n", tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 @pytest.mark.slow
 def test_whatever_needs_an_extra_names_it(tmp_path):
     (tmp_path / "film.mp4").write_bytes(b"no film")
+    (tmp_path / "query.sql").write_text("SELECT 1 AS a")
     (tmp_path / "file.toml").write_text(
         '[[deployment]]\nname = "d"\nmethod = "federated_em"\npopulation = "rows"\nruns = "runs"\n'
         '[[pipeline]]\nname = "weekly"\npopulation = "rows"\n[[pipeline.step]]\ndo = "train"\ndeployment = "d"\n'
@@ -131,6 +139,11 @@ for command in {list(COMMANDS)!r}:
     with contextlib.redirect_stderr(io.StringIO()) as told:
         code = fedcore(*command.split())
     found[command] = (code, told.getvalue())
+import os
+os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = "http://127.0.0.1:9"
+with contextlib.redirect_stderr(io.StringIO()) as told:
+    assert fedcore("train", "federated_em", "rows", "--local", "--run-id", "sent", "--set", "algorithm=em") == 0
+print(told.getvalue())
 for call in {list(PYTHON)!r}:
     try:
         eval("package." + call)
@@ -142,6 +155,8 @@ print(json.dumps(found))
         tmp_path,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    assert "The OTLP endpoint needs OpenTelemetry, which is not installed." in done.stdout
+    assert 'Install it: pip install "fedcore[telemetry]".' in done.stdout
     found = json.loads(done.stdout.splitlines()[-1])
     for what, (subject, extra) in (COMMANDS | PYTHON).items():
         code, told = found[what]
@@ -171,8 +186,31 @@ def test_the_page_of_dependencies_lists_those_of_the_project():
     assert listed == wanted | {(name, "core") for name in names(PROJECT["dependencies"])}
 
 
-def test_other_missing_packages_stay_what_they_are():
-    with pytest.raises(ModuleNotFoundError), needs("This"):
-        raise ModuleNotFoundError("No module named 'mine'", name="mine")
-    with pytest.raises(ExtraMissing, match=r"This needs PyAV.*fedcore\[video\].*Else\.$"), needs("This", "av", "Else."):
-        raise ImportError("broken")
+MISSING = ModuleNotFoundError("No module named 'av'", name="av")
+INSTALL = 'Install it: pip install "fedcore[video]". Else.'
+
+
+@pytest.mark.parametrize("package", ["", "av"])
+def test_a_package_of_an_extra_that_is_missing_is_named(package):
+    with pytest.raises(ExtraMissing) as refused, needs("This", package, "Else."):
+        raise MISSING
+    assert str(refused.value) == f"This needs PyAV, which is not installed. {INSTALL}"
+
+
+@pytest.mark.parametrize(
+    "error", [ImportError("libav.so is missing", name="av"), ModuleNotFoundError("No module named 'x'", name="x")]
+)
+def test_a_package_that_is_installed_and_broken_is_not_called_missing(error):
+    with pytest.raises(ExtraMissing) as refused, needs("This", "av", "Else."):
+        raise error
+    assert str(refused.value) == f"This needs PyAV, which cannot be imported ({error}). {INSTALL}"
+    with pytest.raises(ImportError) as passed, needs("This"):
+        raise error
+    assert passed.value is error
+
+
+def test_a_missing_part_of_an_installed_package_is_no_missing_package():
+    error = ModuleNotFoundError("No module named 'pyarrow.none'", name="pyarrow.none")
+    with pytest.raises(ModuleNotFoundError) as passed, needs("This"):
+        raise error
+    assert passed.value is error

@@ -211,6 +211,7 @@ def test_a_next_version_of_another_arithmetic_says_which_one_finishes_the_run(up
     refused = ended(next_version("resume", path, "--local", arithmetic=f"{method}=of the next version"))
     assert refused.code == 2 and contents(path.parent.parent) == before
     assert f"Finish it with fedcore {fedcore.__version__}, the version that started it: fedcore resume" in refused.err
+    assert ("fedcore runs abandon" in refused.err) == (method == "histograms")
     again = to_end(resume(path, InProcessBackend()))
     assert again.head["status"] == "finished" and bits(again) == whole
 

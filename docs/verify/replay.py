@@ -114,7 +114,7 @@ class Account:  # what the records of one population add up to; wrong: a sentenc
             within = is_within(new["rho_max"], new["epsilon"], new["delta_conv"])
             within = within and Fraction(new["delta_conv"]) + Fraction(new["delta_extra"]) <= Fraction(new["delta"])
             self.check(within, f"rho_max {new['rho_max']} is more than (epsilon, delta) allow")
-        elif kind == "spent before":
+        elif kind == "spent before" and self.budget:
             self.add([1], (Fraction(said["rho"]), Fraction(0)))
         elif kind == "reserve":
             self.reserve(run_id, said)

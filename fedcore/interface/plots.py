@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib import pyplot
-from matplotlib.axes import Axes
-from matplotlib.patches import Ellipse
 
-from fedcore.errors import ConfigError
+from fedcore.errors import ConfigError, needs
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 POINTS = 5000  # of the rows that are drawn
 RADII = (1.0, 2.0)  # standard deviations
@@ -27,7 +27,7 @@ def plot_components(mixture: Any, X: Any = None, columns: tuple[int, int] = (0, 
     columns: numbers of the two columns, from 0
     ax: axes to draw on; None: new ones
     Returns the axes of matplotlib.
-    Raises ConfigError for a model without covariances and for columns that it does not have.
+    Raises ConfigError for a model without covariances and for columns that it does not have; ExtraMissing.
 
     >>> import numpy as np, fedcore
     >>> from sklearn.mixture import GaussianMixture
@@ -36,6 +36,9 @@ def plot_components(mixture: Any, X: Any = None, columns: tuple[int, int] = (0, 
     >>> len(ax.patches), ax.get_xlabel()
     (4, 'column 0')
     """
+    with needs("fedcore.plot_components", "matplotlib"):
+        from matplotlib import pyplot
+        from matplotlib.patches import Ellipse
     if not hasattr(mixture, "covariances_"):
         raise ConfigError(f"{type(mixture).__name__} has no covariances.", "Draw a fitted mixture of Gaussians.")
     means, weights = mixture.means_, mixture.weights_
@@ -78,7 +81,7 @@ def plot_scores(mixture: Any, X: Any, share: float = 0.01, ax: Axes | None = Non
     share: fraction of the rows to colour, from 0 to 1
     ax: axes to draw on; None: new ones
     Returns the axes of matplotlib; the x axis is in nats.
-    Raises ConfigError for a model that gives rows no density.
+    Raises ConfigError for a model that gives rows no density; ExtraMissing.
 
     >>> import numpy as np, fedcore
     >>> from sklearn.mixture import GaussianMixture
@@ -86,6 +89,8 @@ def plot_scores(mixture: Any, X: Any, share: float = 0.01, ax: Axes | None = Non
     >>> fedcore.plot_scores(GaussianMixture().fit(x), x).get_xlabel()
     'log density, nats'
     """
+    with needs("fedcore.plot_scores", "matplotlib"):
+        from matplotlib import pyplot
     if not hasattr(mixture, "score_samples"):
         raise ConfigError(f"{type(mixture).__name__} gives rows no log density.", "Draw the scores of a mixture.")
     scores = mixture.score_samples(X)

@@ -298,11 +298,16 @@ def recorded_spec(
         )
     same = (method.arithmetic_version, population.clients_per_leaf, method.private)
     if same != (arithmetic, clients_per_leaf, private):
+        version = info.get("code_version")
+        other = version not in (None, fedcore.__version__)
+        which = f"fedcore {version}, the version" if other else f"the version of {method.name}"
+        remedy = f"Finish it with {which} that started it: fedcore resume {run.path}"
+        if private:
+            remedy += f"\nOr give the rest of its budget back here: fedcore runs abandon {run.path}"
         raise RunError(
             f"run {run.id!r} was made with kernel {arithmetic!r} and leaves of {clients_per_leaf} clients; "
             "continuing with others would change its result.",
-            f"Finish it with fedcore {info.get('code_version')}, the version that started it: fedcore resume {run.path}"
-            f"\nOr give the rest of its budget back here: fedcore runs abandon {run.path}",
+            remedy,
         )
     ledger = None
     if method.private:

@@ -190,6 +190,12 @@ def test_a_forged_ledger_is_found(script, file_books, name):
     assert script.main(file_books.url) == 2
 
 
+def test_spending_before_a_budget_is_found(script, file_books):
+    rehashed(file_books, lambda kind, payload: None if kind.startswith("budget") else payload)
+    forged(file_books, "spent before", {"rho": 0.1})
+    assert script.main(file_books.url) == 2
+
+
 def test_spending_beyond_the_budget_is_found(script, file_books):
     """Two runs that fit alone; whoever writes the database lets both reserve."""
     spend(file_books, [costing(rho_max(file_books) * 2 / 3)])

@@ -6,6 +6,7 @@ import glob
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 from fedcore.errors import IngestError, needs
@@ -188,6 +189,9 @@ def _text(
 def table_files(where: Where, form: Format, request: IngestRequest, spill: Path | None = None) -> list[TableFile]:
     """The files of a table, with the columns that the names of their folders have. Raises IngestError,
     ExtraMissing."""
+    if form == "sql":
+        with needs("The SQL query", "duckdb"):
+            import_module("duckdb")  # without types
     with needs("A table", "pyarrow", "Or ingest arrays: .npz, .npy."):
         import pyarrow  # noqa: F401
     if form == "sql":

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.errors import IngestError, needs
+from fedcore.errors import IngestError
 from fedcore.population.ingest.batches import NUMBERS, Account, left_out, listed
 from fedcore.population.ingest.parts import Span, joined
 from fedcore.population.ingest.reading_ahead import read_ahead, read_at_once
@@ -242,8 +242,7 @@ class SqlQuery(_Typed):
 
     @contextmanager
     def _run(self, query: str, rows: int) -> Iterator[Any]:
-        with needs("The SQL query", "duckdb"):
-            duckdb = importlib.import_module("duckdb")  # without types
+        duckdb = importlib.import_module("duckdb")  # without types
         settings: dict[str, Any] = {"memory_limit": f"{QUERY_BYTES}B", "threads": 1}
         settings |= {"autoinstall_known_extensions": False}
         if self.spill is not None:
