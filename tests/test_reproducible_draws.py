@@ -17,6 +17,7 @@ WITHOUT_A_SEED = {
     "audit/test_sites.py": "attacks the noise that protects people; the error probability is in audit/bounds.py",
     "audit/test_vocabulary.py": "attacks the noise that protects people; the error probability is in audit/bounds.py",
     "audit/world.py": "names of copies of files",
+    "conftest.py": "names of ledgers",
     "conformance/broken.py": "a method that breaks the law: the checks must notice that it draws without a seed",
     "faults/place.py": "names of files",
     "privacy/conftest.py": "names of populations and runs",

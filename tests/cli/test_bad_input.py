@@ -443,7 +443,7 @@ TABLE = [
     Row("an empty key of test noise", counts, f"{PLAIN} --test-noise ''", "ConfigError | 'test_noise'"),
     Row("runs in a file", both(counts, files(runs="")), PLAIN, "RunError | 'runs'"),
     # budgets
-    Row("no ledger", counts, TRAIN, "LedgerMissing | names no ledger"),
+    Row("no ledger", counts, TRAIN, "LedgerMissing | has no ledger"),
     Row("no budget", no_budget, TRAIN, "BudgetMissing | 'p' | fedcore budget set p", f"{SET} --epsilon 1 --delta 1e-6"),
     Row("budget used up", spent, TRAIN, "BudgetExceeded | 'p' | used up | Nothing was released"),
     Row(

@@ -34,7 +34,7 @@ HINTS: dict[tuple[str, str], Hint] = {
     ("profile", "categories"): Hint((), {"by": ()}),
     ("private_mixture", "alpha"): Hint(1e-20, case="private_mixture/records-replace-one"),
     ("private_mixture", "categories"): Hint(((0,),)),
-    ("private_mixture", "depth"): Hint(0.001, case="private_mixture/records-replace-one"),
+    ("private_mixture", "depth"): Hint(0.001, case="private_mixture/gaps"),
     ("private_mixture", "nominal_records"): Hint(1, case="private_mixture/records-replace-one"),
     ("private_mixture", "steps"): Hint((("0", 1.0),)),
 }
