@@ -184,7 +184,7 @@ def test_bad_video_files(tmp_path, monkeypatch):
 
     def without(name, *rest, **more):
         if name == "av":
-            raise ImportError(name)
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return real(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
