@@ -39,6 +39,13 @@ if "CI" in os.environ:
     providers._get_local_constants = lambda: providers._local_constants
 
 
+def pytest_collection_modifyitems(items):
+    """Heavy tests measure, for as long as it takes. All others have the limit of pyproject.toml."""
+    for item in items:
+        if item.get_closest_marker("heavy"):
+            item.add_marker(pytest.mark.timeout(0))
+
+
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)
 def pytest_collection():
     """Modules and items are there until the end. Looking through them for garbage, while they are made and ever again,

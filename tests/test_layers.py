@@ -26,7 +26,6 @@ FOLDERS = {
 # From the lowest to the highest; a room imports lower ones only, and none beside it.
 LAYERS = (
     {"errors", "randomness"},
-    {"deprecated"},
     {"storage"},
     {"population"},
     {"privacy"},
@@ -41,17 +40,11 @@ LAYERS = (
     {"testing"},
 )
 ABOVE = {"flows", "tasks", "deployments", "papers", "__init__"}  # and the package itself
-LOOSE = {"__init__", "deprecated", "errors", "randomness"}
+LOOSE = {"__init__", "errors", "randomness"}
 # What a method room may import besides itself. Baselines may use the noise as well.
-METHOD_ROOM = {
-    "fedcore.deprecated",
-    "fedcore.errors",
-    "fedcore.randomness",
-    "fedcore.privacy.plan",
-    "fedcore.privacy.grid",
-}
+METHOD_ROOM = {"fedcore.errors", "fedcore.randomness", "fedcore.privacy.plan", "fedcore.privacy.grid"}
 METHOD_ROOM |= {f"fedcore.population.{name}" for name in ("blocks", "columns", "streaming")}
-METHOD_ROOM |= {f"fedcore.rounds.{name}" for name in ("choices", "private_settings", "fitted", "messages")}
+METHOD_ROOM |= {f"fedcore.rounds.{name}" for name in ("choices", "private_settings", "fitted", "messages", "old_names")}
 METHOD_ROOM |= {f"fedcore.rounds.{name}" for name in ("method", "pictures", "results", "scores", "statistics")}
 METHOD_ROOM |= {"fedcore.methods.dictionary_learning", "fedcore.methods.mixture_models"}
 BASELINES = METHOD_ROOM | {"fedcore.privacy.accounting", "fedcore.privacy.mechanisms"}
@@ -88,13 +81,15 @@ def _imports(path: Path, module: str) -> Iterator[str]:
             if node.module and node.module.split(".")[0] == "fedcore":
                 yield from (_known(f"{node.module}.{alias.name}") for alias in node.names)
         elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "import_module":
-            if isinstance(node.args[0], ast.Constant):
-                yield _known(str(node.args[0].value))
+            named = str(node.args[0].value) if isinstance(node.args[0], ast.Constant) else ""
+            if named.split(".")[0] == "fedcore":
+                yield _known(named)
 
 
 def _known(name: str) -> str:
     """The module that an imported name is, or is in."""
     while name not in modules():
+        assert "." in name, f"{name} is no module of the package"
         name = name.rpartition(".")[0]
     return name
 

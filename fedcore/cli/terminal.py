@@ -14,8 +14,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcore.deprecated import OldName
 from fedcore.errors import ConfigError
+from fedcore.rounds.old_names import OldName
 from fedcore.storage.parsing import parse_toml, read_toml
 
 if TYPE_CHECKING:

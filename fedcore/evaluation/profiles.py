@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from fedcore.errors import needs
 from fedcore.evaluation.figures import COLOURS, COLUMNS, DPI, GRID, INK, PANELS, SOFT, _png, _text, _ticks, _token
 from fedcore.rounds.results import distinguishing, heaviest
 
@@ -66,8 +67,9 @@ class _Sheet:
     """
 
     def __init__(self, size: tuple[float, float]) -> None:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+        with needs("A figure", "matplotlib"):
+            from matplotlib.backends.backend_agg import FigureCanvasAgg
+            from matplotlib.figure import Figure
 
         self.figure = Figure(figsize=size, dpi=DPI, facecolor="white")
         self.canvas = FigureCanvasAgg(self.figure)

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from fedcore.deprecated import new_names
 from fedcore.errors import FedcoreError, RunError
 from fedcore.evaluation.figures import PARTS, WHOLE
 from fedcore.methods.registry import METHODS, make_method, method_class
 from fedcore.population.store import Population
 from fedcore.rounds.choices import flat
 from fedcore.rounds.method import AnyMethod
+from fedcore.rounds.old_names import new_names
 from fedcore.rounds.results import Features, Metric, Result
 from fedcore.runs.plan_check import PLAN, compare
 from fedcore.runs.store import Run

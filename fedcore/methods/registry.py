@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from fedcore.deprecated import new_names
 from fedcore.errors import ConfigError, MethodError
 from fedcore.population.columns import bounds_of
 from fedcore.rounds.choices import known_settings
 from fedcore.rounds.method import AnyMethod, check_definition
+from fedcore.rounds.old_names import new_names
 
 if TYPE_CHECKING:
     from fedcore.population.store import Population
@@ -100,7 +100,7 @@ def load(where: str) -> type[AnyMethod]:
 
 
 def make_method(name: str, settings: Mapping[str, Any]) -> AnyMethod:
-    """A method with its settings validated. Old names of settings (`fedcore.deprecated`) warn.
+    """A method with its settings validated. Old names of settings (`fedcore.rounds.old_names`) warn.
 
     Raises ConfigError that names every bad setting and its range.
     """

@@ -36,9 +36,9 @@ UNDER_WAY = ("running", "interrupted", "trained", "failed")  # states of a run t
 ENDED = ("Failed", "Refused", "Crashed", "TimedOut", "Missed", "SetAside")  # states of a flow run that did not end well
 BAD = (*ENDED, "Late")
 NEXT = {
-    "interrupted": "fedcore resume",
-    "trained": "fedcore resume, unless a process works on it",
-    "failed": "fix what the error names, then fedcore resume",
+    "interrupted": "Run `fedcore resume`.",
+    "trained": "Run `fedcore resume`, unless a process works on it.",
+    "failed": "Fix what the error names, then run `fedcore resume`.",
 }
 Facts = dict[str, Any]
 
@@ -119,7 +119,7 @@ def _row(run: Run, content: DeploymentFile | None) -> Facts | None:
         return None
     committed = committed_at(run)
     trainers = [] if content is None else [one.name for one in content.pipeline if deployment in _trained_by(one)]
-    resumed = f"pipeline {trainers[0]} resumes it before its next run" if trainers and status != "running" else ""
+    resumed = f"Pipeline {trainers[0]} resumes it before its next run." if trainers and status != "running" else ""
     return {
         "run": str(run.path),
         "deployment": deployment or NO_DEPLOYMENT,

@@ -24,7 +24,6 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 import numpy as np
 from pydantic import BaseModel
 
-from fedcore.deprecated import Renamed
 from fedcore.errors import ConfigError, MethodError, RunError
 from fedcore.population.blocks import ClientBlock, Kind
 from fedcore.population.columns import Bounds, ColumnEntry
@@ -33,6 +32,7 @@ from fedcore.privacy.plan import PlannedRelease, Relation, Unit
 from fedcore.rounds.choices import known_settings
 from fedcore.rounds.fitted import Fitted
 from fedcore.rounds.messages import check_numbers
+from fedcore.rounds.old_names import Renamed
 from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics

@@ -47,9 +47,8 @@ def test_what_runs_what_died_and_what_was_spent(tmp_path, monkeypatch):
     assert ledger.holder("going-on") is not None and ledger.holder("ended") is None and ledger.holder("never") is None
     value = works("status", "--json").json
     assert value["states"] == {"finished": 1, "interrupted": 1} and value["prefect"] is None
-    assert (
-        value["runs"][0]["next"] == "fedcore resume" and "was interrupted after round 0" in value["alerts"][0]["what"]
-    )
+    assert value["runs"][0]["next"] == "Run `fedcore resume`."
+    assert "was interrupted after round 0" in value["alerts"][0]["what"]
     (budget,) = value["budgets"]
     assert budget["population"] == str(population.path) and ended.id == "ended"
     assert budget["open_runs"] == 1 and 0 < budget["rho_spent"] < budget["rho_left"]
@@ -170,7 +169,7 @@ def test_a_run_that_a_pipeline_resumes_is_left_to_it(shop):
     session.run.unlock()
     (alert,) = looked(shop)["alerts"]
     assert "died was interrupted after round 0" in alert["what"]
-    assert alert["remedy"] == "pipeline nightly resumes it before its next run"
+    assert alert["remedy"] == "Pipeline nightly resumes it before its next run."
 
 
 def test_what_ends_by_itself_or_is_mended_elsewhere_keeps_nothing_from_being_served_again(shop, monkeypatch):

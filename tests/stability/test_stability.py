@@ -7,8 +7,8 @@ from tests.stability.make import GOLDEN, LISTS, MAKE, SLOW, differences, extends
 from tests.stability.names import all_commands
 
 BROKEN = (
-    "Others may build upon these. Keep the old form for one minor version (fedcore/deprecated.py), or raise the schema "
-    "of a format and keep reading the old one. docs/stability.md has the rules. Only then: " + MAKE
+    "Others may build upon these. Keep the old form for one minor version (fedcore/rounds/old_names.py), or raise the "
+    "schema of a format and keep reading the old one. docs/stability.md has the rules. Only then: " + MAKE
 )
 
 

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from fedcore.deprecated import Renamed
 from fedcore.errors import ConfigError, RunError
 from fedcore.methods.federated_em import clients, given, looks, models, narrow, private, scores, seeding, server, start
 from fedcore.methods.federated_em.config import FederatedEMConfig
@@ -44,6 +43,7 @@ from fedcore.rounds.method import (
     PublicFacts,
     RoundInfo,
 )
+from fedcore.rounds.old_names import Renamed
 from fedcore.rounds.results import Features, Metric, Result
 from fedcore.rounds.scores import KnownMemories, ScoreTable
 from fedcore.rounds.statistics import Statistics

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import fedcore
-from fedcore import deprecated
-from fedcore.deprecated import OldName, Renamed
 from fedcore.errors import ConfigError
 from fedcore.methods.registry import METHODS, make_method, method_class, method_of_run
+from fedcore.rounds import old_names
 from fedcore.rounds.choices import known_settings
+from fedcore.rounds.old_names import OldName, Renamed
 from tests.command import fedcore as command
 from tests.test_layers import FOLDERS, ROOT
 
@@ -20,7 +20,7 @@ OLD = {"algorithm": "em", "tolerance": 1e-3}
 
 @pytest.fixture(autouse=True)
 def nothing_warned_yet():
-    deprecated._warn.cache_clear()
+    old_names._warn.cache_clear()
 
 
 def test_an_old_name_does_what_the_new_one_does_and_warns_once():
@@ -79,20 +79,20 @@ def renamed(text: str) -> list[Renamed]:
 
 def outlived(text: str, version: str) -> list[str]:
     """New names whose old ones the code still takes, although the version has come that refuses them."""
-    return [one.new for one in renamed(text) if deprecated._release(one.until) <= deprecated._release(version)]
+    return [one.new for one in renamed(text) if old_names._release(one.until) <= old_names._release(version)]
 
 
 def test_no_old_name_outlives_its_version():
     """Entries of `Method.renamed_settings` stay, for stored runs. All others go, with the code that reads them."""
     files = [path for folder in FOLDERS.values() for path in (ROOT / folder).rglob("*.py")]
-    code = [path.read_text() for path in files if path != Path(deprecated.__file__)]
+    code = [path.read_text() for path in files if path != Path(old_names.__file__)]
     assert all(len(renamed(text)) == text.count("Renamed(") for text in code)
     of_settings = {one.new for cls in map(method_class, METHODS) for one in cls.renamed_settings.values()}
     assert {name for text in code for name in outlived(text, fedcore.__version__)} <= of_settings
 
 
 @pytest.mark.parametrize(
-    "made", ['Renamed("--new", since="1.2")', 'Renamed(new="--new", since="1.2")', 'deprecated.Renamed("--new", "1.2")']
+    "made", ['Renamed("--new", since="1.2")', 'Renamed(new="--new", since="1.2")', 'old_names.Renamed("--new", "1.2")']
 )
 def test_an_old_name_that_outlives_its_version_is_found(made):
     assert outlived(made, "1.2.9") == [] and outlived(made, "1.3") == ["--new"]
