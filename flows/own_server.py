@@ -7,11 +7,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from fedcore.flows.server import server
+from fedcore.flows.server import check_reachable, server
 from prefect import Flow
 from prefect.context import FlowRunContext, refresh_global_settings_context
 from prefect.settings import get_current_settings
 
+UNREACHED = "Failed to reach API"  # how Prefect's error begins if its server does not answer
 _running = ExitStack()
 
 
@@ -21,7 +22,10 @@ def knows_a_server() -> bool:
 
 
 class OwnServerFlow(Flow):
-    """A Prefect flow that, when it is called, finds a server that nobody else can use."""
+    """A Prefect flow that, when it is called, finds a server that nobody else can use.
+
+    A call raises ConfigError if the server that Prefect's settings name does not answer.
+    """
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         inside = FlowRunContext.get() is not None  # a flow that has found a server, wherever it is
@@ -30,7 +34,13 @@ class OwnServerFlow(Flow):
             _running.enter_context(server(ui=False))
             atexit.register(_running.close)
             refresh_global_settings_context()
-        return super().__call__(*arguments, **named)
+        try:
+            return super().__call__(*arguments, **named)
+        except RuntimeError as error:
+            if inside or not str(error).startswith(UNREACHED):
+                raise
+            check_reachable(get_current_settings().api.url or "")
+            raise
 
     def with_options(self, **options: Any) -> Flow:
         changed = super().with_options(**options)

@@ -333,6 +333,17 @@ def test_deploying_needs_a_server(file, monkeypatch, address, words):
     assert refused.code == 2 and refused.json["error"] == "ConfigError" and words in refused.json["message"]
 
 
+def test_a_flow_needs_the_server_that_is_named():
+    from fedcore.flows.own_server import flow
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    begun = []
+    away = temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"})
+    with away, pytest.raises(ConfigError, match="no Prefect server answers at http://127.0.0.1:9/api"):
+        flow(name="never")(lambda: begun.append(1))()
+    assert not begun
+
+
 @pytest.mark.parametrize("path", ["missing.toml", "."])
 def test_a_file_that_cannot_be_read(tmp_path, path):
     with pytest.raises(ConfigError, match="cannot read"):
