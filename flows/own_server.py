@@ -7,10 +7,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from fedcore.flows.server import check_reachable, server
+from fedcore.flows.server import GIVEN, check_reachable, server
 from prefect import Flow
 from prefect.context import FlowRunContext, refresh_global_settings_context
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import get_current_settings
+
+from fedcore.errors import ConfigError
 
 UNREACHED = "Failed to reach API"  # how Prefect's error begins if its server does not answer
 _running = ExitStack()
@@ -21,10 +24,20 @@ def knows_a_server() -> bool:
     return bool(get_current_settings().api.url)
 
 
+def _check_answer(error: Exception, address: str) -> None:
+    """Raises ConfigError if the error is that the server at this address does not answer, or wants a password."""
+    if isinstance(error, PrefectHTTPStatusError) and error.response.status_code == 401:
+        raise ConfigError(
+            f"the Prefect server at {address} wants a password, or another one.", f"Set {GIVEN} to name:password."
+        ) from error
+    if isinstance(error, RuntimeError) and str(error).startswith(UNREACHED):
+        check_reachable(address)
+
+
 class OwnServerFlow(Flow):
     """A Prefect flow that, when it is called, finds a server that nobody else can use.
 
-    A call raises ConfigError if the server that Prefect's settings name does not answer.
+    A call raises ConfigError if the server that Prefect's settings name does not answer or wants a password.
     """
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -36,10 +49,9 @@ class OwnServerFlow(Flow):
             refresh_global_settings_context()
         try:
             return super().__call__(*arguments, **named)
-        except RuntimeError as error:
-            if inside or not str(error).startswith(UNREACHED):
-                raise
-            check_reachable(get_current_settings().api.url or "")
+        except (RuntimeError, PrefectHTTPStatusError) as error:
+            if not inside:
+                _check_answer(error, get_current_settings().api.url or "")
             raise
 
     def with_options(self, **options: Any) -> Flow:

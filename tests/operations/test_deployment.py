@@ -1,6 +1,8 @@
 """Deployment files: read, checked, and their folders found wherever the command runs."""
 
 import re
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib import import_module
 from pathlib import Path
 from typing import get_args
@@ -333,13 +335,35 @@ def test_deploying_needs_a_server(file, monkeypatch, address, words):
     assert refused.code == 2 and refused.json["error"] == "ConfigError" and words in refused.json["message"]
 
 
-def test_a_flow_needs_the_server_that_is_named():
+@pytest.fixture
+def locked_server():
+    """Where a server answers each request with 401."""
+
+    class Locked(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_error(401)
+
+        def log_message(self, *given):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Locked)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/api"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    "locked, words",
+    [pytest.param(False, "no Prefect server answers", marks=pytest.mark.slow), (True, "wants a password")],
+)
+def test_a_flow_needs_the_server_that_is_named(locked_server, locked, words):
     from fedcore.flows.own_server import flow
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     begun = []
-    away = temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"})
-    with away, pytest.raises(ConfigError, match="no Prefect server answers at http://127.0.0.1:9/api"):
+    away = temporary_settings({PREFECT_API_URL: locked_server if locked else "http://127.0.0.1:9/api"})
+    with away, pytest.raises(ConfigError, match=words):
         flow(name="never")(lambda: begun.append(1))()
     assert not begun
 
