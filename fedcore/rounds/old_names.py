@@ -22,7 +22,7 @@ class OldName(FutureWarning):
 
 @dataclass(frozen=True)
 class Renamed:
-    """new: the name now. since: the first minor version that has it, such as "0.2", in which the old one works too"""
+    """new: the name now. since: the first minor version that has it, such as "1.2", in which the old one works too"""
 
     new: str
     since: str

@@ -24,7 +24,7 @@ def nothing_warned_yet():
 
 
 def test_an_old_name_does_what_the_new_one_does_and_warns_once():
-    with pytest.warns(OldName, match="'tolerance' of 'federated_em' is called 'tol' now.*in version 0.3") as told:
+    with pytest.warns(OldName, match="'tolerance' of 'federated_em' is called 'tol' now.*in version 1.1") as told:
         made = [make_method("federated-em", OLD), make_method("federated_em", OLD)]
     assert made == [make_method("federated_em", {"algorithm": "em", "tol": 1e-3})] * 2 and len(told) == 1
 
@@ -41,14 +41,14 @@ def test_both_names_are_one_too_many():
         make_method("federated_em", {**OLD, "tol": 1e-3})
 
 
-@pytest.mark.parametrize(("version", "works"), [("0.1.0", True), ("0.2.7", True), ("0.3.0", False), ("1.0.0", False)])
+@pytest.mark.parametrize(("version", "works"), [("0.1.0", True), ("1.0.7", True), ("1.1.0", False), ("2.0.0", False)])
 def test_an_old_name_works_for_one_minor_version(monkeypatch, version, works):
     monkeypatch.setattr(fedcore, "__version__", version)
     if works:
         with pytest.warns(OldName):
             make_method("federated_em", OLD)
     else:
-        with pytest.raises(ConfigError, match="is called 'tol' since version 0.2"):
+        with pytest.raises(ConfigError, match="is called 'tol' since version 1.0"):
             make_method("federated_em", OLD)
 
 
