@@ -13,6 +13,7 @@ from fedcore.rounds import old_names
 from fedcore.rounds.choices import known_settings
 from fedcore.rounds.old_names import OldName, Renamed
 from tests.command import fedcore as command
+from tests.stability.since_tag import over, renamed
 from tests.test_layers import FOLDERS, ROOT
 
 OLD = {"algorithm": "em", "tolerance": 1e-3}
@@ -67,26 +68,16 @@ def test_what_a_setting_is_called_now_exists_and_its_old_name_does_not():
             assert one.new in known and name not in known and name not in cls.moved_settings, f"{cls.name} {name}"
 
 
-def renamed(text: str) -> list[Renamed]:
-    """All that the code renames. A name or version that is not written out is an error."""
-    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
-    calls = [call for call in calls if ast.unparse(call.func).rpartition(".")[2] == "Renamed"]
-    values = [
-        ([*map(ast.literal_eval, one.args)], {k.arg: ast.literal_eval(k.value) for k in one.keywords}) for one in calls
-    ]
-    return [Renamed(*placed, **named) for placed, named in values]
-
-
 def outlived(text: str, version: str) -> list[str]:
     """New names whose old ones the code still takes, although the version has come that refuses them."""
-    return [one.new for one in renamed(text) if old_names._release(one.until) <= old_names._release(version)]
+    made = filter(None, map(renamed, ast.walk(ast.parse(text))))
+    return [one.new for one in made if over(one, version)]
 
 
 def test_no_old_name_outlives_its_version():
     """Entries of `Method.renamed_settings` stay, for stored runs. All others go, with the code that reads them."""
     files = [path for folder in FOLDERS.values() for path in (ROOT / folder).rglob("*.py")]
     code = [path.read_text() for path in files if path != Path(old_names.__file__)]
-    assert all(len(renamed(text)) == text.count("Renamed(") for text in code)
     of_settings = {one.new for cls in map(method_class, METHODS) for one in cls.renamed_settings.values()}
     assert {name for text in code for name in outlived(text, fedcore.__version__)} <= of_settings
 
