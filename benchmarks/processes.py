@@ -32,8 +32,8 @@ class Taken:
     out: str
 
 
-def taken(words: Sequence[str], **environment: str) -> Taken:
-    """A Python process: `python WORDS`. Its bytecode is cached, as that of an installed package.
+def taken(words: Sequence[str], folder: Path | None = None, **environment: str) -> Taken:
+    """A Python process: `python WORDS`, in the folder. Its bytecode is cached, as that of an installed package.
 
     Raises RuntimeError with what it said if it failed.
     """
@@ -41,7 +41,7 @@ def taken(words: Sequence[str], **environment: str) -> Taken:
     given.pop("PYTHONDONTWRITEBYTECODE", None)
     began = perf_counter()
     with subprocess.Popen(
-        [sys.executable, *words], env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, *words], env=given, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         before = children_cpu()
         out, said = process.communicate()

@@ -12,7 +12,7 @@ Names are imported at their first use: `import fedcore` alone stays quick. The e
 
 from importlib import import_module
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 WHERE = {
     "open_population": "functions",

@@ -2,6 +2,7 @@
 
     python -m tests.evidence               # all of them: an hour and more
     python -m tests.evidence -k streaming  # what pytest's options choose
+    python -m tests.evidence list          # lists them with their last results, and runs nothing
 
 The result is docs/notes/heavy.md: a row for each test of the last run in which it took part. Rows of tests that are
 not run this time stay as they are.
@@ -23,7 +24,8 @@ FILE = ROOT / "docs" / "notes" / "heavy.md"
 HEAD = """# Heavy tests
 
 What `python -m tests.evidence` saw: powered statistics, long walks of faults, simulated time, browsers. They run by
-this command only; each gate has a smaller sibling among the slow tests, which run for every change.
+this command only; each gate has a smaller sibling among the slow tests, which run for every change. `python -m
+tests.evidence list` also lists those without a result.
 
 | test | outcome | seconds | cores | commit | date |
 |---|---|---|---|---|---|
@@ -57,7 +59,29 @@ def kept(file: Path) -> dict[str, str]:
     return {match["test"]: line for line in lines if (match := ROW.fullmatch(line))}
 
 
+def heavy_tests() -> list[str]:
+    """All there are, by the names of the file."""
+    command = [sys.executable, "-m", "pytest", "-m", "heavy", "-n", "0", "--collect-only"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return [name_of(line) for line in done.stdout.splitlines() if "::" in line]
+
+
+def name_of(test: str) -> str:
+    """The name in the file of a test that pytest calls tests/FOLDER/test_FILE.py::NAME."""
+    where, _, name = test.removeprefix("tests/").partition(".py::")
+    return f"{where}::{name}"
+
+
+def listed(tests: list[str], rows: dict[str, str]) -> list[str]:
+    """A line for each test: its row, or that it has none; and the rows of tests that are gone."""
+    lines = [rows.get(test, f"| `{test}` | never run by this command |") for test in tests]
+    return lines + [f"{rows[test]} (no such test)" for test in rows if test not in tests]
+
+
 def main(arguments: list[str]) -> int:
+    if arguments == ["list"]:
+        print("\n".join(listed(heavy_tests(), kept(FILE))))
+        return 0
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-m", "heavy", "-n", "0", f"--junitxml={report}", *arguments]

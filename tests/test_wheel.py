@@ -56,17 +56,26 @@ def test_what_a_worker_loads_imports_nothing_else():
 # --- the wheel ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    """Built from a copy of the tree."""
-    folder = tmp_path_factory.mktemp("wheel")
+def tree_copied(folder: Path) -> Path:
+    """What a wheel is built from, in the folder "tree"."""
     for name in INSTALLED:
         shutil.copytree(ROOT / name, folder / "tree" / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / "tree")
-    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, folder / "tree")
+    return folder / "tree"
+
+
+def built(tree: Path, folder: Path) -> Path:
+    """The wheel of a tree, in the folder."""
+    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, tree)
     (made,) = folder.glob("*.whl")
     return made
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    return built(tree_copied(folder), folder)
 
 
 def pip(*arguments) -> None:

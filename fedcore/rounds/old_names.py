@@ -1,7 +1,8 @@
 """Old names that still work for one minor version. docs/stability.md has the rules.
 
 A renamed setting has an entry in `Method.renamed_settings`, which stays: stored runs are read with their old names.
-For an option, an argument or a Python name, call `Renamed.used` where the old name is read.
+For an option, an argument or a Python name, call `Renamed("NEW", since="1.4").used("option 'OLD' ...")` where the old
+name is read. A test of the next version reads these texts to find out which names may go.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class OldName(FutureWarning):
 
 @dataclass(frozen=True)
 class Renamed:
-    """new: the name now. since: the first minor version that has it, such as "0.2", in which the old one works too"""
+    """new: the name now. since: the first minor version that has it, such as "1.2", in which the old one works too"""
 
     new: str
     since: str

@@ -40,8 +40,13 @@ def written(found: dict[str, str], fields: bool = False) -> str:
 
 
 def stored(name: str) -> dict[str, str]:
-    pairs = [line.partition(": ")[::2] for line in (GOLDEN / f"{name}.txt").read_text().splitlines()]
-    if name not in SLOW:
+    return read((GOLDEN / f"{name}.txt").read_text(), name in SLOW)
+
+
+def read(text: str, fields: bool = False) -> dict[str, str]:
+    """What `written` wrote."""
+    pairs = [line.partition(": ")[::2] for line in text.splitlines()]
+    if not fields:
         return {name.removesuffix(":"): what for name, what in pairs}
     found = {}
     for place, fields in pairs:

@@ -84,7 +84,7 @@ class FederatedEM(PrivateMethod[FederatedEMConfig, FederatedEMState]):
         "epsilon",
     )
     moved_settings: ClassVar[Mapping[str, str]] = MOVED
-    renamed_settings: ClassVar[Mapping[str, Renamed]] = {"tolerance": Renamed("tol", since="0.2")}
+    renamed_settings: ClassVar[Mapping[str, Renamed]] = {"tolerance": Renamed("tol", since="1.0")}
     accepts_warm_start: ClassVar[bool] = True
     series_arrays: ClassVar[tuple[str, ...]] = given.KNOWN_OF_SERIES
     streams_rows: ClassVar[bool] = True
