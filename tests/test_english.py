@@ -1,4 +1,5 @@
 """Words that pages, messages and docstrings avoid: no page and no room of the code may have more of them than before.
+Sentences of pages are short.
 
 python -m tests.test_english      lowers what is allowed (tests/english.json) to what there is
 
@@ -36,6 +37,22 @@ def flagged(text: str, *, code: bool = True) -> int:
     return len(WORDS.findall(text)) + len(BARE.findall(text)) + len(NO_ZERO.findall(prose))
 
 
+def pages() -> dict[str, str]:
+    """Text of each page, but for the notes."""
+    files = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    found = {file.relative_to(ROOT).as_posix(): file.read_text() for file in files}
+    return {name: text for name, text in found.items() if not name.startswith("docs/notes")}
+
+
+def sentence_lengths(text: str) -> list[int]:
+    """Words of each sentence of three words or more. Tables, headings and blocks of code have no sentences."""
+    text = re.sub(r"(?s:```.*?```)|^(?:    |\||#|!\[).*$", "\n", text, flags=re.MULTILINE)
+    text = re.sub(r"`[^`]*`", "code", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text))
+    parts = re.split(r"\n\s*\n|\n(?=\s*(?:- |\d+\. ))|(?<=[.!?])[)*\"]*\s+(?=[A-Z0-9\"(*\[]|code)", text)
+    counts = (len(re.findall(r"\S*\w\S*", part)) for part in parts)
+    return [count for count in counts if count >= 3]
+
+
 def literal(node: ast.AST) -> str:
     """What a string literal says; a value that it is filled with is X."""
     if isinstance(node, ast.Constant):
@@ -60,11 +77,7 @@ def texts_of(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 def counts() -> dict[str, int]:
     """Flagged words of each page, and of each kind of text in each room of fedcore."""
-    found: Counter[str] = Counter()
-    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
-        name = page.relative_to(ROOT).as_posix()
-        if not name.startswith("docs/notes"):
-            found[name] += flagged(page.read_text())
+    found: Counter[str] = Counter({name: flagged(text) for name, text in pages().items()})
     for file in (ROOT / "fedcore").rglob("*.html"):
         words = re.sub(r"<style.*?</style>|<[^>]+>", " ", file.read_text(), flags=re.DOTALL)
         found[f"templates of {file.parent.relative_to(ROOT).as_posix()}"] += flagged(words)
@@ -82,6 +95,18 @@ def test_code_is_not_counted_and_what_follows_it_is():
 def test_no_page_and_no_room_has_more_flagged_words():
     allowed = json.loads(ALLOWED.read_text())
     assert {name: count for name, count in counts().items() if count > allowed.get(name, 0)} == {}
+
+
+def test_sentences_of_pages_are_short():
+    lengths = [length for text in pages().values() for length in sentence_lengths(text)]
+    assert len(lengths) > 1000
+    assert sum(lengths) / len(lengths) <= 17
+    assert sum(length > 30 for length in lengths) <= 0.05 * len(lengths)
+
+
+def test_sentences_are_counted():
+    text = "# No sentence\n\nOne of `a b` and [four words](x.md). Two\nhas four words.\n\n- Of a list\n\n| a | b |"
+    assert sentence_lengths(text) == [6, 4, 3]
 
 
 def test_flagged_words_are_found():

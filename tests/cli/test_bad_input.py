@@ -498,7 +498,7 @@ TABLE = [
         "nobody declared a size",
         nobody_declared,
         TRAIN,
-        "ConfigError | nominal number of clients | nominal_clients",
+        "ConfigError | declared number of clients | nominal_clients",
         f"{TRAIN} --set nominal_clients=1000 {SMALL}",
     ),
     Row("test noise for people", private, f"{TRAIN} --test-noise key", "PrivacyError | test noise | for people"),

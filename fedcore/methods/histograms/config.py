@@ -80,7 +80,7 @@ class HistogramsConfig(PrivateRunSettings):
     first_share, second_share: of the budget, for the first release (None: 0.04, or 0.08 in a run without rounds) and
         for the whitened mean (all that is left without rounds)
     first_metric_floor, metric_floor: of the mean in the first metric, and in that of the rounds
-    centre_floor: of a noised centre before it is renormalised; of a denoised one a tenth of it
+    centre_floor: of a noisy centre before it is renormalised; of a denoised one a tenth of it
     assignment_smoothing: added to every entry of a centre before the logarithm of the assignment
     mixture_prior: pseudo-tokens, spread evenly, of the prior on a client's mixture weights
     mixture_steps: EM steps for a client's mixture weights
@@ -141,7 +141,7 @@ class HistogramsConfig(PrivateRunSettings):
         None,
         gt=0,
         allow_inf_nan=False,
-        description="a in the base's weight (a + c m) / (a + m) for a client with m tokens of its own; None: chosen by "
+        description="a in the base's weight (a + c m) / (a + m) for a client that has m tokens; None: chosen by "
         "a private release where the budget and the population allow it, else 800, or 500 where the budget is very "
         "small",
     )

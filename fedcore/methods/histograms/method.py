@@ -34,7 +34,7 @@ METRICS = (
 
 
 class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
-    """K histograms that clients share, one for each cluster, and each client's mixture of its own with the cluster's.
+    """K histograms that clients share, one for each cluster, and each client's mixture of cluster and own counts.
 
     Source: Setlur, Feldman, Talwar, "Private and Personalized Histogram Estimation in a Federated Setting" (2023), with
     another start and other releases (`fedcore.methods.histograms.server`); argued in `docs/privacy/histograms.md`.
@@ -73,7 +73,7 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
         return 0.5
 
     def plan(self, public: PublicFacts) -> Sequence[PlannedRelease]:
-        """Raises ConfigError without a budget or a nominal number of clients."""
+        """Raises ConfigError without a budget or a declared number of clients."""
         return releases.plan(self.config, public)
 
     def budget_sketch(self, public: PublicFacts, plan: Sequence[PlannedRelease]) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
         return start.warm_start_of(state)
 
     def checked_warm_start(self, arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
-        """Histograms over so many tokens, renormalised; a pool as it is."""
+        """Histograms over the run's tokens, renormalised; a pool as it is."""
         return start.checked_warm_start(arrays, what, features)
 
     def likely_warm_start(self, public: PublicFacts) -> dict[str, np.ndarray]:
@@ -159,7 +159,7 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
         return f"{cells}; weight of the base (a + c m) / (a + m) with a = {a:g}, c = {c:g} ({chosen})"
 
     def result(self, state: HistogramsState, features: Features) -> Result:
-        """The centres by the tokens that tell them from the mean."""
+        """The centres by the tokens that distinguish them from the mean."""
         return result_of(state, features)
 
     def free_settings_in_force(self, state: HistogramsState) -> dict[str, Any]:
@@ -177,7 +177,7 @@ class Histograms(PrivateMethod[HistogramsConfig, HistogramsState]):
         return scores.score_block(self._scaled(state).outputs, state, counts_of(block))
 
     def score_table(self, statistics: Mapping[str, np.ndarray]) -> ScoreTable:
-        """Mean KL of every estimate. Raises PopulationError if nobody was evaluated."""
+        """Mean KL of every estimate. Raises PopulationError if no client was evaluated."""
         return scores.score_table(self.config.outputs, statistics)
 
     def headline(self, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -52,7 +52,7 @@ def clusters_of(centres: np.ndarray, block: CountsBlock, smoothing: float) -> np
 def base_of(settings: OutputSettings, state: HistogramsState, block: CountsBlock) -> tuple[np.ndarray, np.ndarray]:
     """(weights (C, r), rows (r, d)): every client's base is weights @ rows. The last row serves clients without tokens.
 
-    rows of the mixture: the centres, the mean F, and the mixture of the centres by their (noised) counts.
+    rows of the mixture: the centres, the mean F, and the mixture of the centres by their (noisy) counts.
     """
     centres, shares = state.usable_centres()
     blend = shares @ centres  # for clients without tokens
@@ -154,7 +154,7 @@ def local_prior_tokens(block: CountsBlock, base: np.ndarray, grid: Sequence[floa
         sum_i x_i ln(lam B_i + (1 - lam) (x_i - 1) / (m - 1)),   lam = a / (a + m - 1)
 
     base: (nnz,) B at the client's stored tokens. The first of the grid for clients with less than two tokens. Nothing
-    leaves the client, so a choice of its own costs no privacy; a choice for all clients would.
+    leaves the client, so its choice costs no privacy; a choice for all clients would.
     """
     rows = block.rows_of_entries()
     counts, rest = block.data.astype(np.float64), np.maximum(block.totals - 1, 0.0)
@@ -189,7 +189,7 @@ def personalise(settings: OutputSettings, state: HistogramsState, block: CountsB
 
     Returns estimate (C, d) float32; cluster (C,) int32, the nearest centre, -1 without tokens; weight (C,) float64,
     that of the base; and if k > 1 centres are mixed: mixture (C, k + 1) float32, weights of the centres and the mean,
-    0 without tokens. A client without tokens gets the mixture of the centres by their (noised) counts and weight 1.
+    0 without tokens. A client without tokens gets the mixture of the centres by their (noisy) counts and weight 1.
     """
     centres, _ = state.usable_centres()
     cells = clusters_of(centres, block, settings.assignment_smoothing)

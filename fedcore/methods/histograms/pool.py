@@ -2,7 +2,7 @@
 
 A run that starts from an earlier one takes its pool over, multiplies it by a factor of forgetting, and adds its own
 releases. So noise falls from run to run, and what was released long ago counts less than what was released now. How
-much less depends on how fast the population changes, which nobody knows: every factor of FORGETTING has a `History` of
+much less depends on how fast the population changes, which is unknown: every factor of FORGETTING has a `History` of
 its own, each run scores all of them by how well they predict what it releases itself (`forecast_error`), and the best
 one counts. All of it is a function of released arrays. Sums of different runs add up because all of them are released
 in one metric, which the first run of the series made from its own mean.
@@ -97,7 +97,7 @@ class Pool:
     def split(self, cell: int) -> Pool:
         """One cell more, the last one: it and `cell` are halves of what `cell` was, and forget most of it.
 
-        Which half of the sums is whose nobody knows yet; either is taken to be as noisy as the whole was.
+        Which half of the sums is whose is not known yet; either is taken to be as noisy as the whole was.
         """
         halved, kept = self.sums.copy(), np.ones(len(self))
         halved[cell] /= 2
@@ -137,7 +137,7 @@ class History:
     """All that a series has released, under one factor of forgetting.
 
     cells:     k, or none while their sums are not kept
-    everybody: one cell of all clients, from which the mean F is made
+    `everybody`: one cell of all clients, from which the mean F is made
     noise:     (d,) variance of `everybody.sums` in every token: not all releases of it are in the metric of the cells
     """
 
@@ -152,8 +152,8 @@ class History:
         return History(cells, self.everybody, self.noise)
 
     def adding(self, sums: np.ndarray, variance: float, w: np.ndarray) -> History:
-        """With a release of the cells, (k, d), noised by `variance` w_j: one more sum over all clients. The cells begin
-        anew unless there are as many.
+        """With a release of the cells, (k, d), with noise of `variance` w_j: one more sum over all clients. The cells
+        begin again unless there are as many.
         """
         own, every = of_release(sums, variance), len(sums) * variance
         cells = self.cells + own if len(self.cells) == len(own) else own
@@ -164,10 +164,10 @@ class History:
 def grown(
     histories: Sequence[History], centres: np.ndarray, cells: int, generator: np.random.Generator
 ) -> tuple[list[History], np.ndarray]:
-    """Of k <= cells cells so many, by splitting always the one with the most clients in the first history; the other
-    cells lose nothing.
+    """Of k <= cells cells this number, by splitting always the one with the most clients in the first history; the
+    other cells lose nothing.
 
-    centres: (k, d). Those of the halves lie on opposite sides of what they come from.
+    centres: (k, d). Those of the halves are on opposite sides of what they come from.
     """
     pools = [history.cells for history in histories]
     while len(pools[0]) < cells:

@@ -10,8 +10,8 @@ Centres of the reduced problem are lifted: the kept tokens from the centre, the 
 of "other" in proportion to F. Assigning clients by lifted centres is assigning them by reduced ones, because the parts
 that the lift adds to the logarithms are the same for all centres.
 
-Nothing here is noised. A choice of tokens is as private as the mean or the matrix that it is made from. An empty `kept`
-stands for the whole vocabulary: then `reduce_block`, `reduce_rows` and `lift` return their argument unchanged.
+Nothing here adds noise. A choice of tokens is as private as the mean or the matrix that it is made from. An empty
+`kept` stands for the whole vocabulary: then `reduce_block`, `reduce_rows` and `lift` return their argument unchanged.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ DIGITS = 12  # of an eigenvector's entries that count; what is equal up to round
 def reduce_block(block: CountsBlock, kept: np.ndarray) -> CountsBlock:
     """The same clients with r + 1 tokens: the kept ones in their order, then "other", the sum of all others.
 
-    kept: (r,) int64, strictly ascending. Totals stay as they are; a held-out part is reduced likewise. Vectorised over
-    the stored entries. Raises ValueError if kept is not ascending or leaves the vocabulary.
+    kept: (r,) int64, strictly ascending. Totals stay as they are; a held-out part is reduced in the same way.
+    Vectorised over the stored entries. Raises ValueError if kept is not ascending or leaves the vocabulary.
     """
     r = len(kept)
     if r == 0:

@@ -1,4 +1,4 @@
-"""What a private run will release, and at what price: planned from config and public facts, before data are opened."""
+"""What a private run will release, and its cost: planned from config and public facts, before data are opened."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def cluster_release(t: int) -> str:
 
 
 def plan(config: HistogramsConfig, public: PublicFacts) -> list[PlannedRelease]:
-    """All releases, with prices that, rounded up, sum to at most public.rho.
+    """All releases, with costs that, rounded up, sum to at most public.rho.
 
-    Raises ConfigError without a budget or a nominal number of clients, and for sizes that do not fit together.
+    Raises ConfigError without a budget or a declared number of clients, and for sizes that do not fit together.
     """
     wanted = _with_weights(config, public, _wanted(config, public))
     budget = rho = rho_of(public)

@@ -1,14 +1,14 @@
-"""What a run of histograms has learnt, for people: the centres by the tokens that tell them from the mean.
+"""What a run of histograms has learnt, for people: the centres by the tokens that distinguish them from the mean.
 
 What a private run released is known up to noise of a known size. With S the released sums of a cell, whose token j has
-noise of the variance s^2 w_j (w sums to 1), and N = sum S its noised count,
+noise of the variance s^2 w_j (w sums to 1), and N = sum S its noisy count,
 
     share of a token, p_j = S_j / N      var p_j = s^2 (w_j - 2 p_j w_j + p_j^2) / N^2
     share of a cell                      as `fedcore.methods.mixture_models.tables.share_errors` says, with noise s of N
 
 to first order in s / N. These are errors of what was released of the cell, as if the same clients had been asked again
-about the same centres. Shares after denoising have none of their own: denoising takes noise off and adds a bias, of
-which nobody knows the size.
+about the same centres. Shares after denoising have none: denoising takes noise off and adds a bias of
+unknown size.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ DENOISED = "Released: the share as it was published, with its noise; share: what
 
 
 def result_of(state: HistogramsState, features: Features) -> Result:
-    """Centres with their shares, the tokens that tell them from the mean, and the most frequent tokens of the mean;
-    empty before the first centres, and of a run without centres before its end."""
+    """Centres with their shares, the tokens that distinguish them from the mean, and the most frequent tokens of the
+    mean; empty before the first centres, and of a run without centres before its end."""
     centres, mean = state.centres, state.mean
     if not centres.size or not (np.isfinite(centres).all() and np.isfinite(mean).all()):
         return Result()

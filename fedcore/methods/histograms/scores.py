@@ -10,7 +10,7 @@ mixed with the own histogram (+ FT): with the weight (a + c m) / (a + m) of the 
 and with an a that every client chooses itself. Where the run chose a and c by the very halves that are scored, its own
 estimate looks a little better than on new documents: two numbers were fitted to them.
 
-Beside each loss stand the perplexity of a held-out token, exp of the mean over clients of -sum t_i ln smooth(p, e)_i,
+Next to each loss are the perplexity of a held-out token, exp of the mean over clients of -sum t_i ln smooth(p, e)_i,
 and the mean over clients of the loss less that of what the run gives the same client, with its standard error.
 
 Local depends on e alone through ln(1/e) with slope U, the held-out mass on tokens that the client never used before:
@@ -160,7 +160,7 @@ def score_table(settings: OutputSettings, statistics: Mapping[str, Any], estimat
 
     Rows: Local at both smoothings; each of the estimates, also
     with + FT: at the a and c of the run, at the a that serves the validation clients best, and at every client's own
-    choice. Raises PopulationError if nobody was evaluated.
+    choice. Raises PopulationError if no client was evaluated.
     """
     n = float(statistics["evaluated_clients"])
     if n == 0:

@@ -1,7 +1,7 @@
 """The sensitivities of the private releases, whole numbers of grid steps; argued in docs/privacy/histograms.md.
 
 All arrays but one are sums over clients of vectors of whole numbers >= 0. Exchanging a client's vector a for another b
-changes such a sum by ||a - b||**2 = ||a||**2 + ||b||**2 - 2 a.b <= ||a||**2 + ||b||**2, whichever cells they lie in.
+changes such a sum by ||a - b||**2 = ||a||**2 + ||b||**2 - 2 a.b <= ||a||**2 + ||b||**2, whichever cells they are in.
 So a bound S for adding or removing a client is a bound sqrt(2) S for replacing one, in place of the general 2 S.
 The losses of `weights` have both signs, and there it is 2 S.
 """

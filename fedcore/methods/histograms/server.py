@@ -6,17 +6,17 @@
 
 The centres of a warm start (released by an earlier run, or public) replace the first two releases. A run that starts
 from an earlier one on the same population adds what it releases to what all runs of the series have released so far
-(`pool.py`), and has as many cells as these can pay for. Where the population has halves by document there is one
+(`pool.py`), and has as many cells as these allow. Where the population has halves by document there is one
 release more:
 
     weights         after the rounds: what clients lose on their second halves under each of a list of weights
 
 Each release costs 1 / (2 sigma**2) for *all* its cells, because a client is in one cell (argument in
 `docs/privacy/histograms.md`). There is no count and no second pass: a histogram sums to 1, so the sum of a released
-cell is its noised number of clients. Everything the server decides (metric, dead cells, merging, shrinkage, tokens)
+cell is its noisy number of clients. Everything the server decides (metric, dead cells, merging, shrinkage, tokens)
 depends on released values alone; the number of rounds is fixed beforehand.
 
-Here is the server's side. What clients contribute is in `clients.py`, what is released and at what price in
+Here is the server's side. What clients contribute is in `clients.py`, what is released, and its cost, in
 `releases.py`.
 
 Source: Setlur, Feldman, Talwar 2023, Algorithms 2 and 3, whose start and centring are replaced.
@@ -150,7 +150,7 @@ def _release(config: HistogramsConfig, state: HistogramsState) -> ReleaseMessage
 
 
 def server_update(config: HistogramsConfig, state: HistogramsState, result: Mapping[str, np.ndarray]) -> Step:
-    """result: the round's noised int64 arrays, by planned name."""
+    """result: the round's noisy int64 arrays, by planned name."""
     match state.phase:
         case "flat":
             return _flat_mean(config, state, result[FLAT])

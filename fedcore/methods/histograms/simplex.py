@@ -6,11 +6,12 @@ What released values with known noise most likely were: empirical Bayes, made of
 
     y_t = theta_t + s_t N(0, 1),   theta_t ~ G,   estimate E[theta_t | y_t]
 
-G is the law of the thetas that makes the values most likely (the nonparametric maximum likelihood estimate of Kiefer
-and Wolfowitz 1956), a mixture of pieces around the points of a fixed grid, whose weights EM finds. A value far above
-its noise stays as it is; of those in the noise each is drawn to where most of them are. So the many rare tokens of a
-sparse law get small shares, which a floor under each would overstate. It costs no privacy, because it is a function of
-releases. Sums that are pooled are denoised once: the estimates of single ones are biased, and averages of them stay so.
+G is the distribution of the thetas that makes the values most likely (the nonparametric maximum likelihood estimate of
+Kiefer and Wolfowitz 1956), a mixture of pieces around the points of a fixed grid, whose weights EM finds. A value far
+above its noise stays as it is; of those in the noise each is drawn to where most of them are. So the many rare tokens
+of a sparse distribution get small shares, which a floor under each would overstate. It costs no privacy, because it is
+a function of releases. Sums that are pooled are denoised once: the estimates of single ones are biased, and averages of
+them stay so.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def project(p: np.ndarray, floor: float) -> np.ndarray:
 def metric(mean: np.ndarray, floor: float, effective_tokens: float) -> np.ndarray:
     """w ~ P sqrt(1/m_eff + P), P = max(mean, floor): (d,) positive, sums to 1.
 
-    A noised sum released in y = q / sqrt(w) costs (C sigma)**2 / (2 N**2) * sum w / P nats, and the norm of y is about
+    A noisy sum released in y = q / sqrt(w) costs (C sigma)**2 / (2 N**2) * sum w / P nats, and the norm of y is about
     sqrt(sum E q**2 / w). Their product is smallest at w ~ sqrt(P E q**2), with E q**2 = P (1/m_eff + P).
     """
     p = np.maximum(mean, floor)
@@ -119,7 +120,7 @@ TILE = 4096  # values whose estimates are made at once
 
 
 def denoised_mean(values: np.ndarray, noise: np.ndarray, floor: float) -> np.ndarray:
-    """(d,) on the simplex: the shares of which `values` are the noised ones. noise: (d,) standard deviations."""
+    """(d,) on the simplex: the shares of which `values` are the noisy ones. noise: (d,) standard deviations."""
     grid = _share_grid(floor)
     return project(posterior_means(values, noise, grid, MEAN_STEPS), floor)
 
@@ -128,8 +129,8 @@ def denoised_centre(values: np.ndarray, noise: np.ndarray, mean: np.ndarray, flo
     """(d,) on the simplex: the mean F times the ratios whose products with it are `values` but for their noise.
 
     A cell like the mean, or one that is lost in noise, has ratios near 1. Frequent tokens may differ less between cells
-    than rare ones: where there are enough tokens each band of them, by their share of the mean, has a law of its own,
-    some steps of EM from that of all.
+    than rare ones: where there are enough tokens each band of them, by their share of the mean, has a separate
+    distribution, some steps of EM from that of all.
     """
     ratios, relative = values / mean, noise / mean
     law, likely = _law(ratios, relative, RATIO_GRID, RATIO_STEPS), np.empty(len(mean))

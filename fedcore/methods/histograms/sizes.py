@@ -1,12 +1,12 @@
-"""How many rounds and cells a private budget can pay for, and what that buys. The rules were tuned on the synthetic
+"""How many rounds and cells a private budget allows, and their utility. The rules were tuned on the synthetic
 preset, never on data of people.
 
 What matters is the norm of an average cell's sum against the norm of its noise,
 
     SNR = n mu / (K C sqrt(T d)),   mu = sqrt(2 rho),
 
-n the *nominal* number of clients, a public fact. Too many rounds or cells lose even at large budgets. The rules look at
-b, the SNR of 8 rounds with a single cell (`signal_to_noise`).
+n the *declared* number of clients, a public fact. Too many rounds or cells lose even at large budgets. The rules look
+at b, the SNR of 8 rounds with a single cell (`signal_to_noise`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ FIRST_SHARE, FIRST_SHARE_OF_MEAN = 0.04, 0.08  # of the flat release, with and w
 class Sizes:
     """rounds T, clusters K, cells K' >= K of the first merge_after rounds (0: no merge), perturbation p.
 
-    T is 0 where the mean serves everybody: then K is 1.
+    T is 0 where the mean serves all clients: then K is 1.
     """
 
     rounds: int
@@ -140,7 +140,7 @@ def with_merge(chosen: Sizes, overseed: int | None, merge_after: int | None) -> 
 
 
 def effective_budget(config: HistogramsConfig, public: PublicFacts) -> tuple[int, int, float]:
-    """(nominal clients, features, rho) that the size rules of a private run reckon with. Raises ConfigError."""
+    """(declared clients, features, rho) that the size rules of a private run reckon with. Raises ConfigError."""
     features = public.features
     if config.reduction != "none":
         features = tokens_kept(config.keep, features) + 1
@@ -163,7 +163,7 @@ def continues_series(config: HistogramsConfig, public: PublicFacts) -> bool:
 
 def accumulated_budget(config: HistogramsConfig, public: PublicFacts) -> tuple[int, int, float]:
     """`effective_budget`, but with rho of a run whose two pooled rounds alone would have as little noise as the sums
-    of the series after this run, in the cell that is noised least. Without a series: that of this run.
+    of the series after this run, in the cell with the least noise. Without a series: that of this run.
     """
     nominal, features, rho = effective_budget(config, public)
     before = series_before(config, public)
@@ -223,7 +223,7 @@ def _nominal(config: HistogramsConfig, public: PublicFacts) -> int:
     nominal = config.nominal_clients or public.nominal_clients
     if nominal is None:
         raise ConfigError(
-            "a histograms run needs a nominal number of clients, because the exact one is not public.",
+            "Private histograms need a declared number of clients, because the exact count is not public.",
             "Set nominal_clients in the settings, or declare it when the population is made.",
         )
     return nominal

@@ -6,7 +6,7 @@ largest counts are used; if there are fewer, perturbed copies of the mean fill u
 
 An earlier run on the same population leaves a pool of sums (`fedcore.methods.histograms.pool`) besides: `pool_sums`
 (k + 1, d), `pool_weights` and `pool_variances` (k + 1,), whose last row is that of all clients, and the metric of the
-releases, `pool_metric` (d,). A private run adds to it, and splits cells if there are fewer than the series can pay for.
+releases, `pool_metric` (d,). A private run adds to it, and splits cells if there are fewer than the series allows.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def warm_start_of(state: HistogramsState) -> dict[str, np.ndarray]:
 
 
 def checked_warm_start(arrays: Mapping[str, np.ndarray], what: str, features: int) -> dict[str, np.ndarray]:
-    """The arrays as float64, rows renormalised. Raises ConfigError unless they are histograms over so many tokens, with
-    a whole pool or none.
+    """The arrays as float64, rows renormalised. Raises ConfigError unless they are histograms over the run's tokens,
+    with a whole pool or none.
     """
     if "centres" not in arrays or set(arrays) - {*NAMES, *SERIES_NAMES, *LATER_NAMES}:
         raise ConfigError(

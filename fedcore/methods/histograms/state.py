@@ -76,18 +76,18 @@ class HistogramsState:
     """State after a round. d tokens, k cells; k changes when over-seeded cells are merged.
 
     phase:    of the round that comes next: "flat", "whitened", "rounds", "weights", "done".
-              `paper_histograms` keeps its runs in the same state, and has phases of its own
+              `paper_histograms` keeps its runs in the same state, and has other phases
     round:    clustering rounds finished
     seed:     of the streams of simulation randomness
     rounds, clusters, overseed, merge_after, perturbation: the `Sizes` of the run
     multipliers: (rounds of the run,) noise multiplier of every round but that of the weights, the T clustering rounds
               last; (0,) if not private
-    mean:     (d,) F, the (noised) mean histogram; uniform until it is known
-    mean_precision: squared ratio of F's noised count to the noise in it; 0 in a run that is not private
+    mean:     (d,) F, the (noisy) mean histogram; uniform until it is known
+    mean_precision: squared ratio of F's noisy count to the noise in it; 0 in a run that is not private
     metric:   (d,) w, positive, sums to 1; of the whitened releases and of Ward merges; (r + 1,) in a private run that
               clusters on fewer tokens, and then sums are (k, r + 1)
     centres:  (k, d) on the simplex; during Algorithm 1 the rows chosen so far
-    counts:   (k,) clients of each cell; noised, weighted by their clips and possibly negative in a private run
+    counts:   (k,) clients of each cell; noisy, weighted by their clips and possibly negative in a private run
     sums:     (0, d), except (1, d) between the two releases of a mean, the sums of the first, and between the two
               passes of a round of Algorithm 3, whose first estimate b1 it holds
     reseed:   (e,) int64 empty cells that wait for a client's row (never in a private run)
@@ -106,7 +106,7 @@ class HistogramsState:
     prior_tokens, floor: a and c of the weight of the base where the settings name none: released, or usual ones. States
               of before have neither, and their settings name a
     weights_multiplier: noise multiplier of the release `weights` that comes last; 0: there is none
-    weights_clients: nominal number of clients, by which it is divided
+    weights_clients: declared number of clients, by which it is divided
     margin:   of the chosen weights over the usual ones, in units of the noise of a loss; 0 if none were released
     one_whole: whether all releases but `weights` are made of both halves of the clients' documents
     """

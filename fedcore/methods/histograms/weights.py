@@ -12,7 +12,7 @@ many numbers as there are pairs. Clients with fewer than FEWEST tokens in either
 A client's numbers depend on the message and on its own two halves, and on nothing else, to the last bit; entries have
 both signs. docs/privacy/histograms.md argues from that. Not in the paper.
 
-The weight of the base: whether a run asks its clients for it, and what it makes of their noised answer.
+The weight of the base: whether a run asks its clients for it, and what it makes of their noisy answer.
 
 The release is the sum over the clients of what they lose under each pair (a, c) of `PAIRS`. Its noise is of the
 size of the differences that matter, so the pair with the lowest value is not the one to take. A Gaussian process over
@@ -202,7 +202,7 @@ def chosen(
     at least the noise of a loss: a smaller difference is as likely to be noise. margin: by how much the best pair wins
     over the usual one, in units of that noise; the usual pair is kept up to 1.
 
-    released: (len(PAIRS),) noised, grid steps. clients: of the population, as declared. scale: of the noise, grid
+    released: (len(PAIRS),) noisy, grid steps. clients: of the population, as declared. scale: of the noise, grid
     steps.
     """
     step = grid_step(CLIP) / clients

@@ -232,7 +232,7 @@ Published = Mapping[str, np.ndarray]
 def server_update(
     config: PrivateMixtureConfig, state: PrivateMixtureState, result: Mapping[str, np.ndarray]
 ) -> tuple[PrivateMixtureState, RoundInfo]:
-    """result: the round's noised int64 arrays by planned name."""
+    """result: the round's noisy int64 arrays by planned name."""
     context = context_of(config, state)
     step = context.now.step
     values = {name.removesuffix(f"_{step}"): np.asarray(array, np.float64) for name, array in result.items()}
