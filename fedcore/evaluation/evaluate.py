@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from fedcore.evaluation.memories import Remembered, remembered_of
 from fedcore.evaluation.report import report_if_possible
 from fedcore.population.blocks import leaves, scored_from
 from fedcore.population.store import Population
-from fedcore.rounds.clients import redacted
+from fedcore.rounds.clients import Source, expect_block, population_of, read_block, redacted
 from fedcore.rounds.engine import Backend, InProcessBackend
 from fedcore.rounds.method import AnyMethod, State
 from fedcore.rounds.statistics import Statistics, merge, values
@@ -47,19 +47,29 @@ def check_public(population: Population) -> None:
         )
 
 
-def score_block(
-    method: AnyMethod, path: str, version: int, remembered: Remembered | None, least: int, state: State, index: int
-) -> Statistics | None:
+@dataclass(frozen=True)
+class Scoring:
     """The scores of one block, leaf by leaf; memories are read for one block at a time."""
-    population = Population.open(path, version=version)
-    block = scored_from(population.read(index, heldout=True), least)
-    known = None if remembered is None else remembered.of(block.first, block.clients)
-    total = None
-    for leaf in leaves(block, population.clients_per_leaf):
-        mine = None if known is None else known.part(leaf.first - block.first, leaf.clients)
-        with redacted(method, index):
-            total = merge(total, method.score_block(state, leaf, mine))
-    return total
+
+    method: AnyMethod
+    source: Source
+    remembered: Remembered | None
+    least: int
+
+    def __call__(self, state: State, index: int) -> Statistics | None:
+        population = population_of(self.source)
+        block = scored_from(read_block(population, index, heldout=True), self.least)
+        known = None if self.remembered is None else self.remembered.of(block.first, block.clients)
+        total = None
+        for leaf in leaves(block, population.clients_per_leaf):
+            mine = None if known is None else known.part(leaf.first - block.first, leaf.clients)
+            with redacted(self.method, index):
+                total = merge(total, self.method.score_block(state, leaf, mine))
+        return total
+
+    def expect(self, state: State, index: int, spare: bool) -> None:
+        """This block comes next (`fedcore.rounds.clients.answer_all`)."""
+        expect_block(population_of(self.source), index, True, spare)
 
 
 def evaluate_run(
@@ -90,7 +100,7 @@ def evaluate_run(
     method, state = trained(run, settings)
     check_scored(method)  # before any work
     remembered = remembered_of(run, population) if method.scores_use_memories else None
-    function = partial(score_block, method, population.location, population.version, remembered, least)
+    function = Scoring(method, Source.of(population), remembered, least)
     blocks = range(len(population.blocks))
     statistics = (backend or InProcessBackend()).map_blocks(function, state, blocks, population.sizes())
     with np.errstate(over="ignore", invalid="ignore"):  # scores that are not finite are shown, or refused, as such

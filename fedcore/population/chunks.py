@@ -22,7 +22,7 @@ import numpy as np
 from fedcore.population.slots import Slot, SlotDamaged
 from fedcore.storage import files
 from fedcore.storage import objects as object_storage
-from fedcore.storage.arrays import array_metadata
+from fedcore.storage.arrays import array_metadata, described_array
 from fedcore.storage.files import check_regular
 
 METADATA = "zarr.json"
@@ -186,7 +186,7 @@ def plain_array(slot: Slot, name: str) -> PlainArray:
     shape, dtype = tuple(found["shape"]), np.dtype(found["data_type"])
     chunks, between = tuple(found["chunk_grid"]["configuration"]["chunk_shape"]), found["codecs"][1:-1]
     ours = (
-        found == json.loads(array_metadata(shape, chunks, dtype, found["fill_value"], between))
+        found == described_array(shape, chunks, dtype, found["fill_value"], between)
         and [codec["name"] for codec in between] in ([], ["blosc"])
         and dtype.name in TYPES
         and min(chunks[:1]) > 0

@@ -42,7 +42,7 @@ def as_text(ids: Sequence | np.ndarray, holes: np.ndarray | None = None) -> list
     if holes is not None and any(texts[place] for place in np.flatnonzero(holes).tolist()):
         raise PopulationError("A client that was forgotten has an id.", "Give it as a new client.")
     there = texts if holes is None else [text for text, hole in zip(texts, holes.tolist(), strict=True) if not hole]
-    if not all(there) or any("\0" in text for text in texts):
+    if not all(there) or "\0" in "".join(texts):
         raise PopulationError("A client id is empty or contains a NUL character.", "Give every client an id.")
     return texts
 
@@ -72,7 +72,8 @@ def spelled_or_why(texts: Sequence[str], rule: Rule) -> tuple[list[str], list[st
     id. Private-use characters are allowed, because their treatment is fixed.
     """
     joined = "".join(texts)
-    made = [text.strip(BLANKS) for text in texts]
+    blank = not joined.isascii() or any(one in joined for one in BLANKS if one.isascii())
+    made = [text.strip(BLANKS) for text in texts] if blank else [*texts]
     if not unicodedata.is_normalized("NFC", joined):
         made = [unicodedata.normalize("NFC", text).strip(BLANKS) for text in made]
     plain = joined.isprintable() and (joined.isascii() or not UNSEEN.search(joined))

@@ -227,14 +227,35 @@ def _take_back(file: Path, error: BaseException) -> None:
         raise MayBeThere(again.errno, again.strerror, str(file)) from error
 
 
+def names_of(folder: Path) -> list[str]:
+    """Relative paths of all files below the folder, in order. Raises OSError for a symbolic link there."""
+    if os.path.islink(folder):
+        raise _holds_a_link()
+    return sorted(_names_below(os.fspath(folder)))
+
+
 def files_of(folder: Path) -> list[Path]:
-    """Every file below the folder, in the order of its relative path. Raises OSError for a symbolic link there."""
-    found = []
-    for where, folders, names in os.walk(folder):
-        if any(os.path.islink(path) for path in (where, *(os.path.join(where, name) for name in (*folders, *names)))):
-            raise OSError(errno.ELOOP, "it is a symbolic link, or holds one")
-        found += [Path(where) / name for name in names]
-    return sorted(found, key=lambda file: file.relative_to(folder).as_posix())
+    """The paths of `names_of`."""
+    return [folder / name for name in names_of(folder)]
+
+
+def _names_below(folder: str, at: str = "") -> Iterator[str]:
+    """In no order; none if there is no such folder."""
+    try:
+        entries = [*os.scandir(os.path.join(folder, at))]
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        if entry.is_symlink():
+            raise _holds_a_link()
+        if entry.is_dir():
+            yield from _names_below(folder, f"{at}{entry.name}/")
+        else:
+            yield f"{at}{entry.name}"
+
+
+def _holds_a_link() -> OSError:
+    return OSError(errno.ELOOP, "it is a symbolic link, or holds one")
 
 
 def contents(folder: Place) -> Iterator[tuple[str, bytes]]:
@@ -242,8 +263,8 @@ def contents(folder: Place) -> Iterator[tuple[str, bytes]]:
     if is_remote(folder):
         yield from object_storage.contents(folder)
     else:
-        for file in files_of(folder):
-            yield file.relative_to(folder).as_posix(), file.read_bytes()
+        for name in names_of(folder):
+            yield name, (folder / name).read_bytes()
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def _digests(folder: str, digest: str, place: tuple[int, ...]) -> Digests:
     file = files.place(folder) / LIST
     try:
         if not is_remote(file):
-            layout.files_of(file.parent)  # refuses links, which lead to data outside the population
+            layout.names_of(file.parent)  # refuses links, which lead to data outside the population
         content = files.read_bytes(file)
     except PopulationError:
         raise
@@ -94,8 +94,8 @@ def write_list(folder: Path) -> tuple[str, int]:
     OSError.
     """
     found: Digests = {}
-    for file in layout.files_of(folder):
-        found[file.relative_to(folder).as_posix()] = file.stat().st_size, digests.of_file(file)
+    for name in layout.names_of(folder):
+        found[name] = (folder / name).stat().st_size, digests.of_file(folder / name)
     content = _encoded(found)
     with files.opened(folder / LIST) as handle:
         handle.write(content)
@@ -151,8 +151,8 @@ def read(slot: Slot) -> Fingerprint:
         for name, content in object_storage.contents(slot.folder):
             found.add(name, content)
     else:
-        for file in layout.files_of(slot.folder):
-            found.add_file(file.relative_to(slot.folder).as_posix(), file)
+        for name in layout.names_of(slot.folder):
+            found.add_file(name, slot.folder / name)
     return found
 
 

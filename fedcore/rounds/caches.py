@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from threading import Lock
 
 import numpy as np
 
@@ -105,26 +106,30 @@ class ReadAhead:
     def __init__(self) -> None:
         self.reading: dict[Key, Future[ClientBlock]] = {}
         self.thread: ThreadPoolExecutor | None = None
+        self.lock = Lock()  # several threads of a process may answer
 
     def expect(self, key: Key, read: Callable[[], ClientBlock]) -> None:
         """Begin to read it."""
-        if key in self.reading:
-            return
-        while len(self.reading) > 1:
-            self.reading.pop(next(iter(self.reading))).cancel()
-        if self.thread is None:
-            self.thread = ThreadPoolExecutor(1, "read-ahead")
-        self.reading[key] = self.thread.submit(read)
+        with self.lock:
+            if key in self.reading:
+                return
+            while len(self.reading) > 1:
+                self.reading.pop(next(iter(self.reading))).cancel()
+            if self.thread is None:
+                self.thread = ThreadPoolExecutor(1, "read-ahead")
+            self.reading[key] = self.thread.submit(read)
 
     def take(self, key: Key, read: Callable[[], ClientBlock]) -> ClientBlock:
         """What could not be read ahead, perhaps for a storage that was away for a moment, is read now."""
-        future = self.reading.pop(key, None)
+        with self.lock:
+            future = self.reading.pop(key, None)
         return read() if future is None or future.cancel() or future.exception() else future.result()
 
     def clear(self) -> None:
-        for future in self.reading.values():
-            future.cancel()
-        self.reading.clear()
+        with self.lock:
+            for future in self.reading.values():
+                future.cancel()
+            self.reading.clear()
 
 
 BLOCKS, MEMORIES, AHEAD = BlockCache(), MemoryCache(), ReadAhead()

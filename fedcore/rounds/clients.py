@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import scipy
@@ -34,6 +34,7 @@ from fedcore.storage.ranges import Ranges
 DEFAULT_CACHE_BYTES, MOST_CACHE_BYTES = 512 * 2**20, 2**50
 DEFAULT_STREAM_ABOVE = 512 * 2**20
 WRITTEN = "files of memories"  # name of the digests of what was written, among the statistics of the clients
+T = TypeVar("T")
 Answering = Callable[[Message, int], Statistics | None]  # of (message, block); None: no client is in the block
 MOST_PARTS = 8  # of a leaf that are answered one by one: their overhead is then that of a copy
 ZIPPED = ".zip"  # of files of memories of before there were raw arrays, which are not read any more
@@ -66,6 +67,11 @@ class Source:
     ranges: Ranges | None = None
     manifest: str | None = None
 
+    @classmethod
+    def of(cls, population: Population) -> Source:
+        """All clients of this version of a population, for one pass that keeps no block."""
+        return cls(population.location, population.version, cache_bytes=0, manifest=population.checksum)
+
 
 def peak_memory() -> int:
     """Peak resident bytes of this process."""
@@ -79,14 +85,15 @@ def peak_memory() -> int:
 _populations: dict[tuple[str, int, str | None], Population] = {}
 
 
-def _population(source: Source) -> Population:
-    """Raises PopulationError if the stored version of this number is not the one that the training reads."""
+def population_of(source: Source) -> Population:
+    """The population, opened once in a process. Raises PopulationError if the stored version of this number is not the
+    one that the source names."""
     key = (source.population, source.version, source.manifest)
     if key not in _populations:
         population = Population.open(source.population, version=source.version)
         if source.manifest not in (None, population.checksum):
             raise PopulationError(
-                f"Version {source.version} of {source.population} is not the one that this training reads: the "
+                f"Version {source.version} of {source.population} is not the one that this run reads: the "
                 "population was changed, or branched.",
                 "Let all workers see the same folder; restore the population from a backup if it was changed.",
             )
@@ -155,11 +162,41 @@ def block_for(
     """
     if method.streams_rows and population.kind == "rows" and (population.decoded_bytes(index) > source.stream_above):
         return population.stream(index)
-    key, read = _reading(population, index, heldout)
-    block = BLOCKS.get(key, partial(AHEAD.take, key, read), source.cache_bytes)
+    block = read_block(population, index, heldout, source.cache_bytes)
     if not isinstance(block, CountsBlock):
         return block
+    key = block_key(population, index, heldout)
     return replace(block, aside=BLOCKS.aside(key, source.training, source.cache_bytes))
+
+
+def read_block(
+    population: Population, index: int, heldout: bool = False, cache_bytes: int | None = None
+) -> ClientBlock:
+    """Block `index`: one that this process keeps, one that `expect_block` began to read, one that the processes of this
+    machine share (`fedcore.population.kept_blocks`), or the stored one, in this order.
+
+    heldout: with the held-out part of its clients, if the population has one.
+    cache_bytes: how much of decoded blocks this process may keep; 0: none, nor is a kept one used; None: no more
+
+    Raises what `Population.read` does.
+    """
+    key, read = _reading(population, index, heldout)
+    read = partial(AHEAD.take, key, read)
+    if cache_bytes is not None:
+        return BLOCKS.get(key, read, cache_bytes)
+    return BLOCKS.blocks.get(key) or read()
+
+
+def expect_block(population: Population, index: int, heldout: bool, spare: bool) -> None:
+    """Begin to read block `index`, which `read_block` is called for after the one that comes now. spare: whether a core
+    is left for that. Large blocks are not read ahead, nor blocks of files of this machine if no core is left."""
+    if population.decoded_bytes(index) > AHEAD_BYTES:
+        return
+    if not worth_reading_ahead(files.is_remote(population.path), spare):
+        return
+    key, read = _reading(population, index, heldout)
+    if key not in BLOCKS.blocks:
+        AHEAD.expect(key, read)
 
 
 def _reading(population: Population, index: int, heldout: bool) -> tuple[Key, Callable[[], ClientBlock]]:
@@ -191,15 +228,8 @@ class Answer:
         """This block is asked for after the one that comes now; it can be read meanwhile. spare: whether a core is left
         for that."""
         population = _populations.get((self.source.population, self.source.version, self.source.manifest))
-        if population is None or population.decoded_bytes(index) > AHEAD_BYTES:
-            return
-        if not worth_reading_ahead(files.is_remote(population.path), spare):
-            return
-        if nobody_takes_part(self.source, population, index):
-            return
-        key, read = _reading(population, index, self.method.reads_heldout(message))
-        if key not in BLOCKS.blocks:
-            AHEAD.expect(key, read)
+        if population is not None and not nobody_takes_part(self.source, population, index):
+            expect_block(population, index, self.method.reads_heldout(message), spare)
 
 
 def worth_reading_ahead(remote: bool, spare: bool) -> bool:
@@ -210,8 +240,12 @@ def worth_reading_ahead(remote: bool, spare: bool) -> bool:
 
 
 def answer_all(
-    function: Answering, message: Message, blocks: Iterable[int], then: int | None = None, spare: bool = False
-) -> Iterator[Statistics | None]:
+    function: Callable[[Message, int], T],
+    message: Message,
+    blocks: Iterable[int],
+    then: int | None = None,
+    spare: bool = False,
+) -> Iterator[T]:
     """function(message, block) for one block after the other. then: the block that this process is asked for next;
     spare: whether this machine has more cores than processes that answer.
     """
@@ -225,7 +259,7 @@ def answer_all(
 def answer_block(method: AnyMethod, source: Source, message: Message, index: int) -> Statistics | None:
     """The statistics of one block: leaf by leaf, in order. Idempotent: a block may be computed twice."""
     with redacted(method, index):
-        population = _population(source)
+        population = population_of(source)
         method.check_message(message, population.features)
         block = participants_of(method, source, population, index, method.reads_heldout(message))
         memory = None if source.memory_in is None else _memory(source, source.memory_in, index, block.clients)

@@ -242,15 +242,22 @@ def state_values(state: Any) -> dict[str, Any]:
 def array_metadata(
     shape: tuple[int, ...], chunk: tuple[int, ...], dtype: np.dtype, fill: Any, compressed: Sequence[dict] = ()
 ) -> bytes:
-    """Content of `zarr.json` of an array of numbers in chunks of this shape, with a CRC32C behind each.
+    """Content of `zarr.json` of an array: `described_array` as JSON."""
+    return json.dumps(described_array(shape, chunk, dtype, fill, compressed), indent=2).encode()
+
+
+def described_array(
+    shape: tuple[int, ...], chunk: tuple[int, ...], dtype: np.dtype, fill: Any, compressed: Sequence[dict] = ()
+) -> dict[str, Any]:
+    """What `zarr.json` holds of an array of numbers in chunks of this shape, with a CRC32C behind each.
 
     fill: value of what is not stored, as JSON; compressed: codecs between bytes and checksum
     """
     order = {} if dtype.itemsize == 1 else {"configuration": {"endian": "little"}}
-    described = {
-        "shape": shape,
+    return {
+        "shape": [*shape],
         "data_type": dtype.name,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [*chunk]}},
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
         "fill_value": fill,
         "codecs": [{"name": "bytes", **order}, *compressed, {"name": "crc32c"}],
@@ -259,4 +266,3 @@ def array_metadata(
         "node_type": "array",
         "storage_transformers": [],
     }
-    return json.dumps(described, indent=2).encode()

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,9 @@ import numpy as np
 from fedcore.errors import PopulationError, RunError, WrongKind
 from fedcore.methods.registry import method_of_run, with_free_settings
 from fedcore.population.blocks import ClientBlock, CountsBlock, joined, leaves
+from fedcore.population.sizing import usable_cores
 from fedcore.population.store import Population
-from fedcore.rounds.clients import read_memory, redacted
+from fedcore.rounds.clients import Source, answer_all, expect_block, population_of, read_block, read_memory, redacted
 from fedcore.rounds.engine import Backend, InProcessBackend
 from fedcore.rounds.method import ROWS, AnyMethod, ClientOutputs, Memory, State
 from fedcore.rounds.results import segment_names
@@ -60,10 +63,11 @@ def personalise(
     safe_cells: of a CSV file, whether ids that a spreadsheet would run as formulas get an apostrophe before them
     progress: called after each block with the number of rows (of counts: clients) that are written, and of all
 
-    Memory stays at one block in each process. Outputs of blocks are kept next to `dest` until all are there, so the
-    disk holds everything twice at the end. After an interruption, the same call continues, to the same bytes
-    (`fedcore.training.output_parts`). Raises RunError, WrongKind if run and population do not fit, PopulationError if
-    `dest` exists or another process writes it, ConfigError if it is a URL or has another ending, or for other settings.
+    Memory stays at one block in each process, and the next where it is read ahead. Outputs of blocks are kept next to
+    `dest` until all are there, so the disk holds everything twice at the end. After an interruption, the same call
+    continues, to the same bytes (`fedcore.training.output_parts`). Raises RunError, WrongKind if run and population do
+    not fit, PopulationError if `dest` exists or another process writes it, ConfigError if it is a URL or has another
+    ending, or for other settings.
     Returns {"dest", "files" (of single files), "clients", "outputs", "settings", "sensitive", "note", "blocks_kept"
     (from an interrupted call, if any)}.
     """
@@ -74,22 +78,28 @@ def personalise(
     about["settings"] = method.free_settings_in_force(state)
     if segments := method.segments(state):
         about["segments"] = dict(zip(segment_names(len(segments)), map(int, segments), strict=True))
-    folder, digests = memories_of(run, population, method) if method.outputs_use_memories else (None, None)
-    blocks, backend = len(population.blocks), backend or InProcessBackend()
+    read, blocks, backend = _blocks(run, population, method), len(population.blocks), backend or InProcessBackend()
+    here = isinstance(backend, InProcessBackend)
     try:
         files = output_files(dest, population, method.feature_outputs, safe_cells=safe_cells)
         with Parts(files.path, {**about, **_identity(run, population)}) as parts, files:
             files.begin(about)
-            asked = (method, population.location, population.version, folder, digests, str(parts.folder.absolute()))
+            function = _Answer(read, parts.folder.absolute())
             together = _Joined(files, parts, population)
             kept = set(parts.there(blocks))
 
             def answer(lot: Iterable[int]) -> None:
-                if missing := [index for index in lot if index not in kept]:
-                    backend.map_blocks(partial(_answer, *asked), state, missing, _sizes(population, missing))
+                missing = [index for index in lot if index not in kept]
+                if not missing:
+                    return
+                if here:
+                    coming = (index for index in range(missing[-1] + 1, blocks) if index not in kept)
+                    for following in islice(coming, 1):
+                        function.expect(state, following, usable_cores() > 1)
+                backend.map_blocks(function, state, missing, _sizes(population, missing))
 
             lots = [range(low, min(low + at_once, blocks)) for low in range(0, blocks, at_once)]
-            for lot, settled in _answered(lots, answer, ahead=not isinstance(backend, InProcessBackend)):
+            for lot, settled in _answered(lots, answer, ahead=not here):
                 for index in lot:
                     if not together.add(index):  # damaged
                         settled()
@@ -145,30 +155,67 @@ def _sizes(population: Population, blocks: Sequence[int]) -> list[int]:
     return [population.decoded_bytes(index) for index in blocks]
 
 
-def _answer(
-    method: AnyMethod,
-    location: str,
-    version: int,
-    memories: Place | None,
-    digests: Mapping[str, str] | None,
-    parts: str,
-    state: State,
-    index: int,
-) -> Statistics:
-    """Write the outputs of one block to the folder of parts, leaf by leaf answered; returns how many clients it has."""
-    population = Population.open(location, version=version)
-    block = whole_block(method, population, index)
-    kept = None if memories is None else read_memory(memories, index, block.clients, digests)
-    found: list[ClientOutputs] = []
-    for leaf in leaves(block, population.clients_per_leaf):
-        at = slice(leaf.first - block.first, leaf.first - block.first + leaf.clients)
-        with redacted(method, index):
-            mine = None if kept is None else {name: value[at] for name, value in kept.items()}
-            found.append(method.personalise(state, leaf, mine))
-    names = found[0] if found else ()
-    outputs = {name: np.concatenate([leaf[name] for leaf in found]) for name in names}
-    write_part(Path(parts), index, outputs, None if isinstance(block, CountsBlock) else np.asarray(block.ptr, np.int64))
-    return {"clients": IntegerSum(np.array(block.clients, np.int64))}
+@dataclass(frozen=True)
+class _Blocks:
+    """Reads a block, with all that its clients' outputs are made of, and what they remember; None: nothing.
+
+    memories: where memories are, with their digests; None: outputs are made without
+    """
+
+    method: AnyMethod
+    source: Source
+    memories: Place | None
+    digests: Mapping[str, str] | None
+
+    def __call__(self, state: State, index: int) -> tuple[ClientBlock, Memory | None]:
+        block = read_block(population_of(self.source), index, self.all_documents)
+        if self.all_documents and isinstance(block, CountsBlock):
+            block = joined(block)
+        folder = self.memories
+        return block, None if folder is None else read_memory(folder, index, block.clients, self.digests)
+
+    def expect(self, state: State, index: int, spare: bool) -> None:
+        """This block comes next (`fedcore.rounds.clients.answer_all`)."""
+        expect_block(population_of(self.source), index, self.all_documents, spare)
+
+    def leaves(self, block: ClientBlock, memory: Memory | None) -> Iterator[tuple[ClientBlock, Memory | None]]:
+        for leaf in leaves(block, population_of(self.source).clients_per_leaf):
+            at = slice(leaf.first - block.first, leaf.first - block.first + leaf.clients)
+            yield leaf, None if memory is None else {name: value[at] for name, value in memory.items()}
+
+    @property
+    def all_documents(self) -> bool:
+        """Whether outputs are made of the held-out part too."""
+        return self.method.personalises_all_documents and population_of(self.source).manifest.one_whole
+
+
+def _blocks(run: Run, population: Population, method: AnyMethod) -> _Blocks:
+    """Raises RunError if memories are needed and lost."""
+    folder, digests = memories_of(run, population, method) if method.outputs_use_memories else (None, None)
+    return _Blocks(method, Source.of(population), folder, digests)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """Writes the outputs of one block to the folder of parts, leaf by leaf; returns how many clients it has."""
+
+    blocks: _Blocks
+    parts: Path
+
+    def __call__(self, state: State, index: int) -> Statistics:
+        found: list[ClientOutputs] = []
+        block, memory = self.blocks(state, index)
+        for leaf, mine in self.blocks.leaves(block, memory):
+            with redacted(self.blocks.method, index):
+                found.append(self.blocks.method.personalise(state, leaf, mine))
+        names = found[0] if found else ()
+        outputs = {name: np.concatenate([leaf[name] for leaf in found]) for name in names}
+        ptr = None if isinstance(block, CountsBlock) else np.asarray(block.ptr, np.int64)
+        write_part(self.parts, index, outputs, ptr)
+        return {"clients": IntegerSum(np.array(block.clients, np.int64))}
+
+    def expect(self, state: State, index: int, spare: bool) -> None:
+        self.blocks.expect(state, index, spare)
 
 
 class _Joined:
@@ -205,26 +252,16 @@ class _Joined:
         return True
 
 
-def whole_block(method: AnyMethod, population: Population, index: int) -> ClientBlock:
-    """A block of clients with all that their outputs are made of."""
-    if not (method.personalises_all_documents and population.manifest.one_whole):
-        return population.read(index)
-    block = population.read(index, heldout=True)
-    return joined(block) if isinstance(block, CountsBlock) else block
-
-
 def remembering_leaves(
     run: Run, population: Population, method: AnyMethod
 ) -> Iterator[tuple[int, ClientBlock, Memory | None]]:
-    """(block, leaf, what its clients remember of the run's last round) for every leaf, in order; one block at a time.
-    None where outputs are made without memories, and for clients that took no part. Raises RunError for damage."""
-    folder, digests = memories_of(run, population, method) if method.outputs_use_memories else (None, None)
-    for index in range(len(population.blocks)):
-        block = whole_block(method, population, index)
-        memory = None if folder is None else read_memory(folder, index, block.clients, digests)
-        for leaf in leaves(block, population.clients_per_leaf):
-            at = slice(leaf.first - block.first, leaf.first - block.first + leaf.clients)
-            yield index, leaf, None if memory is None else {name: value[at] for name, value in memory.items()}
+    """(block, leaf, what its clients remember of the run's last round) for every leaf, in order. One block is in
+    memory, and the next where it is read ahead. None where outputs are made without memories, and for clients that took
+    no part. Raises RunError for damage."""
+    blocks = _blocks(run, population, method)
+    for index, read in enumerate(answer_all(blocks, None, range(len(population.blocks)), spare=usable_cores() > 1)):
+        for leaf, memory in blocks.leaves(*read):
+            yield index, leaf, memory
 
 
 def memories_of(run: Run, population: Population, method: AnyMethod) -> tuple[Place | None, dict[str, str] | None]:

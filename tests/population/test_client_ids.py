@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from fedcore.population.ingest.client_ids import KnownKeys, chosen, encoded, plain_names
+from fedcore.population.ingest.client_ids import KnownKeys, chosen, encoded, plain_names, positions
 from fedcore.population.ingest.spill import keys_of
 
 
@@ -75,3 +75,24 @@ def test_ids_that_differ_little_have_places_of_their_own(form):
     known, ids = KnownKeys(keys_of, 4 << 20), [form.format(number) for number in range(3000)]
     known(ids)
     assert known(ids)[1].mean() < 0.1  # two in a place: 3000 / (2 * 2**16) = 2 % of 2**16 places
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0, 2**64 - 1), (7 << 58, (8 << 58) - 1), (5, 400), (3 << 48, (3 << 48) + 9)]
+)
+@pytest.mark.parametrize("clients", [1, 2, 37, 900])
+def test_places_of_keys_are_those_of_a_search(low, high, clients):
+    """Of keys over all 64 bits, in the range of a file of records, with the same first bits, and of few values."""
+    generator = np.random.default_rng(clients)
+    made = np.unique(generator.integers(low, high, clients, np.uint64, endpoint=True))
+    for rows in (0, 1, 5 * clients):
+        keys = made[generator.integers(0, len(made), rows)]
+        np.testing.assert_array_equal(positions(made, keys), np.searchsorted(made, keys))
+
+
+def test_places_of_keys_that_come_in_heaps_are_those_of_a_search():
+    """As entries of two calendar periods have: of so many keys with the same first bits each is searched."""
+    heap = np.arange(100, dtype=np.uint64)
+    made = np.concatenate([(np.uint64(1) << np.uint64(48)) + heap, (np.uint64(9) << np.uint64(48)) + heap])
+    keys = np.repeat(made, 3)[::-1]
+    np.testing.assert_array_equal(positions(made, keys), np.searchsorted(made, keys))

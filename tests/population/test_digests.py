@@ -299,3 +299,20 @@ def test_what_runs_and_ledgers_know_a_version_by_tells_nothing_of_its_data(tmp_p
     assert len(one.manifest.secret) == 64 and one.manifest.secret != two.manifest.secret
     as_guessed = two.manifest.model_copy(update={"population_id": one.id})  # all else is known, and equal
     assert as_guessed.blocks == one.manifest.blocks and manifests.checksum(as_guessed) != one.checksum
+
+
+def test_names_below_a_folder_are_in_order_and_links_are_refused(tmp_path):
+    """In the order of whole paths: "a-b" is before "a/b", as a folder's own order does not have it."""
+    wanted = ["a-b", "a.b/c", "a/b", "a/c/0", "z"]
+    for name in reversed(wanted):
+        (tmp_path / "p" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "p" / name).touch()
+    (tmp_path / "p" / "empty").mkdir()
+    assert layout.names_of(tmp_path / "p") == wanted
+    assert layout.files_of(tmp_path / "p") == [tmp_path / "p" / name for name in wanted]
+    assert layout.names_of(tmp_path / "missing") == []
+    (tmp_path / "link").symlink_to("p", target_is_directory=True)
+    (tmp_path / "p" / "a" / "d").symlink_to("../z")
+    for folder in ("p", "link"):
+        with pytest.raises(OSError, match="symbolic link"):
+            layout.names_of(tmp_path / folder)

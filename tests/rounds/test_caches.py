@@ -339,7 +339,7 @@ def test_a_version_that_is_another_one_here_is_refused(tmp_path):
     source = Source(population.location, 1, manifest="0" * 64)
     method = Toy(ToyConfig(rounds=1))
     message = method.message(method.init(PublicFacts("counts", population.features, 4, 50, 50, 1.0, 0)))
-    with pytest.raises(PopulationError, match="not the one that this training reads"):
+    with pytest.raises(PopulationError, match="not the one that this run reads"):
         Answer(method, source)(message, 0)
 
 

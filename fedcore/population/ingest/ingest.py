@@ -40,6 +40,7 @@ from fedcore.population.sizing import CLIENTS_PER_LEAF
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 from fedcore.storage import files
+from fedcore.storage.process import keep_freed_memory
 
 # Options that are facts of the manifest, or paths.
 IN_THE_MANIFEST = (
@@ -95,6 +96,7 @@ def ingest(
             "Nothing here starts the workers of an ingest.",
             f"Give sharing=functools.partial(fedcore.tasks.dask_backend.sharing, {request.workers}).",
         )
+    keep_freed_memory()
     path, memory = layout.writable(dest), request.memory
     parent = Population.open(path) if append else None
     request, kept = with_schema(request, append), Kept()

@@ -331,9 +331,10 @@ class TableSource:
                 _reject(account, piece, np.flatnonzero(bad & good), why)
                 good &= ~bad
             at += reading.width
-        rows = np.flatnonzero(np.isinf(x).any(axis=1) & good)
-        _reject(account, piece, rows, lambda row: f"{self.entries[int(np.isinf(x[row]).argmax())].name} is infinite")
-        good[rows] = False
+        if (infinite := np.isinf(x)).any():
+            rows = np.flatnonzero(infinite.any(axis=1) & good)
+            _reject(account, piece, rows, lambda row: f"{self.entries[int(infinite[row].argmax())].name} is infinite")
+            good[rows] = False
         if self._bounds is not None:
             low, high = (bound.astype(x.dtype) for bound in self._bounds)
             low = np.where(low < self._bounds.low, np.nextafter(low, low.dtype.type(np.inf)), low)

@@ -21,7 +21,7 @@ from fedcore.population.blocks import Kind
 from fedcore.population.checks import LARGEST_COUNT, Rows
 from fedcore.population.ingest.batches import Batch
 from fedcore.population.ingest.buckets import ID, KEY, LAST_KEY, Bucket, load, pieces
-from fedcore.population.ingest.client_ids import KnownKeys, chosen
+from fedcore.population.ingest.client_ids import KnownKeys, chosen, positions
 from fedcore.population.ingest.reading_ahead import made_ahead
 from fedcore.population.periods import Calendar
 from fedcore.population.words import RECORD, checked_words
@@ -37,7 +37,7 @@ FINER = "finer"  # folder of what is distributed again
 
 def keys_of(ids: Sequence[str]) -> np.ndarray:
     """(C, 2) uint64: a stable 128-bit name of each id (BLAKE2b). Clients are ordered by its first 64 bits."""
-    digests = b"".join(hashlib.blake2b(one.encode("utf-8"), digest_size=16).digest() for one in ids)
+    digests = b"".join([hashlib.blake2b(one.encode(), digest_size=16).digest() for one in ids])
     return np.frombuffer(digests, "<u8").reshape(-1, 2)
 
 
@@ -328,8 +328,12 @@ class Spill:
         new = np.ones(len(order), bool)
         new[1:] = (k1[1:] != k1[:-1]) | (k2[1:] != k2[:-1])
         chosen, k1, k2 = order[new], k1[new], k2[new]
-        raw = text.tobytes()
-        names = [raw[starts[i] : starts[i + 1]].decode("utf-8") for i in chosen.tolist()]
+        raw, ends = text.tobytes(), zip(starts[chosen].tolist(), starts[chosen + 1].tolist(), strict=True)
+        if raw.isascii():
+            letters = raw.decode("ascii")
+            names = [letters[start:stop] for start, stop in ends]
+        else:
+            names = [raw[start:stop].decode("utf-8") for start, stop in ends]
         if (k1[1:] == k1[:-1]).any():  # two ids with the same first 64 bits: the id decides their order
             order = np.array(sorted(range(len(names)), key=lambda i: (int(k1[i]), names[i])))
             k1, k2, names = k1[order], k2[order], [names[i] for i in order]
@@ -340,7 +344,7 @@ class Spill:
         self, records: np.ndarray, k1: np.ndarray, k2: np.ndarray, names: list[str]
     ) -> scipy.sparse.csr_matrix | Rows:
         clients = len(names)
-        position = np.searchsorted(k1, records["k1"])
+        position = positions(k1, records["k1"])
         if (k1[1:] == k1[:-1]).any():
             place = {pair: i for i, pair in enumerate(zip(k1.tolist(), k2.tolist(), strict=True))}
             pairs = zip(records["k1"].tolist(), records["k2"].tolist(), strict=True)
