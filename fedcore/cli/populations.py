@@ -59,7 +59,7 @@ def register(population: Population, ledger: str | None) -> None:
 
 
 def show(population: Population, as_json: bool) -> None:
-    from fedcore.population.ingest.ingest import describe
+    from fedcore.population.describing import describe
 
     told = describe(population)
     if as_json:
