@@ -50,6 +50,23 @@ print("LOADED", [name for name in heavy if name in sys.modules])
     assert '"status": "finished"' in out and out.splitlines()[-1] == "LOADED []"
 
 
+def test_the_blas_of_scipy_takes_one_thread_too():
+    """SciPy has a BLAS of its own, which is loaded when something of `scipy.linalg` is used."""
+    out = printed("""
+import os
+os.environ.update(OPENBLAS_NUM_THREADS="2", OMP_NUM_THREADS="2")
+import numpy, scipy
+from threadpoolctl import ThreadpoolController
+from fedcore.rounds.clients import one_blas_thread
+with one_blas_thread():
+    pass
+with one_blas_thread():
+    scipy.linalg.lapack.dtrtrs(numpy.eye(2), numpy.eye(2))
+    print([library["num_threads"] for library in ThreadpoolController().info() if library["user_api"] == "blas"])
+""")
+    assert out.split() == ["[1,", "1]"]
+
+
 @pytest.mark.slow
 def test_flows_are_made_when_they_are_asked_for():
     out = printed("""
