@@ -97,6 +97,7 @@ def group_of(where: Mapping[str, str]) -> type[Commands]:
     class Group(Commands):
         def __init__(self, **given: Any) -> None:
             super().__init__(**given)
-            self.commands: Any = ChainMap(self.commands, Imported(where))  # which lists the last map first
+            imported: Any = Imported(where)  # is looked up, never set
+            self.commands = ChainMap(self.commands, imported)  # which lists the last map first
 
     return Group
