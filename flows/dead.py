@@ -17,7 +17,7 @@ from typing import Any
 
 from fedcore.flows.announce import ask
 
-from fedcore.methods.registry import METHODS
+from fedcore.methods.names import METHODS
 from fedcore.storage.process import Holder, boot_id, this_process
 
 NOTE = "fedcore."  # how the labels begin that a flow run has of its process

@@ -16,7 +16,8 @@ from pydantic import JsonValue
 from fedcore.errors import IngestError
 from fedcore.evaluation.written import in_markdown
 from fedcore.operations.events import population_appended
-from fedcore.population.ingest.ingest import describe, ingest
+from fedcore.population.describing import describe
+from fedcore.population.ingest.ingest import ingest
 from fedcore.population.ingest.request import (
     CalendarPeriods,
     Declarations,

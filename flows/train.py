@@ -25,7 +25,8 @@ from prefect.settings import get_current_settings
 from pydantic import BaseModel
 
 from fedcore.errors import ConfigError, PopulationError
-from fedcore.methods.registry import METHODS, make_method, method_class, summary
+from fedcore.methods.names import METHODS
+from fedcore.methods.registry import make_method, method_class, summary
 from fedcore.operations.events import run_promoted
 from fedcore.operations.log_lines import fields
 from fedcore.operations.metrics import Meter
@@ -36,9 +37,9 @@ from fedcore.population.store import Population
 from fedcore.rounds.clients import peak_memory
 from fedcore.rounds.engine import Backend
 from fedcore.rounds.method import Method
-from fedcore.runs.store import Run
+from fedcore.runs.store import TRAINED, Run
 from fedcore.training.request import Series, TrainRequest
-from fedcore.training.session import TRAINED, Session, concluding, resume, start_run
+from fedcore.training.session import Session, concluding, resume, start_run
 from fedcore.training.spec import recorded_request
 
 

@@ -14,7 +14,7 @@ import sqlalchemy
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
-from fedcore.methods.registry import OWN
+from fedcore.methods.names import OWN
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.ledger import database

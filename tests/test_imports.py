@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedcore.methods.mixture_models import chi_squared
-from fedcore.methods.registry import OWN
+from fedcore.methods.names import OWN
 from tests.conftest import small_counts, write_counts
 
 ROOT = Path(__file__).parent.parent

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.methods.registry import OWN
+from fedcore.methods.names import OWN
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = {

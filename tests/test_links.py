@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedcore.errors import FedcoreError, RunError
-from fedcore.methods.registry import OWN
+from fedcore.methods.names import OWN
 from fedcore.operations.forgetting import forget
 from fedcore.operations.retention import prune
 from fedcore.operations.verify import verify_run

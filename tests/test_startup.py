@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from fedcore.cli.terminal import importing
+from fedcore.methods.names import METHODS, from_source
+from fedcore.methods.registry import method_class, summary
 from tests.command import private_population
 from tests.conftest import small_counts
 
@@ -48,12 +50,29 @@ print("LOADED", [name for name in heavy if name in sys.modules])
     assert '"status": "finished"' in out and out.splitlines()[-1] == "LOADED []"
 
 
+def test_the_blas_of_scipy_takes_one_thread_too():
+    """SciPy has a BLAS of its own, which is loaded when something of `scipy.linalg` is used."""
+    out = printed("""
+import os
+os.environ.update(OPENBLAS_NUM_THREADS="2", OMP_NUM_THREADS="2")
+import numpy, scipy
+from threadpoolctl import ThreadpoolController
+from fedcore.rounds.clients import one_blas_thread
+with one_blas_thread():
+    pass
+with one_blas_thread():
+    scipy.linalg.lapack.dtrtrs(numpy.eye(2), numpy.eye(2))
+    print([library["num_threads"] for library in ThreadpoolController().info() if library["user_api"] == "blas"])
+""")
+    assert out.split() == ["[1,", "1]"]
+
+
 @pytest.mark.slow
 def test_flows_are_made_when_they_are_asked_for():
     out = printed("""
 import sys
 import fedcore.flows.train
-from fedcore.methods.registry import METHODS
+from fedcore.methods.names import METHODS
 rooms = {module.partition(":")[0] for module in METHODS.values()}
 print(sorted(rooms & set(sys.modules)))
 from fedcore.flows.train import FLOWS, train_histograms
@@ -75,6 +94,51 @@ print(len(made) > 10, {type(flow) is own_server.OwnServerFlow for flow in made})
         "False",
         "True {True}",
     ]
+
+
+METHOD_CODE = ["fedcore.rounds.method", "fedcore.methods.registry", "fedcore.methods.histograms"]
+READS_FILES = ["fedcore.population.ingest.ingest", "pyarrow", "zarr", "scipy.sparse", "scipy.special"]
+NOT_LOADED = {  # by a command that reads little
+    "--help": ["numpy", "sqlalchemy", "rich"],
+    "methods": ["numpy", "scipy", "sqlalchemy", *METHOD_CODE],
+    "population describe p": ["sqlalchemy", "fedcore.population.ingest", *METHOD_CODE, *READS_FILES],
+    "runs list": ["scipy", "sqlalchemy", "fedcore.population", *METHOD_CODE],
+    "runs latest": ["scipy", "sqlalchemy", "fedcore.population", "fedcore.training", *METHOD_CODE],
+    "budget show p": ["fedcore.population.ingest", *METHOD_CODE, *READS_FILES],
+}
+
+
+@pytest.mark.parametrize("command", NOT_LOADED)
+def test_a_command_that_reads_little_imports_little(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    if command.endswith(" p"):
+        private_population(tmp_path / "p", small_counts(10))
+    out = printed(f"""
+import os, sys
+os.chdir({str(tmp_path)!r})
+from fedcore.cli import main
+sys.argv = ["fedcore", *{command.split()!r}]
+code = 0
+try:
+    main()
+except SystemExit as end:
+    code = end.code or 0
+print("LOADED", code, [name for name in {NOT_LOADED[command]!r} if name in sys.modules])
+""")
+    assert out.splitlines()[-1] == "LOADED 0 []"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_list_of_methods_is_read_from_the_sources(name):
+    cls = method_class(name)
+    assert from_source(METHODS[name]) == (cls.kinds[0], summary(cls))
+
+
+def test_what_a_source_does_not_state_is_not_guessed(tmp_path, monkeypatch):
+    (tmp_path / "made_by_code.py").write_text("Made = type('Made', (), {})\nclass Bare:\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert [from_source(f"made_by_code:{name}") for name in ("Made", "Bare", "Missing")] == [None] * 3
+    assert from_source("no.such.module:Thing") is None and from_source("sys:Thing") is None
 
 
 def test_imports_leave_the_collector_as_it_was():

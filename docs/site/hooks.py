@@ -19,7 +19,8 @@ from typer.main import get_command
 
 from fedcore.cli import app
 from fedcore.cli.methods import settings_rows
-from fedcore.methods.registry import METHODS, method_class, summary
+from fedcore.methods.names import METHODS
+from fedcore.methods.registry import method_class, summary
 
 ROOT = Path(__file__).parents[2]
 MADE_PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}

@@ -11,28 +11,42 @@ from typing import Annotated
 
 import typer
 
-from fedcore.cli.budgets import budget_app
-from fedcore.cli.experiments import demo, reproduce
-from fedcore.cli.help_text import WIDEST, Commands, OfMethod
-from fedcore.cli.ledgers import ledger_app
-from fedcore.cli.methods import methods
-from fedcore.cli.pipelines import pipeline_app
-from fedcore.cli.planning import plan
-from fedcore.cli.populations import population_app
-from fedcore.cli.runs import evaluate, export, personalise, report, runs_app
-from fedcore.cli.selecting import select
-from fedcore.cli.serving import backfill, deploy, serve, watch
-from fedcore.cli.sites import site_app, study_app
-from fedcore.cli.status import status
+from fedcore.cli.help_text import WIDEST, group_of
 from fedcore.cli.terminal import old_names_as_lines
-from fedcore.cli.training import resume, train
-from fedcore.cli.up import down, up
-from fedcore.cli.verifying import verify, verify_statement
 from fedcore.errors import ConfigError, FedcoreError, needs
 
+COMMANDS = {  # where each command and each group of commands is
+    "methods": "fedcore.cli.methods:methods",
+    "plan": "fedcore.cli.planning:plan",
+    "select": "fedcore.cli.selecting:select",
+    "train": "fedcore.cli.training:train",
+    "resume": "fedcore.cli.training:resume",
+    "report": "fedcore.cli.runs:report",
+    "export": "fedcore.cli.runs:export",
+    "personalise": "fedcore.cli.runs:personalise",
+    "evaluate": "fedcore.cli.runs:evaluate",
+    "verify": "fedcore.cli.verifying:verify",
+    "up": "fedcore.cli.up:up",
+    "down": "fedcore.cli.up:down",
+    "status": "fedcore.cli.status:status",
+    "serve": "fedcore.cli.serving:serve",
+    "deploy": "fedcore.cli.serving:deploy",
+    "watch": "fedcore.cli.serving:watch",
+    "backfill": "fedcore.cli.serving:backfill",
+    "reproduce": "fedcore.cli.experiments:reproduce",
+    "demo": "fedcore.cli.experiments:demo",
+    "verify-statement": "fedcore.cli.verifying:verify_statement",
+    "population": "fedcore.cli.populations:population_app",
+    "runs": "fedcore.cli.runs:runs_app",
+    "budget": "fedcore.cli.budgets:budget_app",
+    "pipeline": "fedcore.cli.pipelines:pipeline_app",
+    "ledger": "fedcore.cli.ledgers:ledger_app",
+    "site": "fedcore.cli.sites:site_app",
+    "study": "fedcore.cli.sites:study_app",
+}
 app = typer.Typer(
     name="fedcore",
-    cls=Commands,
+    cls=group_of(COMMANDS),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -55,38 +69,6 @@ def root(
     ] = False,
 ) -> None:
     """Federated, private, unsupervised learning over populations too large for memory."""
-
-
-app.add_typer(population_app, name="population")
-app.add_typer(runs_app, name="runs")
-app.add_typer(budget_app, name="budget")
-app.add_typer(pipeline_app, name="pipeline")
-app.add_typer(ledger_app, name="ledger")
-app.add_typer(site_app, name="site")
-app.add_typer(study_app, name="study")
-for command in (
-    methods,
-    plan,
-    select,
-    train,
-    resume,
-    report,
-    export,
-    personalise,
-    evaluate,
-    verify,
-    up,
-    down,
-    status,
-    serve,
-    deploy,
-    watch,
-    backfill,
-    reproduce,
-    demo,
-):
-    app.command(cls=OfMethod if command in (plan, select, train) else None)(command)
-app.command("verify-statement")(verify_statement)
 
 
 def main() -> None:

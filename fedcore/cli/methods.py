@@ -17,12 +17,14 @@ def methods(
     name: Annotated[str | None, typer.Argument(help="One method, for its settings.")] = None, as_json: Json = False
 ) -> None:
     """List the methods; or one method's settings with ranges, defaults and privacy."""
-    from fedcore.methods.registry import METHODS, method_class, summary
+    if name is None:
+        from fedcore.methods.names import METHODS
+
+        rows = [_row(name, where) for name, where in METHODS.items()]
+        return say({"methods": rows}, True) if as_json else table("Methods", rows)
+    from fedcore.methods.registry import method_class, summary
     from fedcore.rounds.method import settings_by_place
 
-    if name is None:
-        rows = [_row(n) for n in METHODS]
-        return say({"methods": rows}, True) if as_json else table("Methods", rows)
     cls = method_class(name)
     if as_json:
         schema = cls.Config.model_json_schema()
@@ -82,8 +84,14 @@ def _setting(name: str, item: dict) -> dict[str, str]:
     }
 
 
-def _row(name: str) -> dict[str, str]:
-    """A line of the list. A method of another package that cannot be run shows why, and does not affect the others."""
+def _row(name: str, where: str) -> dict[str, str]:
+    """A line of the list. Methods of other packages are imported; one that cannot be run shows why and does not affect
+    the others.
+    """
+    from fedcore.methods.names import from_source
+
+    if where.startswith("fedcore.") and (found := from_source(where)) is not None:
+        return {"method": name, "reads": found[0], "what": found[1]}
     from fedcore.errors import MethodError
     from fedcore.methods.registry import method_class, summary
 

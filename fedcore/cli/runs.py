@@ -39,7 +39,7 @@ runs_app = typer.Typer(cls=Commands, no_args_is_help=True, help="List, show, pro
 @runs_app.command("list")
 def runs_list(runs: Runs = "runs", as_json: Json = False) -> None:
     """The runs of a folder."""
-    from fedcore.evaluation.run_summary import summary_row
+    from fedcore.runs.run_row import summary_row
     from fedcore.runs.store import read_runs
 
     readable, damaged = read_runs(runs)

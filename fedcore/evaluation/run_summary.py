@@ -14,7 +14,8 @@ from typing import Any, TypeGuard
 
 from fedcore.errors import FedcoreError, RunError
 from fedcore.evaluation.figures import PARTS, WHOLE
-from fedcore.methods.registry import METHODS, make_method, method_class
+from fedcore.methods.names import METHODS
+from fedcore.methods.registry import make_method, method_class
 from fedcore.population.store import Population
 from fedcore.rounds.choices import flat
 from fedcore.rounds.method import AnyMethod
@@ -26,7 +27,6 @@ from fedcore.storage.files import Place, read_bytes
 from fedcore.storage.parsing import JsonObject, parse_json
 
 RAW = re.compile(r"objective|likelihood|loss|inertia|entropy|misfit|distortion|residual", re.IGNORECASE)
-NO_DEPLOYMENT = "-"  # in tables
 
 
 def run_summary(run: Run) -> dict[str, Any]:
@@ -113,23 +113,6 @@ def _statement(run: Run) -> dict[str, Any]:
             or "this configuration of the method adds no noise that protects people"
         )
     return {"private": False, "reason": reason}
-
-
-def summary_row(run: Run) -> dict[str, Any]:
-    """A run in one line: what an operator asks first."""
-    info, population = run.info, run.info.get("population") or {}
-    return {
-        "run": run.id,
-        "method": info.get("method"),
-        "population": population.get("name"),
-        "version": population.get("version"),
-        "deployment": info.get("deployment") or NO_DEPLOYMENT,
-        "status": run.status_now,
-        "rounds": max(run.round, 0),
-        "private": bool(info.get("private")) and not info.get("test_noise"),
-        "started": info.get("started"),
-        "model": "removed" if run.pruned else "kept",
-    }
 
 
 def shown_metrics(run: Run) -> list[dict]:

@@ -1,24 +1,17 @@
-"""The methods, by name: those of this package, and those that other packages register as entry points.
-
-A package registers a method under the group `fedcore.methods`, in its pyproject.toml:
-
-    [project.entry-points."fedcore.methods"]
-    federated_pca = "my_package:FederatedPCA"
-"""
+"""The classes of the methods that `fedcore.methods.names` lists, and methods with their settings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
-from functools import cached_property
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from fedcore.errors import ConfigError, MethodError
+from fedcore.methods.names import METHODS, canonical
 from fedcore.population.columns import bounds_of
 from fedcore.rounds.choices import known_settings
 from fedcore.rounds.method import AnyMethod, check_definition
@@ -26,54 +19,6 @@ from fedcore.rounds.old_names import new_names
 
 if TYPE_CHECKING:
     from fedcore.population.store import Population
-
-GROUP = "fedcore.methods"
-OWN = {
-    "histograms": "fedcore.methods.histograms:Histograms",
-    "federated_em": "fedcore.methods.federated_em:FederatedEM",
-    "gradient_em": "fedcore.methods.gradient_em:GradientEM",
-    "mixed_effects": "fedcore.methods.mixed_effects:MixedEffects",
-    "private_gmm": "fedcore.methods.private_gmm:PrivateGMM",
-    "private_mixture": "fedcore.methods.private_mixture:PrivateMixture",
-    "perma": "fedcore.methods.perma:Perma",
-    "background": "fedcore.methods.background:Background",
-    "dictionaries": "fedcore.methods.dictionaries:Dictionaries",
-    "profile": "fedcore.methods.profile:Profile",
-}
-
-
-class Registry(Mapping[str, str]):
-    """Where the class of each method is, "module:Class" by name. Other packages are asked only when it is necessary."""
-
-    @cached_property
-    def _others(self) -> dict[str, str]:
-        found: dict[str, EntryPoint] = {}
-        for point in entry_points(group=GROUP):
-            name = canonical(point.name)
-            if name in OWN or (name in found and found[name].value != point.value):
-                raise ConfigError(
-                    f"two packages register a method named {name!r}; one of them is {point.value}.",
-                    "Uninstall one of them.",
-                )
-            found[name] = point
-        return {name: found[name].value for name in sorted(found)}
-
-    def __getitem__(self, name: str) -> str:
-        return OWN[name] if name in OWN else self._others[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter([*OWN, *self._others])
-
-    def __len__(self) -> int:
-        return len(OWN) + len(self._others)
-
-
-METHODS = Registry()
-
-
-def canonical(name: str) -> str:
-    """The name as it is in METHODS: federated-em is federated_em."""
-    return name.replace("-", "_")
 
 
 def summary(cls: type) -> str:

@@ -33,7 +33,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedcore.errors import ConfigError, FedcoreError
-from fedcore.methods.registry import canonical, known_at, make_method, reasons
+from fedcore.methods.names import canonical
+from fedcore.methods.registry import known_at, make_method, reasons
 from fedcore.operations.declared import DeclaredPopulation, Storage
 from fedcore.operations.events import APPENDED, EVENTS
 from fedcore.operations.monitoring import Monitoring

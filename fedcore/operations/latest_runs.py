@@ -17,12 +17,11 @@ from pathlib import Path
 
 from fedcore.errors import ConfigError, RunBusy, RunError
 from fedcore.runs.run_files import read_json, resolve
-from fedcore.runs.store import Run
+from fedcore.runs.store import TRAINED, Run
 from fedcore.storage import files
 from fedcore.storage.arrays import NAME, writing
 from fedcore.storage.files import Place, place, shortened, write_json
 from fedcore.storage.remote_lock import RemoteLock
-from fedcore.training.session import TRAINED
 
 SCHEMA = 1
 LOCK = ".operations.lock"

@@ -16,7 +16,6 @@ from typing import Any
 
 from fedcore.errors import FedcoreError
 from fedcore.evaluation.changes import since_the_run_before
-from fedcore.evaluation.run_summary import NO_DEPLOYMENT
 from fedcore.evaluation.written import iso_date
 from fedcore.operations.budget_left import DAY, ahead_of, ahead_of_first
 from fedcore.operations.deployment import Deployment, DeploymentFile
@@ -28,6 +27,7 @@ from fedcore.operations.pipelines.page import in_words
 from fedcore.operations.pipelines.steps import Pipeline, Train
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.chain import Balance
+from fedcore.runs.run_row import NO_DEPLOYMENT
 from fedcore.runs.store import Run, read_runs
 from fedcore.training.budget import ledger_of
 from fedcore.training.spec import open_inputs, resolve

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from fedcore.errors import ConfigError, RunBusy
-from fedcore.evaluation.run_summary import NO_DEPLOYMENT
 from fedcore.operations.latest_runs import all_latest, alone
+from fedcore.runs.run_row import NO_DEPLOYMENT
 from fedcore.runs.store import Run, list_runs
 from fedcore.storage import files
 from fedcore.storage.arrays import writing

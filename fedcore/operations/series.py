@@ -31,13 +31,12 @@ from fedcore.population.store import Population
 from fedcore.rounds.engine import Backend
 from fedcore.rounds.method import Method
 from fedcore.runs.run_files import read_json
-from fedcore.runs.store import Run
+from fedcore.runs.store import TRAINED, Run
 from fedcore.storage.arrays import writing
 from fedcore.storage.files import Place, write_json
 from fedcore.training.personalise import trained
 from fedcore.training.record import columns_to_record, other_columns
 from fedcore.training.request import Series
-from fedcore.training.session import TRAINED
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,12 @@ from typing import Any
 
 from fedcore.errors import FedcoreError
 from fedcore.evaluation.figures import PARTS, WHOLE
-from fedcore.evaluation.run_summary import PublicScore, privacy_of, public_score, summary_row
+from fedcore.evaluation.run_summary import PublicScore, privacy_of, public_score
 from fedcore.evaluation.trend_figures import budget_over_time_figure, trend_figure
 from fedcore.evaluation.written import show
 from fedcore.operations.forecast import Payer, began, charges_ahead
 from fedcore.privacy.ledger.chain import Balance
+from fedcore.runs.run_row import summary_row
 from fedcore.runs.store import Run
 from fedcore.storage.files import read_bytes
 from fedcore.storage.parsing import parse_json

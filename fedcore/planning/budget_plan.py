@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from fedcore.errors import BudgetExceeded, ConfigError
-from fedcore.methods.registry import METHODS, make_method, suited_to
+from fedcore.methods.names import METHODS
+from fedcore.methods.registry import make_method, suited_to
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.ledger import Balance
 from fedcore.privacy.plan import PlannedRelease

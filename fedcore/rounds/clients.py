@@ -103,7 +103,11 @@ def population_of(source: Source) -> Population:
 
 @cache
 def _blas() -> ThreadpoolController:
-    """The BLAS of this process; looking for it takes as long as a small block's work, so it is done once."""
+    """The BLAS of this process, and the other one of SciPy, which is loaded first: only what is there is found. Looking
+    for them takes as long as a small block's work, so it is done once.
+    """
+    import scipy.linalg  # noqa: F401
+
     return ThreadpoolController()
 
 

@@ -55,6 +55,7 @@ from fedcore.storage.remote_lock import RemoteLock
 if TYPE_CHECKING:
     from upath import UPath
 
+TRAINED = "trained"  # the status of a run whose rounds are done and that is not finished yet
 STATES_KEPT = 2  # of the last commit, and of the one before it, which may be read now
 
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, f
 
 import fedcore
 from fedcore.errors import FileRefused, StudyError
-from fedcore.methods.registry import canonical as canonical_name
+from fedcore.methods.names import canonical as canonical_name
 from fedcore.methods.registry import explain, make_method, suited_to
 from fedcore.operations.schedule import MOST_SECONDS
 from fedcore.population import columns as of_columns

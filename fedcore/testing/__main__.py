@@ -14,7 +14,8 @@ from typing import Any
 
 from fedcore.cli.terminal import read_settings
 from fedcore.errors import FedcoreError
-from fedcore.methods.registry import METHODS, canonical, load
+from fedcore.methods.names import METHODS, canonical
+from fedcore.methods.registry import load
 from fedcore.rounds.method import Method
 from fedcore.testing.broken import in_words
 from fedcore.testing.cases import Case, cases_for

@@ -13,7 +13,7 @@ from unittest import mock
 
 import numpy as np
 
-from fedcore.methods import registry
+from fedcore.methods import names
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
@@ -99,7 +99,7 @@ def stored_and_read(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def _registered(case: Case) -> Iterator[None]:
     """The method has its name in the registry, whether or not a package registers it."""
     cls = type(case.method)
-    with mock.patch.dict(registry.OWN, {cls.name: f"{cls.__module__}:{cls.__qualname__}"}):
+    with mock.patch.dict(names.OWN, {cls.name: f"{cls.__module__}:{cls.__qualname__}"}):
         yield
 
 

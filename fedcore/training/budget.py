@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedcore.errors import BudgetExceeded, BudgetMissing, ConfigError, LedgerMissing, PrivacyError, WrongKind
-from fedcore.population import conversion
 from fedcore.population.manifest import Ledger as NamedLedger
 from fedcore.population.store import Population
 from fedcore.privacy.accounting import Budget, rounded_down
@@ -23,7 +22,6 @@ from fedcore.privacy.cohorts import Participants
 from fedcore.privacy.ledger.chain import Balance
 from fedcore.privacy.periods import PeriodTerms
 from fedcore.privacy.plan import CLIENT_PERIOD, PlannedRelease, Relation, Unit
-from fedcore.rounds.method import AnyMethod, PublicFacts
 from fedcore.rounds.private_settings import cohort_rule
 from fedcore.training import cohorts
 from fedcore.training.shared_ids import Comparison, check_declared, register
@@ -32,6 +30,7 @@ from fedcore.training.witness import remember_head as remember_head
 
 if TYPE_CHECKING:  # a run that is not private needs no database
     from fedcore.privacy.ledger.ledger import Ledger
+    from fedcore.rounds.method import AnyMethod, PublicFacts
 
 CRUMB = 1e-6  # what rounding leaves of a budget that was given to a run whole, as a share of it; it buys noise only
 NEARLY = 1 - 1e-6  # the part of its share that a fitted plan costs at least: `fit_plan` goes down in steps of 1e-9
@@ -182,6 +181,8 @@ def begin_cohorts(population: Population, ledger: Ledger) -> Population:
     After an interruption it continues; nothing happens if it was done before. Raises what
     `fedcore.population.conversion.begin_cohorts` and `Ledger.begin_cohorts` raise.
     """
+    from fedcore.population import conversion
+
     if population.manifest.cohorts:
         return population
     chain = population.checksums()
@@ -220,6 +221,8 @@ def public_facts(
     relation, unit: of the population's budget; per client and period an entry is a client to the method. start: public
     arrays that the run starts from. participants: None if all clients take part.
     """
+    from fedcore.rounds.method import PublicFacts
+
     return PublicFacts(
         population.kind,
         population.features,

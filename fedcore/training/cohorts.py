@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from fedcore.errors import BudgetExceeded, ConfigError, Waiting
 from fedcore.population.manifest import Manifest
@@ -16,11 +17,13 @@ from fedcore.privacy.accounting import Budget, exact_sum
 from fedcore.privacy.cohorts import Participants
 from fedcore.privacy.ledger.chain import Balance
 from fedcore.privacy.plan import PlannedRelease
-from fedcore.rounds.method import PublicFacts
 from fedcore.rounds.private_settings import CohortRule
 from fedcore.storage.ranges import holds, in_words, ranges_of
 
-Planned = tuple[tuple[PlannedRelease, ...], PublicFacts]
+if TYPE_CHECKING:
+    from fedcore.rounds.method import PublicFacts
+
+    Planned = tuple[tuple[PlannedRelease, ...], PublicFacts]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedcore.errors import ConfigError
-from fedcore.methods.registry import canonical, explain
+from fedcore.methods.names import canonical
+from fedcore.methods.registry import explain
 from fedcore.privacy.ledger.shares import NAME
 from fedcore.rounds.clients import DEFAULT_CACHE_BYTES, MOST_CACHE_BYTES
 

@@ -42,7 +42,7 @@ from fedcore.rounds.engine import Backend, Publisher, Training
 from fedcore.rounds.method import AnyMethod
 from fedcore.runs.client_memories import FORGOTTEN
 from fedcore.runs.digests import STUDY
-from fedcore.runs.store import Run
+from fedcore.runs.store import TRAINED, Run
 from fedcore.storage.arrays import writing
 from fedcore.storage.files import Place, write_json
 from fedcore.storage.ranges import Ranges
@@ -58,7 +58,6 @@ from fedcore.training.witness import check_runs, check_witnesses, remember_head
 if TYPE_CHECKING:
     from fedcore.privacy.ledger.ledger import Ledger
 
-TRAINED = "trained"
 ENDED = ("finished", "budget exhausted", "abandoned")  # nothing is left to do
 
 ENOUGH_ROWS = 0.98  # a finished run that has used a smaller share says so on its first page

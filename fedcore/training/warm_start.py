@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedcore.errors import ConfigError, NothingLeft, PopulationError, PrivacyError, RunError, retired
-from fedcore.methods.registry import METHODS, method_class, method_of_run
+from fedcore.methods.names import METHODS
+from fedcore.methods.registry import method_class, method_of_run
 from fedcore.population.store import Population
 from fedcore.rounds.method import AnyMethod
 from fedcore.runs.digests import ARRIVAL

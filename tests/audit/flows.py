@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
 
-from fedcore.methods.registry import METHODS
+from fedcore.methods.names import METHODS
 from fedcore.operations.deployment import read_file
 from fedcore.operations.pipelines.law import Ready, ready
 from fedcore.operations.pipelines.steps import Step

@@ -8,31 +8,19 @@ import json
 from dataclasses import replace
 
 import pytest
-import typer
 
-from fedcore.cli import app
 from tests.audit import flows, sabotage
 from tests.audit.commands import COMMANDS, rows
 from tests.audit.neighbours import WORLDS, build_world, in_world
 from tests.audit.observing import differences, observed
+from tests.stability.names import all_commands
 
 NEIGHBOURS = [name for name in WORLDS if name not in ("one", "again", "secret")]
 CALLED = [name for name, command in COMMANDS.items() if command.calls is not None]
 
 
-def commands_of(group: typer.Typer, before: str = "") -> set[str]:
-    """Every command of the command line, with the names of its groups."""
-    found = {before + (info.name or info.callback.__name__.replace("_", "-")) for info in group.registered_commands}
-    for sub in group.registered_groups:
-        callback = sub.typer_instance.registered_callback
-        if callback is not None and callback.invoke_without_command:  # is a command as well
-            found.add(f"{before}{sub.name}")
-        found |= commands_of(sub.typer_instance, f"{before}{sub.name} ")
-    return found
-
-
 def test_every_command_is_in_the_table():
-    assert commands_of(app) == COMMANDS.keys()
+    assert {name.removeprefix("fedcore ") for name, _ in all_commands()} == COMMANDS.keys()
 
 
 def test_what_is_not_called_says_why():

@@ -7,7 +7,8 @@ heavy tests below. The quick ones see a build that is grossly wrong.
 import numpy as np
 import pytest
 
-from fedcore.methods.registry import METHODS, method_class
+from fedcore.methods.names import METHODS
+from fedcore.methods.registry import method_class
 from fedcore.rounds.choices import known_settings
 from tests.audit.bounds import mu_lower_bound
 from tests.audit.kept import KEPT, MU, HalfScale, attacked, distance_of, half_sensitivity

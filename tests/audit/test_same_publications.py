@@ -17,7 +17,7 @@ import scipy.sparse as sp
 import fedcore.rounds.engine
 import fedcore.training.publishing
 from fedcore.evaluation.report import write_report
-from fedcore.methods.registry import OWN
+from fedcore.methods.names import OWN
 from fedcore.population.manifest import Provenance
 from fedcore.population.writer import PopulationWriter
 from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url

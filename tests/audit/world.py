@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse as sp
 
-from fedcore.methods.registry import OWN, make_method
+from fedcore.methods.names import OWN
+from fedcore.methods.registry import make_method
 from fedcore.population.blocks import leaves
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population

@@ -8,7 +8,8 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from fedcore.errors import MethodError
-from fedcore.methods.registry import METHODS, load
+from fedcore.methods.names import METHODS
+from fedcore.methods.registry import load
 from fedcore.rounds.method import NonPrivateMethod, PrivateMethod, check_definition
 from tests.command import works
 from tests.conformance.broken import Sound

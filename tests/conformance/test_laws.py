@@ -8,7 +8,8 @@ import pytest
 from fedcore.tasks.dask_backend import DaskBackend, dask_client
 
 from fedcore.errors import SensitivityError, StudyError
-from fedcore.methods.registry import METHODS, make_method
+from fedcore.methods.names import METHODS
+from fedcore.methods.registry import make_method
 from fedcore.rounds.results import Features, Positions, segment_names
 from fedcore.sites.study import private_method
 from fedcore.testing import LAWS, LawBroken, same_at_sites, same_with

@@ -6,7 +6,8 @@ from functools import cache
 import pytest
 
 from fedcore.errors import ConfigError
-from fedcore.methods.registry import METHODS, make_method, method_class
+from fedcore.methods.names import METHODS
+from fedcore.methods.registry import make_method, method_class
 from fedcore.rounds.choices import known_settings
 from fedcore.testing import Case, own_settings, what_changes
 from fedcore.testing.bits import difference

@@ -12,7 +12,8 @@ from typer.main import get_command
 import fedcore.errors
 from fedcore.cli import app
 from fedcore.errors import PopulationError
-from fedcore.methods.registry import METHODS, make_method
+from fedcore.methods.names import METHODS
+from fedcore.methods.registry import make_method
 from fedcore.rounds.results import Features
 from tests.run_in_memory import block_of, run_method
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.methods.registry import METHODS, method_class
+from fedcore.methods.names import METHODS
+from fedcore.methods.registry import method_class
 from fedcore.rounds.method import settings_by_place
 from fedcore.rounds.private_settings import PrivateRunSettings
 

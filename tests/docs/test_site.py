@@ -15,7 +15,8 @@ import fedcore
 import fedcore.errors
 from fedcore.cli import app
 from fedcore.cli.methods import settings_rows
-from fedcore.methods.registry import METHODS, method_class
+from fedcore.methods.names import METHODS
+from fedcore.methods.registry import method_class
 from tests.tutorial import blocks
 
 pytest.importorskip("mkdocs", reason="the site is built by mkdocs: pip install -e '.[docs]'")

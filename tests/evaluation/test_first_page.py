@@ -9,7 +9,8 @@ import pytest
 
 from fedcore.evaluation.report import markdown_report
 from fedcore.evaluation.run_summary import result_of
-from fedcore.methods.registry import OWN, method_class
+from fedcore.methods.names import OWN
+from fedcore.methods.registry import method_class
 from fedcore.rounds.method import PrivateMethod
 from fedcore.runs.store import Run
 from tests.command import private_population, works

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from fedcore.errors import FedcoreError, LedgerError, RunError
-from fedcore.methods.registry import OWN
+from fedcore.methods.names import OWN
 from fedcore.privacy.ledger import database as ledger_database
 from fedcore.privacy.ledger import ledger
 from fedcore.privacy.ledger.chain_writer import ChainWriter

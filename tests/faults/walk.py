@@ -34,7 +34,7 @@ import jinja2
 
 from fedcore.errors import FedcoreError
 from fedcore.evaluation import report
-from fedcore.methods.registry import OWN
+from fedcore.methods.names import OWN
 from fedcore.privacy.ledger import ledger as ledger_books
 from fedcore.rounds import engine
 from fedcore.runs.store import Run

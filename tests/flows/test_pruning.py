@@ -6,7 +6,7 @@ from importlib import import_module
 import pytest
 from fedcore.flows import dead, pruning
 
-from fedcore.methods.registry import OWN
+from fedcore.methods.names import OWN
 from tests.flows.test_prefect import ask, prefect_server
 
 __all__ = ["prefect_server"]

@@ -15,12 +15,13 @@ from fedcore.operations.population_page import population_page
 from fedcore.population import manifest as manifests
 from fedcore.population.conversion import begin_cohorts, open_cohort
 from fedcore.population.copying import copy_population
+from fedcore.population.describing import describe
 from fedcore.population.erasing import compact, forget
 from fedcore.population.ingest import ingest as ingest_module
 from fedcore.population.ingest import sources_text
 from fedcore.population.ingest.batches import Account
 from fedcore.population.ingest.documents import second_half
-from fedcore.population.ingest.ingest import describe, ingest
+from fedcore.population.ingest.ingest import ingest
 from fedcore.population.ingest.request import IngestRequest
 from fedcore.population.ingest.sources_table import TableSource
 from fedcore.population.ingest.sources_text import TextSource

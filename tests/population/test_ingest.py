@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from fedcore.errors import PopulationNotFound
 from fedcore.population import layout
+from fedcore.population.describing import describe
 from fedcore.population.ingest import dealing, indices, spill
 from fedcore.population.ingest import ingest as ingest_module
-from fedcore.population.ingest.ingest import describe, ingest
+from fedcore.population.ingest.ingest import ingest
 from fedcore.population.store import Population
 
 from .contents import counts_of, ids_of, rows_of, write_csv

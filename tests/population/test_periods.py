@@ -20,10 +20,11 @@ from fedcore.errors import IngestError, ManifestError, PopulationError
 from fedcore.population import manifest as manifests
 from fedcore.population.conversion import begin_cohorts, open_cohort
 from fedcore.population.copying import copy_population
+from fedcore.population.describing import describe
 from fedcore.population.erasing import compact, forget
 from fedcore.population.ingest.batches import Account
 from fedcore.population.ingest.dealing import Dealing, deal
-from fedcore.population.ingest.ingest import describe, ingest
+from fedcore.population.ingest.ingest import ingest
 from fedcore.population.ingest.readings import Kept
 from fedcore.population.ingest.request import IngestRequest
 from fedcore.population.ingest.sources_table import TableSource

@@ -8,8 +8,9 @@ import pytest
 from fedcore.errors import IngestError
 from fedcore.evaluation.report import run_figures
 from fedcore.evaluation.run_summary import result_of
+from fedcore.population.describing import describe
 from fedcore.population.erasing import forget
-from fedcore.population.ingest.ingest import describe, ingest
+from fedcore.population.ingest.ingest import ingest
 from fedcore.population.store import Population
 from tests.training.test_personalise import train
 

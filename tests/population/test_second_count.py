@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from fedcore.cli import app
 from fedcore.errors import IngestError, SourceChanged
 from fedcore.population import layout, manifest
+from fedcore.population.describing import describe
 from fedcore.population.ingest import (
     against,
     csv_blocks,
@@ -29,7 +30,7 @@ from fedcore.population.ingest import (
     table_files,
     typed_files,
 )
-from fedcore.population.ingest.ingest import describe, ingest
+from fedcore.population.ingest.ingest import ingest
 from fedcore.population.ingest.parts import Span
 from fedcore.population.ingest.request import IngestRequest
 from fedcore.population.ingest.sources import source_of

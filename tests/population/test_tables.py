@@ -11,9 +11,10 @@ import pytest
 
 from fedcore.errors import ConfigError, IngestError
 from fedcore.population.conversion import begin_cohorts
+from fedcore.population.describing import describe
 from fedcore.population.ingest import csv_blocks
 from fedcore.population.ingest.against import compare
-from fedcore.population.ingest.ingest import describe, ingest
+from fedcore.population.ingest.ingest import ingest
 from fedcore.population.ingest.schema import read_schema
 from fedcore.training.budget import check_records
 

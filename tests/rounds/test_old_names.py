@@ -8,7 +8,8 @@ import pytest
 
 import fedcore
 from fedcore.errors import ConfigError
-from fedcore.methods.registry import METHODS, make_method, method_class, method_of_run
+from fedcore.methods.names import METHODS
+from fedcore.methods.registry import make_method, method_class, method_of_run
 from fedcore.rounds import old_names
 from fedcore.rounds.choices import known_settings
 from fedcore.rounds.old_names import OldName, Renamed

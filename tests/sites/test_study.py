@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fedcore.errors import ConfigError, FedcoreError, StudyError
-from fedcore.methods.registry import METHODS, make_method, suited_to
+from fedcore.methods.names import METHODS
+from fedcore.methods.registry import make_method, suited_to
 from fedcore.population.columns import ColumnEntry
 from fedcore.population.manifest import Vocabulary
 from fedcore.privacy.noise_shares import charged_plan

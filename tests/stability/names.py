@@ -20,7 +20,8 @@ from typer.main import get_command
 import fedcore
 from fedcore.cli import app
 from fedcore.cli.methods import settings_rows
-from fedcore.methods.registry import GROUP, METHODS, method_class
+from fedcore.methods.names import GROUP, METHODS
+from fedcore.methods.registry import method_class
 from fedcore.testing import LAWS
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -10,7 +10,7 @@ import pytest
 
 from fedcore.errors import ConfigError, NothingLeft, PrivacyError, RunError, RunNotFound
 from fedcore.methods.histograms.start import LATER_NAMES, NAMES, SERIES_NAMES, checked_warm_start
-from fedcore.methods.registry import METHODS, OWN
+from fedcore.methods.names import METHODS, OWN
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter

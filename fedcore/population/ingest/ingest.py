@@ -8,7 +8,6 @@ matrices with a client in each row           row order is kept, nothing is spill
 from __future__ import annotations
 
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,7 +19,6 @@ from pydantic import JsonValue
 from fedcore.errors import ConfigError, IngestError
 from fedcore.population import layout
 from fedcore.population.arrays import CHUNK_BYTES
-from fedcore.population.columns import ColumnEntry
 from fedcore.population.deliveries import Delivered
 from fedcore.population.ingest import append as appending
 from fedcore.population.ingest import calendars, sources
@@ -219,70 +217,3 @@ def _stated(request: IngestRequest) -> dict[str, JsonValue]:
         else:
             stated[name] = value if isinstance(value, (int, dict)) else [str(one) for one in value]
     return stated
-
-
-def describe(population: Population) -> dict[str, JsonValue]:
-    """What an operator wants to know about a population: counts, sizes, origin. Nothing of its content."""
-    made = population.manifest
-    heldout = sum(block.heldout.total for block in made.blocks if block.heldout is not None)
-    unit = "rows" if made.kind == "rows" else "tokens"
-    return {
-        "path": str(population.path),
-        "population_id": made.population_id,
-        "version": made.version,
-        "versions": list[JsonValue](population.versions()),
-        "kind": made.kind,
-        "dtype": made.dtype,
-        "clients": made.n_clients,
-        "nominal_clients": made.nominal_clients,
-        **({} if made.nominal_rows is None else {"nominal_rows": made.nominal_rows}),
-        "forgotten": sum(stop - first for first, stop in population.holes),
-        "period": None if made.period is None else made.period.model_dump(),
-        "cohorts": _cohorts(population) if made.cohorts else None,
-        "features": None if made.kind == "words" else made.features,
-        unit: made.n_rows,
-        f"heldout_{unit}": heldout if made.has_heldout else None,
-        "halves": made.halves,
-        "entries": sum(block.train.entries for block in made.blocks),
-        "blocks": len(made.blocks),
-        "clients_per_leaf": made.clients_per_leaf,
-        "bytes": sum(block.bytes for block in made.blocks),
-        "vocabulary": None if made.vocabulary is None else made.vocabulary.size,
-        "ledger": None if made.ledger is None else made.ledger.model_dump(),
-        "public_for_evaluation": made.public_reason if made.public_for_evaluation else None,
-        "sources": list(made.provenance.sources),
-        "dropped_tokens": made.provenance.dropped_tokens,
-        "records_counted": made.provenance.records,
-        "records_stored": made.provenance.stored,
-        "records_skipped": made.provenance.skipped,
-        "bad_rows": made.provenance.bad_rows,
-        "clipped_values": made.provenance.clipped if made.columns else None,
-        "alike_ids": made.provenance.alike_ids,
-        "ids": made.id_rule,
-        "columns": [_column(column) for column in made.columns] or None,
-        "unit": "record" if made.records else None,
-        "image": None if made.image is None else f"{made.image[0]} x {made.image[1]}",
-    }
-
-
-def _column(column: ColumnEntry) -> JsonValue:
-    """Name, unit and bounds in one line."""
-    bounds = "" if column.low is None else f" from {column.low:g} to {column.high:g}"
-    return f"{column.name}{f' ({column.unit})' if column.unit else ''}{bounds}"
-
-
-def _cohorts(population: Population) -> list[JsonValue]:
-    """What is known of each cohort; clients: those that are there and were not forgotten."""
-    clients: Counter[int] = Counter()
-    for number, there in population.manifest.order:
-        clients[number] += there
-    return [
-        {
-            "number": one.number,
-            **({} if one.period is None else {"period": one.period}),
-            "opened": one.opened,
-            "nominal_clients": one.nominal,
-            "clients": clients[one.number],
-        }
-        for one in population.manifest.cohorts
-    ]
