@@ -1,4 +1,5 @@
-"""Hosts of their own on one machine, for heavy commands: a network namespace, a user and a folder for each, as root.
+"""Hosts of their own on one machine, for heavy commands, as root: each has a network namespace, a name, a user
+and a folder.
 
 Each host is joined to the server's by one cable. All that the hosts send each other passes a relay at the server
 (`tests.relay`), which is late and cuts connections. Nothing is forwarded.
@@ -110,10 +111,10 @@ class Hosts:
         }
         user = self.user(name)
         become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--no-new-privs", "--"]
-        script = f'{reachable(Path(sys.base_prefix))} && exec "$@"'
+        script = f'echo {name} > /proc/sys/kernel/hostname && {reachable(Path(sys.base_prefix))} && exec "$@"'
         with open(home / output, "ab") as log:
             made = subprocess.Popen(
-                [*self.inside(name), "sh", "-c", script, "sh", *become, *command],
+                [*self.inside(name), "unshare", "--uts", "sh", "-c", script, "sh", *become, *command],
                 cwd=home,
                 env=env,
                 stdin=subprocess.DEVNULL,
