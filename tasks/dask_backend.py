@@ -254,6 +254,10 @@ class Strayed(Exception):
     blocks: Sequence[int] = ()
 
 
+class Silent(Exception):
+    """The scheduler does not answer."""
+
+
 class Watch:
     """Says when answers of a round cannot come any more. homes: the workers that it was shared out to."""
 
@@ -293,7 +297,7 @@ class DaskBackend:
             attempt += 1
             try:
                 return self._round(Request(function, message, self.wanted), list(blocks), weights)
-            except (FutureCancelledError, TimeoutError) as error:
+            except (FutureCancelledError, TimeoutError, Silent) as error:
                 if attempt == ATTEMPTS or self.client.status != "running":
                     raise WorkerFailed(
                         "the Dask scheduler was lost in the middle of a round.",
@@ -418,6 +422,8 @@ class DaskBackend:
                 self.client.wait_for_workers(1, timeout=max(0.1, until - time.monotonic()))
             except TimeoutError:
                 raise _no_worker(patience) from None
+            except OSError as error:  # the connection was closed, or there is none
+                raise Silent from error
             found = sorted(self.client.scheduler_info(n_workers=-1)["workers"])
             if not found and time.monotonic() > until:
                 raise _no_worker(patience)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from distributed.comm import CommClosedError
 from fedcore.tasks import local_cluster
 from fedcore.tasks.dask_backend import DaskBackend, Strayed, Watch, dask_client
 
@@ -107,6 +108,29 @@ def test_a_worker_that_vanishes_between_two_looks_is_waited_for(monkeypatch):
     monkeypatch.setattr("fedcore.tasks.dask_backend.FIRST_SECONDS", 0.05)
     with pytest.raises(WorkerFailed, match="no worker"):
         DaskBackend(Vanishing(10**9))._workers()
+
+
+class Gone:
+    """A client whose scheduler has closed its connection, `times` times."""
+
+    status = "running"
+
+    def __init__(self, times):
+        self.times = times
+
+    def wait_for_workers(self, number, timeout):
+        self.times -= 1
+        if self.times >= 0:
+            raise CommClosedError("Stream is closed")
+        raise KeyError("it answers")
+
+
+def test_a_scheduler_that_closes_its_connections_is_a_named_error():
+    with pytest.raises(WorkerFailed, match="scheduler was lost") as caught:
+        DaskBackend(Gone(3)).map_blocks(None, None, [0])
+    assert caught.value.remedy
+    with pytest.raises(KeyError, match="it answers"):
+        DaskBackend(Gone(2)).map_blocks(None, None, [0])
 
 
 class Dying(local_cluster.ClosedWorker):

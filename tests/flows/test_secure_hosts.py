@@ -4,14 +4,12 @@ docs/several-hosts.md says of them, run on loopback.
 
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,11 +17,13 @@ from fedcore.tasks.dask_backend import dask_client
 
 from fedcore.errors import ConfigError
 from fedcore.runs.store import load_run
+from fedcore.training.shared_ids import register
 from tests import sessions
 from tests.command import private_population
 from tests.conftest import small_counts
 from tests.faults.month import Server
 from tests.faults.test_cluster import free_port
+from tests.postgres import NoPostgres, postgres_server
 from tests.tls import certificate, tls_environment
 
 SECRET = "operator:correct horse"
@@ -110,34 +110,15 @@ def test_a_server_that_wants_a_password(tmp_path):
 
 
 @pytest.fixture
-def postgres(tmp_path_factory):
+def postgres():
     """A PostgreSQL server of its own on loopback: URL of the owner of the database `ledger`, without the role."""
     pytest.importorskip("psycopg", reason="psycopg is not installed")
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb")) or [Path(shutil.which("initdb") or "")]
-    if not found[-1].is_file():
-        pytest.skip("PostgreSQL is not installed")
-    binaries, folder = found[-1].parent, Path(tempfile.mkdtemp(prefix="postgres"))
-    as_user = []
-    if os.geteuid() == 0:  # it does not run as root
-        if not shutil.which("runuser") or subprocess.run(["id", "postgres"], capture_output=True).returncode:
-            pytest.skip("PostgreSQL does not run as root, and there is no user postgres")
-        shutil.chown(folder, "postgres")
-        as_user = ["runuser", "-u", "postgres", "--"]
-    port, data = free_port(), str(folder / "data")
-
-    def run(*command):
-        done = subprocess.run([*as_user, *map(str, command)], capture_output=True, text=True, cwd=folder)
-        assert done.returncode == 0, done.stderr
-
-    run(binaries / "initdb", "-D", data, "-U", "owner", "--auth", "trust")
-    options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder}"
-    run(binaries / "pg_ctl", "-D", data, "-o", options, "-l", folder / "log", "-w", "start")
-    try:
-        run(binaries / "createdb", "-h", "127.0.0.1", "-p", port, "-U", "owner", "ledger")
-        yield f"127.0.0.1:{port}/ledger"
-    finally:
-        run(binaries / "pg_ctl", "-D", data, "-m", "immediate", "stop")
-        shutil.rmtree(folder, ignore_errors=True)
+    with ExitStack() as stack:
+        try:
+            address = stack.enter_context(postgres_server(free_port()))
+        except NoPostgres as error:
+            pytest.skip(str(error))
+        yield address
 
 
 def grants() -> list[str]:
@@ -152,6 +133,7 @@ def test_runs_need_few_rights_in_the_ledger(postgres, tmp_path, monkeypatch):
 
     monkeypatch.setenv("FEDCORE_LEDGER", f"postgresql+psycopg://owner@{postgres}")
     population, ledger = private_population(tmp_path / "population", small_counts(200))
+    register(population, ledger)  # as `fedcore budget set` does
     with psycopg.connect(f"postgresql://owner@{postgres}", autocommit=True) as owner:
         owner.execute("CREATE ROLE fedcore_runs LOGIN")
         assert len(grants()) == 2

@@ -370,6 +370,25 @@ def test_a_put_whose_answer_was_lost_counts(s3):
         object_storage.replace(place(f"{s3}/b.json"), b"", version)
 
 
+def test_a_first_put_whose_answer_was_lost_counts(s3, toy, population, monkeypatch):
+    """The store's client puts again by itself, and then hears that there is an object."""
+    storage = place(s3).fs
+    put = storage.pipe_file
+
+    def repeated(*arguments, **options):
+        put(*arguments, **options)
+        return put(*arguments, **options) if options.get("mode") == "create" else None
+
+    with monkeypatch.context() as patched:
+        patched.setattr(storage, "pipe_file", repeated)
+        object_storage.create(place(f"{s3}/a.json"), b"mine")
+        assert train(population, f"{s3}/runs").status == "finished"
+    monkeypatch.setattr(object_storage, "exists", lambda path: False)  # as another process is quicker
+    with pytest.raises(FileExistsError):
+        object_storage.create(place(f"{s3}/a.json"), b"other")
+    assert object_storage.read_bytes(place(f"{s3}/a.json")) == b"mine"
+
+
 # --- processes that die -----------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedcore.sites.masks import MaskContext, mask, new_run_key, public_bytes
 from fedcore.sites.study import Study
-from tests.sites.relay import Request
+from tests.relay import Request
 
 FILE = re.compile(r"^/(?P<study>.+)/runs/(?P<run>[0-9]+)/(?:(?P<round>[0-9]+)[.])?(?P<kind>[a-z]+)[.](?P<of>[^/]+)$")
 FOUND = (200, 206)

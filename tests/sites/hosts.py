@@ -16,13 +16,10 @@ import argparse
 import json
 import os
 import random
-import shlex
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -31,18 +28,16 @@ from fedcore.population.store import Population
 from fedcore.privacy.ledger.ledger import open_ledger
 from fedcore.runs.store import Run
 from fedcore.sites.study import Study, read_study
+from tests.namespaces import LIMIT, PORT, Hosts, serving, until
+from tests.relay import BUCKET, Request
 from tests.sites.costs import FILE, cost_table, masks_ms
-from tests.sites.relay import BUCKET, Request, requests
 from tests.sites.world import REPLAY, same_bits, url
 
 NAMES = ("a", "b", "c")
 STUDIES = {"mixture": "people", "histograms": "blogs"}  # and the population of each site
-ROOT = Path(__file__).parents[2]
-FIRST_USER = 47100
-PORT = 9000
+FIRST_USER, NET = 47100, "10.77"
 LATE, CUTS = 0.04, 0.02
 WEEK = 45.0  # seconds between the starts of two runs
-LIMIT = 1500.0  # seconds, for everything
 PEOPLE = 4000  # of each site, in the table
 BLOGS = 300  # of each site, in the counts
 GROUPS = ((95, 118), (188, 131))
@@ -52,153 +47,10 @@ SHARES = {"a": (80, 20), "b": (50, 50), "c": (40, 60)}
 # --- hosts ------------------------------------------------------------------------------------------------------------
 
 
-def address(site: str, end: int) -> str:
-    """Of the cable between the server (end 1) and a site (end 2)."""
-    return f"10.77.{NAMES.index(site) + 1}.{end}"
-
-
-def host(tag: str, name: str) -> str:
-    return f"{tag}-{name}"
-
-
-def wiring(tag: str) -> list[str]:
-    """Commands that make the hosts: a star, whose centre forwards nothing."""
-    hub = host(tag, "server")
-    made = [f"ip netns add {hub}", f"ip -n {hub} link set lo up"]
-    made += [f"ip netns exec {hub} sysctl -qw net.ipv4.ip_forward=0 net.ipv6.conf.all.disable_ipv6=1"]
-    for site in NAMES:
-        own = host(tag, site)
-        made += [
-            f"ip netns add {own}",
-            f"ip -n {own} link set lo up",
-            f"ip -n {own} link add cable type veth peer name to-{site} netns {hub}",
-            f"ip -n {own} addr add {address(site, 2)}/30 dev cable",
-            f"ip -n {hub} addr add {address(site, 1)}/30 dev to-{site}",
-            f"ip -n {own} link set cable up",
-            f"ip -n {hub} link set to-{site} up",
-        ]
-    return made
-
-
-def reachable(python: Path) -> str:
-    """Shell code that lets other users execute this Python if a folder above it is closed to them: it is mounted again
-    in the mount namespace of one command alone.
-    """
-    closed = next((folder for folder in [*python.parents][::-1] if not folder.stat().st_mode & 0o001), None)
-    if closed is None:
-        return "true"
-    there, kept = shlex.quote(str(python)), shlex.quote(str(closed))
-    return (
-        f"mount --bind {there} /mnt && mount -t tmpfs -o mode=755 none {kept} && mkdir -p {there} "
-        f"&& mount --bind /mnt {there} && umount /mnt"
-    )
-
-
-class Hosts:
-    """The hosts and the processes on them. All that it starts ends with it."""
-
-    def __init__(self, folder: Path, delay: float, cuts: float, seed: int) -> None:
-        self.folder, self.tag = folder, f"hosts{os.getpid()}"
-        self.delay, self.cuts, self.seed = delay, cuts, seed
-        self.running: list[subprocess.Popen[Any]] = []
-
-    def user(self, name: str) -> int:
-        return FIRST_USER + ("server", *NAMES).index(name)
-
-    def home(self, name: str) -> Path:
-        return self.folder / name
-
-    def start(self, name: str, *command: str, output: str = "output") -> subprocess.Popen[Any]:
-        """A process at this host, as its user, in its folder; its process id is that of the command."""
-        home = self.home(name)
-        env = {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "HOME": str(home),
-            "USER": name,
-            "LOGNAME": name,
-            "FEDCORE_LEDGER": url(home),
-            "XDG_CACHE_HOME": str(home / "cache"),
-            "XDG_DATA_HOME": str(home / "data"),
-            "AWS_ENDPOINT_URL": f"http://{address(name, 1)}:{PORT}" if name in NAMES else "",
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_EC2_METADATA_DISABLED": "true",
-            "OMP_NUM_THREADS": "1",
-        }
-        user = self.user(name)
-        become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--no-new-privs", "--"]
-        script = f'{reachable(Path(sys.base_prefix))} && exec "$@"'
-        with open(home / output, "ab") as log:
-            made = subprocess.Popen(
-                ["ip", "netns", "exec", host(self.tag, name), "sh", "-c", script, "sh", *become, *command],
-                cwd=home,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-        self.running.append(made)
-        return made
-
-    def at_all(self, script: str) -> None:
-        """A shell script at all sites at the same time. Raises AssertionError with what it printed."""
-        started = {name: self.start(name, "sh", "-ec", script) for name in NAMES}
-        for name, process in started.items():
-            if process.wait(LIMIT) != 0:
-                raise AssertionError(f"{name}: {(self.home(name) / 'output').read_text()[-2000:]}")
-
-    def says(self, name: str, *command: str) -> str:
-        """What a command at a host prints."""
-        output = f"said-{len(self.running)}"
-        code = self.start(name, *command, output=output).wait(LIMIT)
-        text = (self.home(name) / output).read_text()
-        assert code == 0, f"{name}: {text[-2000:]}"
-        return text
-
-    def log(self) -> list[Request]:
-        file = self.home("server") / "requests"
-        return requests(file.read_text().splitlines()) if file.exists() else []
-
-    def end(self) -> None:
-        for process in self.running:
-            if process.poll() is None:
-                process.kill()
-        for process in self.running:
-            process.wait()
-        for name in ("server", *NAMES):
-            subprocess.run(["ip", "netns", "del", host(self.tag, name)], capture_output=True)
-
-
-@contextmanager
-def hosts(folder: Path, delay: float, cuts: float, seed: int) -> Iterator[Hosts]:
-    made = Hosts(folder, delay, cuts, seed)
-    try:
-        folder.mkdir(mode=0o755, parents=True)
-        for command in wiring(made.tag):
-            subprocess.run(command.split(), check=True)
-        for name in ("server", *NAMES):
-            made.home(name).mkdir(mode=0o700)
-            os.chown(made.home(name), made.user(name), made.user(name))
-        config = {"delay": delay, "cuts": cuts, "seed": seed, "port": PORT, "log": "requests", "ready": "ready"}
-        config["sites"] = {site: address(site, 1) for site in NAMES}
-        (made.home("server") / "config.json").write_text(json.dumps(config))
-        os.chmod(made.home("server") / "config.json", 0o644)
-        made.start("server", sys.executable, "-m", "tests.sites.relay", "config.json")
-        until(lambda: (made.home("server") / "ready").exists(), 120)
-        yield made
-    finally:
-        made.end()
-
-
-def until(come: Callable[[], bool], seconds: float) -> None:
-    last = time.monotonic() + seconds
-    while not come():
-        if time.monotonic() > last:
-            raise AssertionError(f"this did not come in {seconds:g} seconds")
-        time.sleep(0.5)
+def hosts_at(folder: Path) -> Hosts:
+    """The sites' hosts, each with a ledger in its folder."""
+    ledgers = {name: {"FEDCORE_LEDGER": url(folder / name)} for name in NAMES}
+    return Hosts(folder, NAMES, NET, FIRST_USER, more=ledgers)
 
 
 # --- what the sites do ------------------------------------------------------------------------------------------------
@@ -242,9 +94,9 @@ def write_data(folder: Path, site: str, seed: int) -> None:
         os.chmod(folder / name, 0o644)
 
 
-def prepare(made: Hosts) -> None:
+def prepare(made: Hosts, seed: int) -> None:
     for site in NAMES:
-        write_data(made.home(site), site, made.seed)
+        write_data(made.home(site), site, seed)
     made.at_all(PREPARE)
     keys = {site: json.loads((made.home(site) / "public.json").read_text())["key"] for site in NAMES}
     propose = PROPOSE
@@ -276,9 +128,9 @@ def walls(made: Hosts) -> dict[str, str]:
     """What site a gets when it tries to reach site b, and that b and the server reach what a does not."""
     listener = made.start("b", sys.executable, "-c", LISTEN, output="listener")
     until(lambda: "listens" in (made.home("b") / "listener").read_text(), 60)
-    at_b = [address("b", 2), 7777]
+    at_b = [made.address("b", 2), 7777]
     files = {"list": str(made.home("b")), "read": str(made.home("b") / "ledger.sqlite")}
-    by_a = {"connect": at_b, "connect to the end at the server": [address("b", 1), PORT], **files}
+    by_a = {"connect": at_b, "connect to the end at the server": [made.address("b", 1), PORT], **files}
     tried = {"a": by_a, "b": {"connect": at_b, **files}, "server": {"connect": at_b}}
     found = {
         name: json.loads(made.says(name, sys.executable, "-c", TRIES, json.dumps(of))) for name, of in tried.items()
@@ -388,8 +240,8 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     late, cuts = (0.0, 0.0) if given.cost else (LATE, CUTS)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that all is cleaned up
-    with hosts(given.dir.resolve(), late, cuts, given.seed) as made:
-        prepare(made)
+    with serving(hosts_at(given.dir.resolve()), delay=late, cuts=cuts, seed=given.seed) as made:
+        prepare(made, given.seed)
         print("site a at site b:", walls(made), flush=True)
         killed = serve(made, given.weeks, kill=not given.cost)
         print("killed:", killed or "none", flush=True)

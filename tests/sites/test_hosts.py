@@ -3,33 +3,36 @@
 import ipaddress
 import os
 import subprocess
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
 
 pytest.importorskip("moto.server", reason="moto is not installed")
 
+from tests.namespaces import reachable
+from tests.relay import Conversation, Request
 from tests.sites import hosts
 from tests.sites.costs import costs
-from tests.sites.relay import Conversation, Request
 
 
-def test_no_cable_joins_two_sites():
-    commands = hosts.wiring("t")
+def test_no_cable_joins_two_sites(tmp_path):
+    made = replace(hosts.hosts_at(tmp_path), tag="t")
+    commands = made.wiring()
     cables = [command.split() for command in commands if " type veth " in command]
     assert [{cable[2], cable[-1]} for cable in cables] == [{f"t-{site}", "t-server"} for site in hosts.NAMES]
     assert any("t-server sysctl -qw net.ipv4.ip_forward=0" in command for command in commands)
     assert not any(" route " in command for command in commands)
-    nets = [ipaddress.ip_network(f"{hosts.address(site, 1)}/30", strict=False) for site in hosts.NAMES]
+    nets = [ipaddress.ip_network(f"{made.address(site, 1)}/30", strict=False) for site in hosts.NAMES]
     assert not any(one.overlaps(other) for one, other in combinations(nets, 2))
-    assert all(ipaddress.ip_address(hosts.address(site, 2)) in net for site, net in zip(hosts.NAMES, nets, strict=True))
+    assert all(ipaddress.ip_address(made.address(site, 2)) in net for site, net in zip(hosts.NAMES, nets, strict=True))
 
 
 def test_a_folder_that_is_closed_to_others_is_mounted_again(tmp_path):
-    assert hosts.reachable(type(tmp_path)("/usr")) == "true"
+    assert reachable(type(tmp_path)("/usr")) == "true"
     (inside := tmp_path / "shut" / "in it").mkdir(parents=True)
     os.chmod(tmp_path / "shut", 0o700)
-    code = hosts.reachable(inside)
+    code = reachable(inside)
     assert str(inside) in code and subprocess.run(["sh", "-nc", code]).returncode == 0
 
 
