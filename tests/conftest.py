@@ -5,6 +5,8 @@ import json
 import logging
 import os
 import sqlite3
+import subprocess
+import sys
 import uuid
 
 import numpy as np
@@ -171,6 +173,17 @@ def seal_anew(path):
         run_digests.write_list(path / "memory" / f"{head['round']:06d}.json", found)
         head["files"]["memory"] = digests.of_files(found)
     (path / "head.json").write_text(json.dumps(run_digests.sealed(head)))
+
+
+@pytest.fixture(scope="session")
+def prefect_database(tmp_path_factory):
+    """Prefect's database after all of its migrations, which take a server longer than to start. To be copied into an
+    empty PREFECT_HOME.
+    """
+    home = tmp_path_factory.mktemp("migrated")
+    command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"]
+    subprocess.run(command, env=os.environ | {"PREFECT_HOME": str(home)}, check=True, capture_output=True)
+    return home / "prefect.db"
 
 
 # --- object storage ---------------------------------------------------------------------------------------------------
