@@ -5,6 +5,8 @@ import json
 import logging
 import os
 import sqlite3
+import subprocess
+import sys
 import uuid
 
 import numpy as np
@@ -112,6 +114,13 @@ def every_round_committed(monkeypatch):
 
 
 @pytest.fixture
+def few_repetitions(monkeypatch):
+    """Standard errors of private mixtures come of 3 repetitions instead of 8 to 24. For tests that look at none."""
+    for name in ("MOST_RUNS", "LEAST_RUNS"):
+        monkeypatch.setattr(f"fedcore.methods.private_mixture.renoised.{name}", 3)
+
+
+@pytest.fixture
 def toy(monkeypatch):
     monkeypatch.setitem(OWN, "toy", "tests.toy:Toy")
 
@@ -164,6 +173,17 @@ def seal_anew(path):
         run_digests.write_list(path / "memory" / f"{head['round']:06d}.json", found)
         head["files"]["memory"] = digests.of_files(found)
     (path / "head.json").write_text(json.dumps(run_digests.sealed(head)))
+
+
+@pytest.fixture(scope="session")
+def prefect_database(tmp_path_factory):
+    """Prefect's database after all of its migrations, which take a server longer than to start. To be copied into an
+    empty PREFECT_HOME.
+    """
+    home = tmp_path_factory.mktemp("migrated")
+    command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"]
+    subprocess.run(command, env=os.environ | {"PREFECT_HOME": str(home)}, check=True, capture_output=True)
+    return home / "prefect.db"
 
 
 # --- object storage ---------------------------------------------------------------------------------------------------

@@ -67,13 +67,18 @@ def loads_tasks(module: str) -> bool:
 
 
 @cache
+def nodes(path: Path) -> list[ast.AST]:
+    return [*ast.walk(ast.parse(path.read_text()))]
+
+
+@cache
 def imports(module: str) -> frozenset[str]:
     """The modules of the package that a module imports, wherever it does so."""
     return frozenset(name for name in _imports(modules()[module], module) if name != module)
 
 
 def _imports(path: Path, module: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (_known(alias.name) for alias in node.names if alias.name.split(".")[0] == "fedcore")
         elif isinstance(node, ast.ImportFrom):
@@ -138,7 +143,7 @@ def test_the_core_imports_neither_prefect_nor_dask():
     for module, path in modules().items():
         if room(module) in ABOVE:
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not {name.split(".")[0] for name in names} & {"prefect", "dask", "distributed"}, module
@@ -216,5 +221,5 @@ def test_no_shared_module_names_a_method():
             or module == "fedcore.cli.experiments"
         ):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             assert not (isinstance(node, ast.Constant) and node.value in OWN), f"{module} names {node.value!r}"

@@ -13,7 +13,8 @@ import fedcore
 from tests.command import works
 from tests.population import messy as tables
 
-PEOPLE = 100_000
+pytestmark = pytest.mark.usefixtures("few_repetitions")
+PEOPLE = 40_000
 CITIES = ["Bern", "Basel", "Zug", "Chur"]
 MEASURES = [f"measure {number}" for number in range(1, 16)]
 TEXTS = ["name", "street", "remark", "phone", "profession", "mail"]
@@ -49,7 +50,7 @@ def messy(path):
 def filled_in(drafted: str) -> str:
     """What a person writes into the draft."""
     assert 'client = "person"' in drafted and 'formats = ["%d.%m.%Y"]' in drafted
-    drafted = drafted.replace("# nominal_clients = 10000", "nominal_clients = 100000")
+    drafted = drafted.replace("# nominal_clients = 10000", "nominal_clients = 40000")
     cities = json.dumps([*CITIES, "<other>"])
     drafted = drafted.replace('# [columns."city"]', f'[columns."city"]\nvalues = {cities}\n#')
     age = '[columns."age"]\n# unit = "years"\n# bounds = [0, 120]'

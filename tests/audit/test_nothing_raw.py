@@ -95,9 +95,9 @@ def test_random_bytes_and_random_text_hold_no_secret():
 
 
 @pytest.fixture(scope="module")
-def worlds(tmp_path_factory):
+def worlds(tmp_path_factory, prefect_database):
     folder = tmp_path_factory.mktemp("worlds")
-    make_worlds(folder, METHODS, ON_WORKERS)
+    make_worlds(folder, METHODS, ON_WORKERS, prefect_database)
     return folder
 
 

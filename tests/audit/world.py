@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -55,12 +56,13 @@ def populate(path: Path, world: str, seed: int, ledger: dict) -> Population:
     )
 
 
-def make_worlds(folder: Path, methods: dict[str, str], on_workers: Collection[str]) -> None:
+def make_worlds(folder: Path, methods: dict[str, str], on_workers: Collection[str], database: Path) -> None:
     """One population and one private run by a flow for each of `methods` (name -> class); those named in `on_workers`
-    with Dask workers, others in the flow's own process.
+    with Dask workers, others in the flow's own process. database: Prefect's, to begin with.
     """
-    for name in ("home", "temporary", "here"):
+    for name in ("home/prefect", "temporary", "here"):
         (folder / name).mkdir(parents=True)
+    shutil.copy(database, folder / "home" / "prefect")
     url = f"sqlite:///{folder / 'ledger.sqlite'}"
     ledger = create_ledger(url)
     for seed, world in enumerate(methods):

@@ -56,9 +56,10 @@ def test_known_faults(name, law):
         LAWS[law](case(name))
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4])
-def workers(request):
-    with dask_client(request.param) as client:
+@pytest.fixture(scope="module")
+def workers():
+    """Of a number that divides no number of blocks; other numbers: `tests.flows.test_dask`."""
+    with dask_client(3) as client:
         yield DaskBackend(client)
 
 
@@ -72,7 +73,7 @@ PRIVATE = [name for name in FAST + SLOW + OTHERS if make_method(CASES[name].meth
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PRIVATE)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.heavy] * (name in OTHERS)) for name in PRIVATE])
 def test_two_and_seven_sites_publish_the_bits_of_one_place(name):
     same_at_sites(case(name), 2, (1, 0))
     same_at_sites(case(name), 7, (3, 0, 6, 1, 5, 2, 4))

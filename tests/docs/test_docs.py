@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,11 @@ def test_the_page_of_errors_has_every_error():
     errors = [cls for cls in vars(fedcore.errors).values() if isinstance(cls, type)]
     missing = [cls.__name__ for cls in errors if f"`{cls.__name__}`" not in page]
     assert missing == ["FedcoreError"]  # their base, which is never raised
+
+
+@cache
+def all_commands() -> typer.core.TyperGroup:
+    return get_command(app)
 
 
 def commands(page: Path) -> list[str]:
@@ -86,11 +92,10 @@ def test_every_method_has_a_line_in_the_table_of_missing_values():
     assert mixed.left_out(COLUMNS).endswith("A missing category only gives no answer.")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_exists(page):
     for command in commands(page):
-        level = get_command(app)
+        level = all_commands()
         for word in shlex.split(command, comments=True)[:2]:
             if not isinstance(level, typer.core.TyperGroup):
                 break

@@ -129,14 +129,14 @@ def test_short_clients_are_left_out_as_if_they_had_nothing_held_out(tmp_path, le
 
 
 @pytest.mark.slow
-def test_any_number_of_workers_gives_the_same_bytes(tmp_path):
+def test_two_workers_give_the_same_bytes(tmp_path):
     population = write_counts(tmp_path / "p", small_counts(), heldout=small_counts(seed=1), block=8)
     run, found = train(population, tmp_path, algorithm="algorithm2", clusters=3, rounds=3), []
-    for workers in ((), ("--workers", "1"), ("--workers", "2")):
+    for workers in ((), ("--workers", "2")):
         file = tmp_path / f"scores{len(found)}.json"
         works("evaluate", run.path, population.path, "--not-private", file, *workers, "--json")
         found.append(file.read_bytes())
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
 
 
 def test_only_public_scores_are_kept(tmp_path):

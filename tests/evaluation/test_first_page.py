@@ -62,8 +62,10 @@ def test_the_first_page_is_one_screen(rows, monkeypatch, method):
     monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{rows / 'ledger.sqlite'}")
     counts = "rows" not in method_class(method).kinds
     start = ["--start-from", "runs/mixture"] if method == "federated_em" else []
-    train(method, "counts" if counts else "rows", method, *start)
-    page = (rows / "runs" / method / "report.html").read_text()
+    run = "mixture" if method == "private_mixture" else method
+    if run == method:
+        train(method, "counts" if counts else "rows", run, *start)
+    page = (rows / "runs" / run / "report.html").read_text()
     body = page[page.index("<body>") :]
     before = re.sub(r"<[^>]*>", " ", body[: body.index("<details>")])
     print(f"{method}: {len(before.split())} words before the first folded part")
@@ -78,7 +80,7 @@ def test_the_first_page_is_one_screen(rows, monkeypatch, method):
     ):
         assert before.count(part) == 1, part
     assert page.count("sensitivity (grid units)</th>") == 1 and page.count('<pre id="statement">') == 1
-    assert works("verify-statement", f"runs/{method}/report.html").code == 0
+    assert works("verify-statement", f"runs/{run}/report.html").code == 0
     assert "Result" in Page(page).text
     if method in ("private_mixture", "private_gmm", "federated_em"):
         assert "<h1>3 segments</h1>" in page and re.search(r"Higher [abcd] \(", before)

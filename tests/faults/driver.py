@@ -40,7 +40,7 @@ PROCESSES.set_forkserver_preload(
     [
         *("tests.faults.driver", "fedcore.methods.histograms", "fedcore.methods.federated_em"),
         *("fedcore.evaluation.report", "matplotlib.figure", "matplotlib.backends.backend_agg", "jinja2"),
-        *("rich.progress", "flint"),
+        *("rich.progress", "flint", "fedcore.papers.histograms", "tests.sites.kills"),
     ]
 )
 PATIENCE = 120.0  # of a test for one of its processes, seconds

@@ -97,19 +97,16 @@ def cluster():
 
 
 WORKERS = [
-    ("before", 0),
-    ("after", 0),
-    ("before", 12),
-    ("after", 12),
-    ("before", BLOCKS - 1),
-    ("after", BLOCKS - 1),
-    ("holding", 20),
+    ("plain", "before", 0),
+    ("plain", "holding", 20),
+    ("test noise", "after", 0),
+    ("test noise", "before", 12),
+    ("test noise", "after", BLOCKS - 1),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["plain", "test noise"])
-@pytest.mark.parametrize(("when", "block"), WORKERS)
+@pytest.mark.parametrize(("mode", "when", "block"), WORKERS)
 def test_a_worker_killed_in_a_round_changes_no_bit(place, undisturbed, cluster, mode, when, block):
     here = place(mode, 16)
     assert len(here.population().blocks) == BLOCKS

@@ -141,19 +141,13 @@ def points(*steps: tuple[str, int]) -> list[Kill]:
     return [Kill(step, when, round) for step, round in steps for when in ("before", "after")]
 
 
-AFTER_THE_ROUNDS = points(
-    ("statement", 0),
-    ("finish", 0),
-    ("compare", 0),
-    ("decided", 0),
-    ("decided", 1),
-    ("prune", 0),
-    ("remove", 0),
-    ("report", 0),
-    ("finish", 1),
-)
-CASES = [("test noise", kill) for kill in points(("settle", 0)) + AFTER_THE_ROUNDS]
-CASES += [("plain", kill) for kill in points(("decided", 1), ("finish", 1))]
+# In the order of the steps. Nothing is written between the end of one and the beginning of those that are left out.
+KILLS = points(("settle", 0))
+KILLS += [Kill(step, "after") for step in ("statement", "finish", "compare")]
+KILLS += points(("decided", 0), ("decided", 1), ("prune", 0), ("remove", 0))
+KILLS += [Kill("report", "after"), Kill("finish", "after", 1)]
+CASES = [("test noise", kill) for kill in KILLS]
+CASES += [("plain", Kill("decided", "after", 1)), ("plain", Kill("finish", "before", 1))]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -36,9 +37,11 @@ def lives_in(home: str, process: psutil.Process) -> bool:
 
 
 @pytest.fixture
-def prefect_home(tmp_path):
+def prefect_home(tmp_path, prefect_database):
     """A home of Prefect of its own. The server that a killed flow had started ends by itself."""
     home = str(tmp_path / "prefect")
+    os.mkdir(home)
+    shutil.copy(prefect_database, home)
     yield home
     servers = [process for process in psutil.process_iter() if lives_in(home, process)]
     _, alive = psutil.wait_procs(servers, timeout=2 * STOP_SECONDS)

@@ -28,8 +28,7 @@ def soon(condition) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["plain", "test noise"])
-@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize(("mode", "processes"), [("plain", 2), ("test noise", 4)])
 def test_of_many_that_resume_exactly_one_proceeds(place, undisturbed, mode, processes):
     here = place(mode)
     here.kill_at(Kill("head", "after", 2))

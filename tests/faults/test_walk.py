@@ -15,10 +15,11 @@ from tests.faults.machine import Fault, Killed, Machine
 from tests.faults.walk import Walk, walk
 
 QUICK = {"promote": 5, "budget raise": 9, "prune (objects)": 13}  # every so many faults
-STRIDES = {"train": 11, "train private": 23, "train (objects)": 17, "train private (objects)": 29}
+STRIDES = {"train": 29, "train private": 53, "train (objects)": 17, "train private (objects)": 61}
 STRIDES |= {"train by cohort": 37, "train on": 41, "train on (objects)": 17}
-STRIDES |= {"resume": 29, "resume private": 41, "resume (objects)": 29, "resume private (objects)": 53}
-STRIDES |= {"ingest": 83, "append": 251, "forget": 97, "compact": 97, "pipeline": 97, "copy": 83, "copy (objects)": 41}
+STRIDES |= {"resume": 47, "resume private": 83, "resume (objects)": 29, "resume private (objects)": 97}
+STRIDES |= {"ingest": 83, "append": 251, "forget": 193, "compact": 193, "pipeline": 97}
+STRIDES |= {"copy": 131, "copy (objects)": 61, "personalise": 47}
 LONG = ("pipeline", "train by cohort")  # heavy
 FEW = 23
 REALLY = (

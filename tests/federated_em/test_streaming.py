@@ -92,7 +92,7 @@ def test_streamed_blocks_give_the_same_bits(population, tmp_path, monkeypatch, s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("covariance", ["full", "tied"])
+@pytest.mark.parametrize("covariance", ["full", pytest.param("tied", marks=pytest.mark.heavy)])
 def test_rows_with_gaps_stream(population_with_gaps, tmp_path, monkeypatch, covariance):
     monkeypatch.setattr(streaming, "WINDOW_BYTES", 1)
     monkeypatch.setattr(rows, "PORTION_NUMBERS", 4 * 100)

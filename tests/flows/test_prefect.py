@@ -36,9 +36,10 @@ from tests.federated_em.test_run import rows_population
 
 
 @pytest.fixture(scope="module")
-def prefect_server(tmp_path_factory):
+def prefect_server(tmp_path_factory, prefect_database):
     """A server of its own, on loopback; gone with the module."""
     home = tmp_path_factory.mktemp("prefect")
+    shutil.copy(prefect_database, home)
     before = {name: os.environ.get(name) for name in ("PREFECT_HOME", "PREFECT_API_URL")}
     os.environ["PREFECT_HOME"] = str(home)
     os.environ.pop("PREFECT_API_URL", None)
@@ -342,12 +343,12 @@ import json, sys
 from pathlib import Path
 from fedcore.errors import FedcoreError
 from fedcore.methods.histograms.config import HistogramsConfig
-from fedcore.flows.train import FLOWS, Compute
+from fedcore.flows.train import FLOWS
 
 settings = HistogramsConfig(clusters=2, rounds=2, epsilon=0.9, spare_releases=0)
 for population in sys.argv[2:]:
     try:
-        FLOWS["histograms"](population=population, runs=sys.argv[1], config=settings, compute=Compute(workers=1))
+        FLOWS["histograms"](population=population, runs=sys.argv[1], config=settings)
     except FedcoreError as error:
         print(type(error).__name__)
 
@@ -359,7 +360,7 @@ from fedcore.flows.train import resume_run
 here = Path(sys.argv[1]).parent
 print(ingest_flow(source=str(here / "one.csv"), dest=str(here / "ingested"), options={"client": "client"}))
 for name in ("interrupted", "trained"):
-    print(resume_run(run=str(here / "runs" / name), compute=Compute(workers=1)))
+    print(resume_run(run=str(here / "runs" / name)))
 for attempt in (lambda: evaluate_run_flow(run=sys.argv[1], population=sys.argv[2]),
                 lambda: ingest_flow(source=str(here / "none.csv"), dest=str(here / "not-made")),
                 lambda: reproduce_flow(name="nothing", folder=str(here / "not-made")),
@@ -497,11 +498,11 @@ def test_the_flow_reads_a_schema(prefect_server, tmp_path):
 WAITS = """
 import sys
 from fedcore.methods.histograms.config import HistogramsConfig
-from fedcore.flows.train import FLOWS, Compute
+from fedcore.flows.train import FLOWS
 
 settings = HistogramsConfig(clusters=2, rounds=2, horizon=1)
 for _ in range(2):
-    ended = FLOWS["histograms"](population=sys.argv[1], runs=sys.argv[2], config=settings, compute=Compute(workers=1))
+    ended = FLOWS["histograms"](population=sys.argv[1], runs=sys.argv[2], config=settings)
     print(type(ended).__name__)
 """
 

@@ -8,6 +8,7 @@ from fedcore.errors import BudgetExceeded, ConfigError
 
 RANDOM = np.random.default_rng(5)
 APART = np.concatenate([RANDOM.normal(size=(1500, 2)) + at for at in (-5, 5)])[RANDOM.permutation(3000)]
+pytestmark = pytest.mark.usefixtures("few_repetitions")
 ASKED = {"epsilon": 4.0, "delta": 1e-7, "nominal_clients": 3000, "public_schema": "two published columns"}
 
 

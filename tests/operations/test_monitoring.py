@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -21,10 +22,12 @@ from tests.flows.test_prefect import HERE, ask, first, listening, process
 
 
 @pytest.fixture(scope="module")
-def own_server(tmp_path_factory):
+def own_server(tmp_path_factory, prefect_database):
     """A server on loopback; gone with the module."""
+    home = tmp_path_factory.mktemp("prefect")
+    shutil.copy(prefect_database, home)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PREFECT_HOME", str(tmp_path_factory.mktemp("prefect")))
+        patch.setenv("PREFECT_HOME", str(home))
         patch.delenv("PREFECT_API_URL", raising=False)
         with server() as base:
             yield base

@@ -427,7 +427,7 @@ EVENTS = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(EVENTS)
 def test_nobodys_cohort_changes(tmp_path_factory, events):
     """Against a model that knows nothing of indices: who is there, with how many tokens, and in which cohort."""

@@ -335,7 +335,7 @@ def test_no_client_loses_more_than_the_budget_and_the_ledger_says_what_pairs_add
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", STEPS)
 @given(data=st.data())
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_same_after_every_step(place, kind, data):
     world, seen = World(place, kind), None
     for step, *details in data.draw(sequences(kind)):

@@ -53,7 +53,7 @@ def reference(X: np.ndarray, k: int, w_min: float):
 
 @pytest.mark.slow
 @given(mixtures(), st.sampled_from(["spherical", "diag", "full"]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_the_product_finds_the_partition_and_the_parameters_of_the_paper(data, covariance):
     X, k = data
     cells, weights, means, covariances = reference(X, k, 0.1)
@@ -79,7 +79,7 @@ def test_the_product_finds_the_partition_and_the_parameters_of_the_paper(data, c
 
 @pytest.mark.slow
 @given(st.integers(0, 2**31), st.integers(2, 6), st.integers(2, 4))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_neither_splits_one_gaussian(seed, d, k):
     X = np.random.default_rng(seed).normal(size=(500, d))
     cells, *_ = reference(X, k, 0.25)

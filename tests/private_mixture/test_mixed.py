@@ -23,6 +23,7 @@ from tests.private_mixture.mixed import MixedTruth, mixed
 from tests.private_mixture.test_mixed_sensitivity import CATEGORIES, COLUMNS, STEPS, entries, usual
 from tests.private_mixture.worlds import adjusted_rand, block_of, facts, records, run
 
+pytestmark = pytest.mark.usefixtures("few_repetitions")
 APART = Truth(np.array([0.5, 0.5]), np.array([[0.0, 0.0], [2.0, 0.0]]), np.tile(np.eye(2), (2, 1, 1)))
 ANSWERED = (np.array([[0.9, 0.05, 0.05], [0.05, 0.15, 0.8]]), np.array([[0.1, 0.9], [0.85, 0.15]]))
 PARTLY = MixedTruth(APART, ANSWERED, missing=0.1)  # neither numbers nor answers alone tell the components well

@@ -14,6 +14,7 @@ from fedcore.methods.private_mixture.result import rows_left_out
 from fedcore.rounds.results import Features
 from tests.private_mixture.worlds import adjusted_rand, block_of, mixture, records, run
 
+pytestmark = pytest.mark.usefixtures("few_repetitions")
 UNITS = np.array([1e-6, 1.0, 1e6, 1.0, 1.0])
 
 

@@ -99,16 +99,16 @@ def test_who_was_killed_goes_on_to_the_same_bytes(tmp_path, rows, suffix):
 
 
 @pytest.mark.slow
-def test_any_number_of_workers_writes_the_same_bytes(tmp_path, rows):
+def test_two_workers_write_the_same_bytes(tmp_path, rows):
     population, run = rows
     found = []
-    for workers in ((), ("--workers", "1"), ("--workers", "2")):
+    for workers in ((), ("--workers", "2")):
         folder = tmp_path / f"made{len(found)}"
         folder.mkdir()
         told = works("personalise", run.path, population.path, folder / "out.csv", *workers, "--json").json
         assert told["clients"] == 9 and not list(folder.glob(".*"))
         found.append(contents(folder / "out.csv"))
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
 
 
 class Elsewhere:

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 from dataclasses import replace
 from functools import partial
 
@@ -14,6 +15,7 @@ from fedcore.methods.names import METHODS, OWN
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
+from fedcore.privacy.ledger.ledger import default_ledger_url, open_ledger
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run, list_runs, load_run
 from fedcore.storage.arrays import read_values, write_values
@@ -42,14 +44,25 @@ def statement(run) -> dict:
     return json.loads((run.path / "statement.json").read_text())
 
 
-@pytest.fixture
-def private(tmp_path):
-    """(population, ledger, a finished private run)."""
-    population, ledger = private_population(tmp_path / "p", small_counts(400), epsilon=60.0)
-    first = train(population, tmp_path, run_id="first", settings={**SMALL, "epsilon": 12.0})
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    """A folder with a population, its ledger, and a finished private run."""
+    folder = tmp_path_factory.mktemp("template")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDCORE_LEDGER", f"sqlite:///{folder / 'ledger.sqlite'}")
+        population, _ = private_population(folder / "p", small_counts(400), epsilon=60.0)
+        first = train(population, folder, run_id="first", settings={**SMALL, "epsilon": 12.0})
     centres = load_run(first.path).state["centres"]
     assert np.abs(centres[0] - centres[1]).sum() > 0.05, "what it released is not just the mean"
-    return population, ledger, first
+    return folder
+
+
+@pytest.fixture
+def private(template, tmp_path):
+    """(population, ledger, a finished private run), in a copy of the template."""
+    shutil.copytree(template, tmp_path, dirs_exist_ok=True)
+    population = Population.open(tmp_path / "p")
+    return population, open_ledger(default_ledger_url()), Run.open(tmp_path / "runs" / "first")
 
 
 @pytest.fixture
