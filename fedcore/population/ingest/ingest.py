@@ -20,6 +20,7 @@ from pydantic import JsonValue
 from fedcore.errors import ConfigError, IngestError
 from fedcore.population import layout
 from fedcore.population.arrays import CHUNK_BYTES
+from fedcore.population.block_table import total_of
 from fedcore.population.columns import ColumnEntry
 from fedcore.population.deliveries import Delivered
 from fedcore.population.ingest import append as appending
@@ -35,7 +36,7 @@ from fedcore.population.ingest.sources_array import DenseSource
 from fedcore.population.ingest.sources_frames import FrameSource
 from fedcore.population.ingest.sources_table import TableSource
 from fedcore.population.ingest.spill import Layout, write_clients
-from fedcore.population.manifest import Provenance, total_of
+from fedcore.population.manifest import Provenance
 from fedcore.population.sizing import CLIENTS_PER_LEAF
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
@@ -222,7 +223,7 @@ def _stated(request: IngestRequest) -> dict[str, JsonValue]:
 def describe(population: Population) -> dict[str, JsonValue]:
     """What an operator wants to know about a population: counts, sizes, origin. Nothing of its content."""
     made = population.manifest
-    heldout = sum(block.heldout.total for block in made.blocks if block.heldout is not None)
+    heldout = made.blocks.sum_of("heldout.total")
     unit = "rows" if made.kind == "rows" else "tokens"
     return {
         "path": str(population.path),
@@ -241,10 +242,10 @@ def describe(population: Population) -> dict[str, JsonValue]:
         unit: made.n_rows,
         f"heldout_{unit}": heldout if made.has_heldout else None,
         "halves": made.halves,
-        "entries": sum(block.train.entries for block in made.blocks),
+        "entries": made.blocks.sum_of("train.entries"),
         "blocks": len(made.blocks),
         "clients_per_leaf": made.clients_per_leaf,
-        "bytes": sum(block.bytes for block in made.blocks),
+        "bytes": made.blocks.sum_of("bytes"),
         "vocabulary": None if made.vocabulary is None else made.vocabulary.size,
         "ledger": None if made.ledger is None else made.ledger.model_dump(),
         "public_for_evaluation": made.public_reason if made.public_for_evaluation else None,
