@@ -34,6 +34,7 @@ NAMES = {
     "serve": "memory of `fedcore serve` over --runs quick runs, and by how much it grows with each",
     "fit": "`FederatedMixture(8).fit` of arrays of 300 to --clients rows, beside scikit-learn's GaussianMixture(8)",
     "large": "a Gaussian mixture of a table of --clients thousand rows: from files, and by scikit-learn in memory",
+    "billion": "books of 10 million to --clients clients in 1e3 to 1e6 blocks: opening, planning, rounds, forgetting",
     "profile": "errors of `profile` beside those of OpenDP at the same epsilon, on real and generated tables",
     "store": "store: reading and writing against raw file speed",
 }

@@ -322,8 +322,26 @@ class DaskBackend:
         return list(self.client.run(peak_memory).values())
 
     def _round(self, request: Request, blocks: Sequence[int], sizes: np.ndarray) -> Statistics | None:
+        """The first blocks of a run have a future each. Where there are many more, they say how large the groups of
+        the others are made."""
         workers = self._workers()
-        groups = list(self._groups(blocks, sizes, workers))
+        homes = shared_out(sizes.tolist(), len(workers))
+        if self.pace is not None or len(blocks) <= 2 * FUTURES_PER_WORKER * len(workers):
+            return self._answered(request, blocks, sizes, workers, homes)
+        few = [home[:FUTURES_PER_WORKER] for home in homes]
+        others = [home[FUTURES_PER_WORKER:] for home in homes]
+        return merge_all(self._answered(request, blocks, sizes, workers, part) for part in (few, others))
+
+    def _answered(
+        self,
+        request: Request,
+        blocks: Sequence[int],
+        sizes: np.ndarray,
+        workers: list[str],
+        homes: Sequence[Sequence[int]],
+    ) -> Statistics | None:
+        """homes: for each worker the places of its blocks in `blocks`."""
+        groups = list(self._groups(blocks, sizes, workers, homes))
         waiting = iter(groups)
         # What travels once to each worker goes with its blocks: a future costs more than a small round's work.
         held = request if len(groups) <= len(workers) else self.client.submit(hold, request, pure=False)
@@ -371,7 +389,8 @@ class DaskBackend:
             if isinstance(error, Strayed):
                 error.blocks = missing
             raise
-        self.pace, self.answer_bytes = total.seconds / float(sizes.sum()), size_of(total.statistics)
+        size = sum(float(sizes[home].sum()) for home in homes)
+        self.pace, self.answer_bytes = total.seconds / size, size_of(total.statistics)
         return total.statistics
 
     def _name_deadly_block(self, request: Request, blocks: Sequence[int]) -> None:
@@ -431,13 +450,13 @@ class DaskBackend:
         return found
 
     def _groups(
-        self, blocks: Sequence[int], sizes: np.ndarray, workers: list[str]
+        self, blocks: Sequence[int], sizes: np.ndarray, workers: list[str], homes: Sequence[Sequence[int]]
     ) -> Iterator[tuple[str, list[int], int | None]]:
         """(home worker, blocks, the first of its next). A block keeps its home from round to round, whatever the size
         of the groups.
         """
         queues = []
-        for home in shared_out(sizes.tolist(), len(workers)):
+        for home in homes:
             whole = float(sizes[home].sum())
             if self.pace is None:
                 most = 0.0

@@ -14,6 +14,7 @@ from fedcore.papers.data import data_file
 from fedcore.papers.perma.mnist import Size
 
 from benchmarks import (
+    billion,
     cohorts,
     dictionaries,
     em,
@@ -32,6 +33,7 @@ from benchmarks import (
 from benchmarks.__main__ import NAMES, parser
 from benchmarks.command import Trained
 from benchmarks.measured import Measured, in_turns
+from fedcore.population.store import Population
 
 SHARES = {"of_bandwidth", "of_gemm"}
 
@@ -288,6 +290,18 @@ def test_ledgers_by_cohort_are_measured_beside_one_account(tmp_path, monkeypatch
     monkeypatch.setattr(cohorts, "WEEKS", 3)
     (row,) = cohorts.measure(options(tmp_path))["rows"]
     assert row["verify_ratio"] > 0 and row["balance_ratio"] > 0 and row["weeks"] == "3"
+
+
+@pytest.mark.slow
+def test_the_books_of_a_large_population_are_measured(tmp_path):
+    billion.make(tmp_path / "p", 12_000_000, billion.MOST)
+    made = Population.open(tmp_path / "p")
+    assert len(made.blocks) == 1172 and len(made.manifest.cohorts) == billion.WEEKS
+    assert made.n_clients == 12_000_000 and made.manifest.needs[-1] == "packed-blocks"
+    found = billion.books(str(made.path))
+    assert found["plan_s"] > 0 and found["open_s"] > 0
+    assert billion.forgetting(str(made.path))["forgotten"] == 2 * billion.MOST
+    assert billion.appending(str(tmp_path), "3")["append_s"] > 0
 
 
 def test_the_cpu_seconds_of_noise_are_those_of_a_plans_last_round():

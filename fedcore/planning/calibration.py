@@ -100,7 +100,7 @@ def calibrate(
     began = perf_counter()
     if shape is None:
         taken, reading, reading_bytes = read_leaves(method, population)
-        clients, block_clients = population.n_clients, max(block.clients for block in population.blocks)
+        clients, block_clients = population.n_clients, int(population.blocks.numbers["clients"].max())
         stored = stored_share(population)
     else:
         clients, block_clients = shape.clients, min(shape.clients, population.manifest.clients_per_block)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
+import numpy as np
+
 from fedcore.population import layout
 from fedcore.population.blocks import ClientBlock, RowsBlock, leaves
 from fedcore.population.store import TRAIN, Population
@@ -67,15 +69,10 @@ def _peak_of_reading(population: Population, index: int) -> int:
 
 
 def _large_and_middle(population: Population) -> list[int]:
-    middle = next(
-        index
-        for index, entry in enumerate(population.blocks)
-        if population.n_clients // 2 < entry.first + entry.clients
-    )
+    middle = int(np.searchsorted(population.blocks.first, population.n_clients // 2, side="right")) - 1
     return list(dict.fromkeys((_large(population), middle)))
 
 
 def _large(population: Population) -> int:
     """The first of the blocks with most clients: the first blocks of a population may hold few."""
-    stored = [0 if block.void else block.clients for block in population.blocks]
-    return stored.index(max(stored))
+    return int(np.where(population.blocks.void, 0, population.blocks.numbers["clients"]).argmax())

@@ -48,7 +48,7 @@ KEPT_BYTES = 32 * 2**20  # of a process that answers: freed memory that its allo
 PREFECT_BYTES = 130 * 2**20  # of the process that has the run, beyond Dask
 ROUND_SECONDS = 0.02  # of Dask: the message out, the answer back
 FUTURE_SECONDS = 0.003  # of the scheduler
-BLOCK_BYTES = 3000  # of a block's entry while a manifest is read
+BLOCK_BYTES = 750  # of a block, while a manifest is read and a round shared out
 RELEASE_COMMITS = 2  # a charge, a publication and a copy, each durable, take this many commits of a round
 FUTURE_WORK = 0.25  # seconds of work that are put into a future
 AT_ONCE = 1.2  # of the longer of two things that two threads do, what both together take (docs/notes/benchmarks.md)
@@ -118,8 +118,8 @@ def load_of(method: AnyMethod, population: Population, clients: int | None, rows
         shape = public_shape(method, population, clients, rows)
         clients, each, entries_each = shape.clients, shape.client_bytes, shape.entries
     else:
-        entries = float(sum(entry.train.entries for entry in population.blocks))
-        blocks = [entry.clients for entry in population.blocks]
+        entries = float(population.blocks.sum_of("train.entries"))
+        blocks = population.blocks.numbers["clients"].tolist()
         sizes = [float(size) for size in population.sizes()]
         each, entries_each = sum(sizes) / population.n_clients, entries / population.n_clients
         if rows is not None:
@@ -158,7 +158,10 @@ def plan_run(
         where = replace(where, clients=public.nominal_clients)
 
     def facts_for(clients: int | None) -> PublicFacts:
-        return public if clients is None else replace(public, clients=clients)
+        if clients is None:
+            return public
+        rows = public.rows and max(1, round(public.rows * clients / population.n_clients))
+        return replace(public, clients=clients, rows=rows)
 
     runs = place(request.runs)
     shape = public_shape(method, population, where.clients, where.rows) if method.private else None

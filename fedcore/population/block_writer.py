@@ -11,9 +11,9 @@ import scipy
 
 from fedcore.population import identifiers, layout, slots
 from fedcore.population.arrays import ArrayWriter
+from fedcore.population.block_table import BlockEntry, PartEntry, StoredDtype
 from fedcore.population.blocks import Kind
 from fedcore.population.checks import Rows
-from fedcore.population.manifest import BlockEntry, PartEntry, StoredDtype
 from fedcore.population.store import HELDOUT, TRAIN
 from fedcore.population.words import LONGEST, RECORD, as_bytes
 

@@ -95,6 +95,20 @@ def holes_of(order: Order) -> Ranges:
     return _where(order, lambda cohort: cohort == HOLE)
 
 
+def of_each(order: Order, first: int, clients: int) -> np.ndarray:
+    """Return (clients,) int64: the cohorts of the clients from index `first` on."""
+    runs = between(order, first, first + clients)
+    return np.repeat([cohort for cohort, _ in runs], [held for _, held in runs]).astype(np.int64)
+
+
+def between(order: Order, first: int, stop: int) -> Order:
+    """The order of the clients first .. stop - 1 alone."""
+    numbers, clients = np.array(order, np.int64).reshape(-1, 2).T
+    held = np.diff(np.clip(np.concatenate([[0], np.cumsum(clients)]), first, stop))
+    there = held > 0
+    return tuple(zip(numbers[there].tolist(), held[there].tolist(), strict=True))
+
+
 def mask(ranges: Ranges, first: int, clients: int) -> np.ndarray:
     """Return (clients,) bool: which clients, counted from index `first`, are in these ranges [first, stop)."""
     bounds = np.array(ranges, np.int64).ravel()

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from fedcore.errors import ChunkError, ManifestError, PopulationError
 from fedcore.population import layout, slots, suppression
 from fedcore.population import manifest as manifests
-from fedcore.population.manifest import BlockEntry, Manifest
+from fedcore.population.block_table import BlockEntry
+from fedcore.population.manifest import Manifest
 from fedcore.population.slots import Slot
 from fedcore.population.store import Population
 from fedcore.storage import files
@@ -121,11 +122,11 @@ def _refuse_others(store: Population, target: layout.Place) -> bool:
             raise PopulationError(f"There is another population at {target} (id {there.population_id}).", remedy)
         if version == made.version and there != made:
             raise PopulationError(f"{target} has another version {version} of this population.", remedy)
-        found |= {block.slot: block.fingerprint for block in there.blocks if not block.void}
-    for block in made.blocks:
-        if found.get(block.slot, block.fingerprint) != block.fingerprint:
+        found |= dict(zip(there.blocks.slots(), there.blocks.fingerprints(), strict=True))
+    for slot, fingerprint in zip(made.blocks.slots(), made.blocks.fingerprints(), strict=True):
+        if found.get(slot, fingerprint) != fingerprint:
             raise PopulationError(
-                f"{target} was appended to separately: its slot {block.slot} differs from that of {store.path}.", remedy
+                f"{target} was appended to separately: its slot {slot} differs from that of {store.path}.", remedy
             )
     marker = layout.read_beside(target, MARKER)
     if marker is not None and marker.decode("ascii", "replace") != made.population_id:
@@ -300,7 +301,7 @@ def _prune(store: Population, target: layout.Place) -> int:
     named = [manifests.load(target, one) for one in layout.versions(target)]
     lists = {f"{one.suppression}.txt" for one in named if one.suppression}
     names = {
-        layout.BLOCKS: {layout.ROOT, *(block.slot for one in named for block in one.blocks)},
+        layout.BLOCKS: {layout.ROOT, *(slot for one in named for slot in one.blocks.slots())},
         layout.VOCABULARIES: {f"{one.vocabulary.sha256}.txt" for one in named if one.vocabulary},
         layout.FORGOTTEN: lists | {layout.KEY} if lists else lists,
     }

@@ -13,7 +13,7 @@ from fedcore.population.store import Population
 def describe(population: Population) -> dict[str, JsonValue]:
     """What an operator wants to know about a population: counts, sizes, origin. Nothing of its content."""
     made = population.manifest
-    heldout = sum(block.heldout.total for block in made.blocks if block.heldout is not None)
+    heldout = made.blocks.sum_of("heldout.total")
     unit = "rows" if made.kind == "rows" else "tokens"
     return {
         "path": str(population.path),
@@ -32,10 +32,10 @@ def describe(population: Population) -> dict[str, JsonValue]:
         unit: made.n_rows,
         f"heldout_{unit}": heldout if made.has_heldout else None,
         "halves": made.halves,
-        "entries": sum(block.train.entries for block in made.blocks),
+        "entries": made.blocks.sum_of("train.entries"),
         "blocks": len(made.blocks),
         "clients_per_leaf": made.clients_per_leaf,
-        "bytes": sum(block.bytes for block in made.blocks),
+        "bytes": made.blocks.sum_of("bytes"),
         "vocabulary": None if made.vocabulary is None else made.vocabulary.size,
         "ledger": None if made.ledger is None else made.ledger.model_dump(),
         "public_for_evaluation": made.public_reason if made.public_for_evaluation else None,

@@ -26,11 +26,12 @@ from fedcore.errors import PopulationError
 from fedcore.population import cohorts as of_cohorts
 from fedcore.population import identifiers, layout, versions
 from fedcore.population.arrays import STREAM_BYTES
+from fedcore.population.block_table import BlockEntry, Blocks, PartEntry
 from fedcore.population.block_writer import BlockWriter
 from fedcore.population.checks import Rows
 from fedcore.population.cohorts import FOUNDERS, HOLE, Cohort, Order
 from fedcore.population.identifiers import Rule
-from fedcore.population.manifest import BlockEntry, Manifest, PartEntry, Provenance
+from fedcore.population.manifest import Manifest, Provenance
 from fedcore.population.periods import clients_of
 from fedcore.population.store import Population
 from fedcore.population.suppression import Suppression
@@ -112,7 +113,7 @@ def forget(
             old,
             Provenance(options={"forgot": "clients" if cohorts_to is None else f"cohorts ..{cohorts_to}"}),
             blocks=blocks,
-            n_rows=sum(block.train.total for block in blocks),
+            n_rows=blocks.sum_of("train.total"),
             order=_order_without(old, chosen),
             suppression=listed,
             removed=tuple(sorted(population.checksums().items())),
@@ -206,9 +207,10 @@ def _chosen(population: Population, wanted: set[str], cohorts_to: int | None) ->
     aged = () if cohorts_to is None else population.participants(((FOUNDERS, cohorts_to),))
     chosen: dict[int, np.ndarray] = {}
     found: set[str] = set()
-    for index, entry in enumerate(population.blocks):
-        if entry.void:
-            continue
+    blocks = population.blocks
+    looked_at = ~blocks.void & (bool(wanted) | blocks.overlapping(aged))
+    for index in np.flatnonzero(looked_at).tolist():
+        entry = blocks[index]
         mask = of_cohorts.mask(aged, entry.first, entry.clients)
         if wanted:
             names = clients_of(population.client_ids(index).tolist(), population.manifest.period is not None)
@@ -222,31 +224,33 @@ def _chosen(population: Population, wanted: set[str], cohorts_to: int | None) ->
 
 def _listed(population: Population, chosen: dict[int, np.ndarray], without_trace: bool) -> Suppression:
     """The list of forgotten clients of the new version."""
-    each = _cohort_of_each(population.manifest)
+    order = _order(population.manifest)
     ids: list[str] = []
     numbers = [np.zeros(0, np.int64)]
     for index, mask in chosen.items():
         entry = population.blocks[index]
         ids += population.client_ids(index)[mask].tolist()
-        numbers.append(each[entry.first : entry.first + entry.clients][mask])
+        numbers.append(of_cohorts.of_each(order, entry.first, entry.clients)[mask])
     listed = Suppression.read(population.path, population.manifest.suppression)
     return listed.changed(ids, np.concatenate(numbers), without_trace)
 
 
-def _cohort_of_each(manifest: Manifest) -> np.ndarray:
-    """(n_clients,) int64"""
-    order = np.array(manifest.order or ((FOUNDERS, manifest.n_clients),), np.int64)
-    return np.repeat(order[:, 0], order[:, 1])
+def _order(manifest: Manifest) -> Order:
+    return manifest.order or ((FOUNDERS, manifest.n_clients),)
 
 
 def _order_without(manifest: Manifest, chosen: dict[int, np.ndarray]) -> Order:
-    each = _cohort_of_each(manifest)
+    """Only the clients of blocks that change are looked at one by one."""
+    order, made, done = _order(manifest), list[tuple[int, int]](), 0
     for index, mask in chosen.items():
         entry = manifest.blocks[index]
-        each[entry.first : entry.first + entry.clients][mask] = HOLE
-    starts = np.flatnonzero(np.diff(each, prepend=-1))
-    lengths = np.diff(starts, append=len(each))
-    return tuple(zip(each[starts].tolist(), lengths.tolist(), strict=True))
+        each = np.where(mask, HOLE, of_cohorts.of_each(order, entry.first, entry.clients))
+        starts = np.flatnonzero(np.diff(each, prepend=-1))
+        lengths = np.diff(starts, append=len(each))
+        made += of_cohorts.between(order, done, entry.first)
+        made += zip(each[starts].tolist(), lengths.tolist(), strict=True)
+        done = entry.first + entry.clients
+    return of_cohorts.joined((*made, *of_cohorts.between(order, done, manifest.n_clients)))
 
 
 def _declared_without(manifest: Manifest, cohorts_to: int | None) -> dict[str, Any]:
@@ -270,13 +274,12 @@ def _still_declared(population: Population, cohorts_to: int | None) -> bool:
 # --- blocks -----------------------------------------------------------------------------------------------------------
 
 
-def _rewritten(
-    population: Population, path: Path, chosen: dict[int, np.ndarray], progress: Progress | None
-) -> tuple[BlockEntry, ...]:
+def _rewritten(population: Population, path: Path, chosen: dict[int, np.ndarray], progress: Progress | None) -> Blocks:
     """All blocks of the new version; those that lose clients in new slots, at the same place."""
-    blocks, made = list(population.blocks), 0
+    blocks: dict[int, BlockEntry] = {}
+    made = 0
     for number, (index, mask) in enumerate(chosen.items()):
-        entry = blocks[index]
+        entry = population.blocks[index]
         gone = mask | population.are_holes(entry.first, entry.clients)
         if gone.all():
             empty = PartEntry(entries=0, total=0, dtype=entry.train.dtype)
@@ -289,7 +292,7 @@ def _rewritten(
             blocks[index], made = written_again(population, index, ids, gone, slot), made + 1
         if progress is not None:
             progress(number + 1, len(chosen))
-    return tuple(blocks)
+    return population.blocks.changed(blocks) if blocks else population.blocks
 
 
 def written_again(population: Population, index: int, ids: list[str], gone: np.ndarray, folder: Path) -> BlockEntry:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from typing import Any, Final, Literal, Never, Self
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from fedcore.errors import ManifestError, PopulationNotFound, retired
@@ -13,6 +13,7 @@ from fedcore.population import cohorts as of_cohorts
 from fedcore.population import columns as of_columns
 from fedcore.population import identifiers, layout
 from fedcore.population import periods as of_periods
+from fedcore.population.block_table import Blocks
 from fedcore.population.choices import Halves, Kind
 from fedcore.population.cohorts import Cohort
 from fedcore.population.columns import ColumnEntry
@@ -31,8 +32,20 @@ COLUMNS: Final = "columns"
 RECORDS: Final = "records"
 IMAGE: Final = "image"
 DELIVERIES: Final = "deliveries"
+PACKED: Final = "packed-blocks"
 ID_RULES: Final = (identifiers.FOLDED, identifiers.STRIPPED)  # a manifest needs one of them
-KNOWN: Final = (COHORTS, HOLES, *ID_RULES, PERIODS, HALVES, COLUMNS, RECORDS, IMAGE, DELIVERIES)  # what it may need
+KNOWN: Final = (
+    COHORTS,
+    HOLES,
+    *ID_RULES,
+    PERIODS,
+    HALVES,
+    COLUMNS,
+    RECORDS,
+    IMAGE,
+    DELIVERIES,
+    PACKED,
+)  # what it may need
 OF: Final = {  # fields, and what they go with
     "cohorts": (COHORTS,),
     "order": (COHORTS, HOLES),
@@ -44,9 +57,7 @@ OF: Final = {  # fields, and what they go with
     "deliveries": (DELIVERIES,),
     "occasions": (DELIVERIES,),
 }
-StoredDtype = Literal["int32", "int64", "float32", "float64"]
 Sha256 = Field(pattern=r"^[0-9a-f]{64}$")
-SLOT = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # one folder name: a manifest can never point outside its population
 
 
 class _Frozen(BaseModel):
@@ -65,65 +76,6 @@ class Vocabulary(_Frozen):
 
     sha256: str = Sha256
     size: int = Field(ge=1)
-
-
-class PartEntry(_Frozen):
-    """The arrays of one part (train or held-out) of a block.
-
-    entries: length of the data arrays: stored non-zeros for counts, rows for rows
-    total:   tokens for counts, rows for rows
-    dtype:   of the counts, or of x
-    words:   of a population of words: how many are in the dictionary of the part
-    """
-
-    entries: int = Field(ge=0)
-    total: int = Field(ge=0)
-    dtype: StoredDtype
-    words: int | None = Field(default=None, ge=0)
-
-
-class BlockEntry(_Frozen):
-    """One block: whole clients first .. first + clients - 1.
-
-    slot:    folder below blocks/; immutable
-    bytes:   of all files in the slot
-    digest:  of the list of the digests of all other files in the slot (`fedcore.population.slots`)
-    id_bytes: length of the array of client ids
-    heldout: None if no client of the block has a held-out part
-    void:    all of its clients were forgotten: it has no slot, digest, data or ids
-    """
-
-    slot: str = Field(default="", pattern=SLOT)
-    void: bool = False
-    first: int = Field(ge=0)
-    clients: int = Field(ge=1)
-    train: PartEntry
-    heldout: PartEntry | None = None
-    id_bytes: int = Field(ge=0)
-    bytes: int = Field(ge=0)
-    digest: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
-
-    @model_validator(mode="after")
-    def _one_digest(self) -> Self:
-        if self.void:
-            if self.slot or self.fingerprint or self.heldout or self.id_bytes or self.bytes or self.train.total:
-                raise ValueError("it is void and holds something")
-            return self
-        if not self.slot:
-            raise ValueError("it has no slot")
-        if self.digest is None:
-            raise ValueError("it has no digest")
-        return self
-
-    @property
-    def parts(self) -> tuple[PartEntry, ...]:
-        """Those that are stored."""
-        return () if self.void else (self.train,) if self.heldout is None else (self.train, self.heldout)
-
-    @property
-    def fingerprint(self) -> str:
-        """A string that distinguishes the slot from every other."""
-        return self.digest or ""
 
 
 class Provenance(_Frozen):
@@ -206,32 +158,20 @@ class Manifest(_Frozen):
     removed: tuple[tuple[int, str], ...] = ()
     deliveries: tuple[Delivery, ...] = ()
     occasions: tuple[tuple[str, str], ...] = ()
-    blocks: tuple[BlockEntry, ...]
+    blocks: Blocks
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        following = 0
-        for number, block in enumerate(self.blocks):
-            if block.first != following:
-                raise ValueError(f"block {number} starts at client {block.first}, not {following}")
-            if number < len(self.blocks) - 1 and block.clients % self.clients_per_leaf:
-                raise ValueError(f"block {number} does not hold whole leaves")
-            following += block.clients
-        if following != self.n_clients:
-            raise ValueError(f"the blocks hold {following} clients, not {self.n_clients}")
-        if sum(block.train.total for block in self.blocks) != self.n_rows:
+        if wrong := self.blocks.fault(self.n_clients, self.clients_per_leaf, self.kind):
+            raise ValueError(wrong)
+        if self.blocks.sum_of("train.total") != self.n_rows:
             raise ValueError("the blocks do not hold n_rows rows")
-        stored = [block.slot for block in self.blocks if not block.void]
-        if len({*stored}) != len(stored):
-            raise ValueError("a slot is named twice")
         if (self.dtype is None) != (self.kind != "rows"):
             raise ValueError("dtype goes with kind 'rows'")
         if self.vocabulary is not None and self.vocabulary.size != self.features:
             raise ValueError("the vocabulary does not have one token for each feature")
         if self.kind == "words" and (self.features != 1 or self.vocabulary is not None):
             raise ValueError("words have no features and no vocabulary")
-        if any((part.words is None) == (self.kind == "words") for block in self.blocks for part in block.parts):
-            raise ValueError("dictionaries go with kind 'words'")
         if self.public_for_evaluation and not self.public_reason.strip():
             raise ValueError("a population is public for evaluation for a stated reason")
         if wrong := of_cohorts.fault(self.cohorts, self.order, self.n_clients):
@@ -259,8 +199,8 @@ class Manifest(_Frozen):
         holes = of_cohorts.holes_of(self.order)
         if bool(holes) != (HOLES in self.needs):
             raise ValueError("holes go with the need of that name")
-        voids = [(block.first, block.first + block.clients) for block in self.blocks if block.void]
-        if not all(any(low <= first and stop <= high for low, high in holes) for first, stop in voids):
+        voids = np.flatnonzero(self.blocks.void).tolist()
+        if not all(of_cohorts.mask(holes, self.blocks[at].first, self.blocks[at].clients).all() for at in voids):
             raise ValueError("a void block has clients that were not forgotten")
         return self
 
@@ -292,12 +232,7 @@ class Manifest(_Frozen):
 
     @property
     def has_heldout(self) -> bool:
-        return any(block.heldout is not None for block in self.blocks)
-
-
-def total_of(blocks: Iterable[BlockEntry]) -> int:
-    """Rows, or tokens of counts, of these blocks, held-out ones included."""
-    return sum(part.total for block in blocks for part in block.parts)
+        return self.blocks.has_heldout
 
 
 def checksum_of(content: dict[str, Any]) -> str:
@@ -307,7 +242,7 @@ def checksum_of(content: dict[str, Any]) -> str:
 
 def _content(manifest: Manifest) -> dict[str, Any]:
     """The manifest as JSON, without its checksum."""
-    content = manifest.model_dump(mode="json")
+    content = manifest.model_dump(mode="json", exclude={"blocks"})
     for name in (*OF, "nominal_rows", "suppression", "removed"):
         if not content[name]:
             del content[name]
@@ -320,14 +255,8 @@ def _content(manifest: Manifest) -> dict[str, Any]:
             del kept[name]
     for number, column in enumerate(content.get("columns", ())):
         content["columns"][number] = {name: value for name, value in column.items() if value not in (None, "")}
-    for block in content["blocks"]:
-        if block["void"]:
-            del block["slot"], block["digest"]
-        else:
-            del block["void"]
-        for part in (block["train"], block["heldout"]):
-            if part is not None and part["words"] is None:
-                del part["words"]
+    blocks = Blocks.of(manifest.blocks)
+    content["blocks"] = blocks.packed() if PACKED in manifest.needs else blocks.listed()
     return content
 
 
@@ -382,7 +311,12 @@ def decode(data: bytes, where: str) -> Manifest:
     if early:
         raise ManifestError(f"The manifest {where} contradicts itself: it has {early[0]} without needing them.", remedy)
     try:
-        return Manifest.model_validate_json(json.dumps(content))
+        table = Blocks.unpacked(blocks) if PACKED in needs else None
+    except ValueError as error:
+        raise ManifestError(f"The manifest {where} contradicts itself: blocks: {error}.", remedy) from error
+    try:
+        small = content if table is None else {**content, "blocks": ()}
+        return Manifest.model_validate_json(json.dumps(small), context=table)
     except ValidationError as error:
         raise ManifestError(f"The manifest {where} contradicts itself: {_first_of(error)}.", remedy) from error
 

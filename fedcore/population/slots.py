@@ -15,7 +15,7 @@ from typing import Any
 
 from fedcore.errors import PopulationError
 from fedcore.population import layout
-from fedcore.population.manifest import BlockEntry
+from fedcore.population.block_table import BlockEntry
 from fedcore.storage import digests, files
 from fedcore.storage import objects as object_storage
 from fedcore.storage.files import Place, is_remote

@@ -14,10 +14,12 @@ import scipy
 from fedcore.errors import ChunkError, ManifestError, PopulationError, WrongKind
 from fedcore.population import arrays, identifiers, layout, slots
 from fedcore.population import manifest as manifests
+from fedcore.population.block_table import DTYPES, BlockEntry, Blocks, PartEntry
 from fedcore.population.blocks import FLOAT32_EXACT, ClientBlock, CountsBlock, Kind, RowsBlock, segment_sums
 from fedcore.population.checks import Rows
 from fedcore.population.cohorts import FOUNDERS, clients_of, holes_of, mask
-from fedcore.population.manifest import BlockEntry, Manifest, PartEntry
+from fedcore.population.cohorts import of_each as cohort_of_each
+from fedcore.population.manifest import Manifest
 from fedcore.population.periods import label_of, stored_ids
 from fedcore.population.slots import Slot
 from fedcore.population.streaming import StoredRows
@@ -107,7 +109,7 @@ class Population:
         return self.manifest.clients_per_leaf
 
     @property
-    def blocks(self) -> tuple[BlockEntry, ...]:
+    def blocks(self) -> Blocks:
         return self.manifest.blocks
 
     @property
@@ -219,7 +221,12 @@ class Population:
 
     def sizes(self) -> list[int]:
         """`decoded_bytes` of every block."""
-        return [self.decoded_bytes(index) for index in range(len(self.blocks))]
+        numbers = self.blocks.numbers
+        entries, dtypes = numbers["train.entries"].tolist(), numbers["train.dtype"].tolist()
+        if self.kind != "rows":
+            return [each * self._width for each in entries]
+        widths = [np.dtype(dtype).itemsize * self.features for dtype in DTYPES]
+        return [each * widths[dtype] for each, dtype in zip(entries, dtypes, strict=True)]
 
     def stream(self, index: int) -> RowsBlock:
         """Block `index` of dense rows, each read only when it is used (`StoredRows`), which may raise ChunkError."""
@@ -351,7 +358,7 @@ class Population:
         if self.manifest.period is None:
             return None
         labels = np.array(["", *(cohort.period or "" for cohort in self.manifest.cohorts)])
-        each = np.repeat(*np.array(self.manifest.order, np.int64).T)[entry.first : entry.first + entry.clients]
+        each = cohort_of_each(self.manifest.order, entry.first, entry.clients)
         wrong = np.array([label_of(one) for one in ids.tolist()]) != labels[each]
         return str(ids[wrong.argmax()]) if wrong.any() else None
 

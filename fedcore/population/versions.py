@@ -11,6 +11,7 @@ from typing import Any
 from fedcore.errors import PopulationError, PopulationNotFound
 from fedcore.population import cohorts, layout
 from fedcore.population import manifest as manifests
+from fedcore.population.block_table import Blocks
 from fedcore.population.cohorts import Cohort, Order, holes_of
 from fedcore.population.identifiers import Rule
 from fedcore.population.manifest import SCHEMA_VERSION, Manifest, Provenance
@@ -74,10 +75,15 @@ def sweep(path: Path) -> None:
                 layout.version_file(path, version).unlink()
         files.flush(path / layout.VERSIONS)
         known = [version for version in known if version >= first]
-    named = [manifests.load(path, version) for version in known]
-    slots = {block.slot for one in named for block in one.blocks if not block.void}
-    vocabularies = [one.vocabulary.sha256 for one in named if one.vocabulary]
-    layout.sweep(path, slots, vocabularies, [one.suppression for one in named if one.suppression])
+    slots: set[str] = set()
+    vocabularies: set[str] = set()
+    lists: set[str] = set()
+    for version in known:  # one at a time: there may be many, each of many blocks
+        one = manifests.load(path, version)
+        slots.update(one.blocks.slots())
+        vocabularies.update([one.vocabulary.sha256] if one.vocabulary else [])
+        lists.update([one.suppression] if one.suppression else [])
+    layout.sweep(path, slots, vocabularies, lists)
     if first is not None:
         for folder in (path / layout.BLOCKS, path / layout.FORGOTTEN):
             if folder.is_dir():
@@ -173,6 +179,7 @@ def needs(fields: Mapping[str, Any], rule: Rule) -> tuple[str, ...]:
         (manifests.RECORDS, fields["records"]),
         (manifests.IMAGE, fields["image"]),
         (manifests.DELIVERIES, fields.get("deliveries") or fields.get("occasions")),
+        (manifests.PACKED, Blocks.of(fields["blocks"]).packable),
     )
     return tuple(name for name, there in features if there)
 

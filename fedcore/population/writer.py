@@ -20,13 +20,14 @@ from fedcore.errors import PopulationError
 from fedcore.population import cohorts, identifiers, layout, versions
 from fedcore.population import manifest as manifests
 from fedcore.population.arrays import STREAM_BYTES
+from fedcore.population.block_table import BlockEntry, Blocks, total_of
 from fedcore.population.block_writer import BlockWriter, PartWriter
 from fedcore.population.blocks import Kind
 from fedcore.population.checks import Rows, bytes_of, checked_counts, checked_rows, checked_vocabulary, rows_of
 from fedcore.population.cohorts import FOUNDERS, Order
 from fedcore.population.columns import ColumnEntry, bounds_of
 from fedcore.population.deliveries import Delivered, added
-from fedcore.population.manifest import BlockEntry, Halves, Manifest, Provenance, Vocabulary, total_of
+from fedcore.population.manifest import Halves, Manifest, Provenance, Vocabulary
 from fedcore.population.periods import Periods, clients_of, label_of, stored_ids
 from fedcore.population.sizing import CLIENTS_PER_LEAF, block_limit, explicit_clients_per_block, usable_cores
 from fedcore.population.slots import Slot
@@ -282,10 +283,10 @@ class PopulationWriter:
         """Takes over a block of the parent as it is. Call in client order, at the client where it starts."""
         self._ready()
         self._close_all()
-        if self.parent is None or entry not in self.parent.blocks or entry.first != self.clients:
+        place = None if self.parent is None else self.parent.blocks.starting_at(self.clients)
+        if self.parent is None or place is None or entry != self.parent.blocks[place]:
             raise PopulationError(f"The slot {entry.slot} does not follow client {self.clients - 1} of this version.")
-        ids = self.parent.client_ids(self.parent.blocks.index(entry))
-        self._note(ids.tolist())
+        self._note(self.parent.client_ids(place).tolist())
         self._blocks.append(entry)
         self.clients += entry.clients
 
@@ -346,21 +347,22 @@ class PopulationWriter:
         if delivered is not None:
             known = (fields.get("deliveries", ()), fields.get("occasions", ()))
             fields |= added(*known, delivered, self.version, bool(fields.get("cohorts")))
+        blocks = Blocks.of(self._blocks)
         made = manifests.build(
-            needs=versions.needs(fields, self.rule),
+            needs=versions.needs({**fields, "blocks": blocks}, self.rule),
             population_id=self._new_id() if old is None else old.population_id,
             secret=versions.new_secret(),
             version=self.version,
             kind=self.kind,
             dtype=self.dtype,
             n_clients=self.clients,
-            n_rows=sum(block.train.total for block in self._blocks),
+            n_rows=blocks.sum_of("train.total"),
             features=self.features,
             clients_per_leaf=self.clients_per_leaf,
             clients_per_block=self.limit.clients,
             vocabulary=self._store_vocabulary(),
             provenance=provenance,
-            blocks=tuple(self._blocks),
+            blocks=blocks,
             **fields,
         )
         with layout.named_os_errors(self.path):

@@ -19,6 +19,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedcore.errors import (
     BudgetExceeded,
     FedcoreError,
@@ -37,7 +39,7 @@ from fedcore.population.store import Population
 from fedcore.privacy.ledger.chain import Balance
 from fedcore.privacy.ledger.leases import Lease
 from fedcore.privacy.statement import PrivacyStatement, no_privacy, private_statement
-from fedcore.rounds.clients import DEFAULT_CACHE_BYTES, Source, within
+from fedcore.rounds.clients import DEFAULT_CACHE_BYTES, Source
 from fedcore.rounds.engine import Backend, Publisher, Training
 from fedcore.rounds.method import AnyMethod
 from fedcore.runs.client_memories import FORGOTTEN
@@ -335,7 +337,8 @@ def _session(spec: RunSpec, run: Run, account: Account | None, backend: Backend,
         manifest=population.checksum,
     )
     blocks = _blocks(population, ranges)
-    sizes = [population.decoded_bytes(index) for index in blocks]
+    of_each = population.sizes()
+    sizes = [of_each[index] for index in blocks]
     training = Training(spec.method, run, state, source, blocks, backend, spec.releases, publisher, sizes)
     return Session(spec, run, training, account)
 
@@ -353,8 +356,7 @@ def _blocks(population: Population, ranges: Ranges | None) -> Sequence[int]:
     """The blocks in which a client takes part; if none does, one block, whose answer is that of no clients."""
     if ranges is None:
         return range(len(population.blocks))
-    entries = enumerate(population.blocks)
-    return [i for i, entry in entries if within(ranges, entry.first, entry.first + entry.clients)] or [0]
+    return np.flatnonzero(population.blocks.overlapping(ranges)).tolist() or [0]
 
 
 def _restore_releases(spec: RunSpec, run: Run, publisher: Publisher) -> None:

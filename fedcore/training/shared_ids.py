@@ -174,7 +174,7 @@ def _following(population: Population, before: KeptSketch | None, key: bytes) ->
 
     made, named = population.manifest, key_name(key)
     named_people = not (made.records or made.public_for_evaluation)
-    several = [entry.fingerprint for entry in made.blocks if entry.clients > 1 and not entry.void]
+    several = made.blocks.fingerprints(least_clients=2)
     blocks = frozenset(keyed_block(one, key) for one in several)
     if before is not None and before.key != named:
         before = None
@@ -259,4 +259,4 @@ def _fingerprints(path: str, version: int | None = None) -> set[str]:
         stored = [manifests.load(where, number) for number in versions]
     except PopulationError:
         return set()
-    return {entry.fingerprint for made in stored for entry in made.blocks if not entry.void}
+    return {fingerprint for made in stored for fingerprint in made.blocks.fingerprints()}

@@ -10,7 +10,7 @@ from fedcore.tasks import local_cluster
 from fedcore.tasks.dask_backend import DaskBackend, Strayed, Watch, dask_client
 
 from fedcore.errors import WorkerFailed
-from fedcore.rounds.statistics import ArgMax, FloatSum, aligned_arrays
+from fedcore.rounds.statistics import ArgMax, FloatSum, IntegerSum, aligned_arrays
 from tests.conftest import small_counts, write_counts
 from tests.rounds.test_engine import begin, to_end
 from tests.toy import Toy, ToyConfig
@@ -166,3 +166,15 @@ def test_answers_are_waited_for_as_long_as_they_can_come():
     watch.seen -= watch.patience + 1
     with pytest.raises(WorkerFailed, match="no worker for 300 s"):
         watch.look()
+
+
+@pytest.mark.slow
+def test_many_blocks_have_few_futures_in_the_first_round(cluster, monkeypatch):
+    """The first blocks say how long the others take."""
+    backend, keys, submit = DaskBackend(cluster), [], cluster.submit
+    monkeypatch.setattr(
+        cluster, "submit", lambda *given, **options: keys.append(options.get("key")) or submit(*given, **options)
+    )
+    total = backend.map_blocks(lambda message, block: {"n": IntegerSum(np.array([block]))}, None, range(500))
+    assert total is not None and total["n"].value().tolist() == [499 * 250]
+    assert len([key for key in keys if str(key).startswith("blocks-")]) < 40

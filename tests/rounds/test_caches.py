@@ -280,7 +280,8 @@ def test_what_could_not_be_read_ahead_is_read_when_it_is_needed():
 def test_the_next_block_of_a_group_is_the_first_of_the_next_at_the_same_worker():
     backend = DaskBackend(None)
     backend.pace = 0.125  # two in a group
-    groups = list(backend._groups(list(range(10)), np.ones(10), ["a", "b"]))
+    homes = [list(range(5)), list(range(5, 10))]
+    groups = list(backend._groups(list(range(10)), np.ones(10), ["a", "b"], homes))
     assert groups == [
         ("a", [0, 1], 2),
         ("b", [5, 6], 7),

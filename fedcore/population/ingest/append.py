@@ -17,6 +17,7 @@ import scipy
 
 from fedcore.errors import IngestError, PopulationError
 from fedcore.population import identifiers
+from fedcore.population.block_table import BlockEntry
 from fedcore.population.checks import LARGEST_COUNT, Rows, rows_of
 from fedcore.population.cohorts import Order
 from fedcore.population.columns import ColumnEntry
@@ -26,7 +27,7 @@ from fedcore.population.ingest.documents import refuse_other_halves
 from fedcore.population.ingest.indices import KnownClients, Newcomers
 from fedcore.population.ingest.request import IngestRequest
 from fedcore.population.ingest.spill import Clients, LargeClient, Layout, Spill, keys_of, too_many, write_clients
-from fedcore.population.manifest import BlockEntry, Halves
+from fedcore.population.manifest import Halves
 from fedcore.population.periods import Calendar
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
@@ -165,7 +166,7 @@ def append(
     arrivals = _Arrivals(newcomers.in_order(spill.clients()))
     for number, entry in enumerate(parent.blocks):
         stop = entry.first + entry.clients
-        grows = stop == parent.n_clients < n_clients and not _full(entry, parent, writer)
+        grows = stop == parent.n_clients < n_clients and not _full(number, entry, parent, writer)
         if arrivals.any_before(stop) or grows:
             _Rewriting(writer, parent, number, memory // RANGE_SHARE).run(arrivals)
             if not grows:
@@ -177,10 +178,10 @@ def append(
     return newcomers.order
 
 
-def _full(entry: BlockEntry, parent: Population, writer: PopulationWriter) -> bool:
+def _full(number: int, entry: BlockEntry, parent: Population, writer: PopulationWriter) -> bool:
     if entry.clients % parent.clients_per_leaf:
         return False
-    held = int(parent.client_bytes(parent.blocks.index(entry)).sum())
+    held = int(parent.client_bytes(number).sum())
     most = writer.limit.most_clients(entry.first, writer.clients_per_leaf)
     return entry.clients >= most or held >= writer.limit.bytes
 

@@ -19,6 +19,7 @@ from pydantic import JsonValue
 from fedcore.errors import ConfigError, IngestError
 from fedcore.population import layout
 from fedcore.population.arrays import CHUNK_BYTES
+from fedcore.population.block_table import total_of
 from fedcore.population.deliveries import Delivered
 from fedcore.population.ingest import append as appending
 from fedcore.population.ingest import calendars, sources
@@ -33,7 +34,7 @@ from fedcore.population.ingest.sources_array import DenseSource
 from fedcore.population.ingest.sources_frames import FrameSource
 from fedcore.population.ingest.sources_table import TableSource
 from fedcore.population.ingest.spill import Layout, write_clients
-from fedcore.population.manifest import Provenance, total_of
+from fedcore.population.manifest import Provenance
 from fedcore.population.sizing import CLIENTS_PER_LEAF
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter

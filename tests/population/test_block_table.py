@@ -1,0 +1,162 @@
+"""The table of a version's blocks: a manifest of many blocks is packed, reads as the other kind does, and is refused if
+it is damaged; nothing that is done with one looks at every block for every block, or at every client."""
+
+import json
+from base64 import b64encode
+
+import numpy as np
+import pytest
+
+from fedcore.errors import ManifestError, PopulationError
+from fedcore.population import block_table, layout
+from fedcore.population import manifest as manifests
+from fedcore.population.block_table import Blocks, total_of
+from fedcore.population.cohorts import between, of_each
+from fedcore.population.copying import copy_population
+from fedcore.population.erasing import compact, forget
+from fedcore.population.store import Population
+from fedcore.population.writer import PopulationWriter
+from tests.conftest import write_population
+from tests.population.conftest import names, some_counts, some_rows
+from tests.population.contents import ids_of
+
+
+@pytest.fixture
+def packed(monkeypatch):
+    monkeypatch.setattr(block_table, "PACKED_ABOVE", 2)
+
+
+def stored(population: Population) -> dict:
+    return json.loads(layout.version_file(population.path, population.version).read_bytes())
+
+
+def test_a_manifest_of_many_blocks_is_packed(packed, counts_population):
+    content = stored(counts_population)
+    assert "packed-blocks" in content["needs"] and isinstance(content["blocks"], dict)
+    assert Population.open(counts_population.path) == counts_population and counts_population.verify().ok
+    assert content["checksum"] == counts_population.checksum
+    assert content["blocks"]["heldout.words"] == -1 and isinstance(content["blocks"]["train.entries"], str)
+
+
+def test_few_blocks_are_listed_as_before(monkeypatch, counts_population):
+    content = stored(counts_population)
+    assert "packed-blocks" not in content["needs"] and len(content["blocks"]) == 3
+    monkeypatch.setattr(block_table, "PACKED_ABOVE", 2)  # of a fedcore that packs
+    old = Population.open(counts_population.path)
+    assert old == counts_population and old.checksum == content["checksum"]
+    made = forget(old, clients=["user 9"]).population
+    assert isinstance(stored(made)["blocks"], dict) and made.verify().ok
+    assert made.blocks[0] == old.blocks[0] and made.blocks[1].slot != old.blocks[1].slot
+
+
+@pytest.mark.parametrize("kind", ["counts", "rows"])
+def test_packed_versions_are_appended_to_forgotten_copied_and_compacted(packed, tmp_path, kind):
+    features, some = (7, some_counts) if kind == "counts" else (3, some_rows)
+    made = write_population(tmp_path / "p", kind, features, names(0, 10), some(10), leaf=2, block=2)
+    with PopulationWriter.extending(made) as writer:
+        for entry in made.blocks:
+            writer.keep(entry)
+        writer.write(names(10, 2), some(2))
+        more = writer.commit()
+    assert more.blocks[:5] == made.blocks[:] and ids_of(more) == names(0, 12)
+    after = forget(more, clients=["user 2", "user 3", "user 6"]).population
+    assert [block.void for block in after.blocks] == [False, True, False, False, False, False]
+    assert after.blocks[1].digest is None and after.blocks[1].parts == () and after.verify().ok
+    assert Population.open(after.path) == after and after.manifest.order == ((1, 2), (0, 2), (1, 2), (0, 1), (1, 5))
+    copy_population(str(after.path), str(tmp_path / "q"))
+    assert Population.open(tmp_path / "q").manifest == after.manifest
+    assert len(compact(after).population.participants()) == 1
+
+
+def test_a_table_is_its_blocks(counts_population):
+    table = counts_population.blocks
+    entries = list(table)
+    assert Blocks.of(entries) == table and Blocks.of(table) is table and Blocks.unpacked(table.packed()) == table
+    assert table[-1] == entries[-1] == table[2] and table[1:] == tuple(entries[1:]) and entries[1] in table
+    with pytest.raises(IndexError):
+        table[3]
+    assert total_of(entries) == total_of(table) == sum(part.total for entry in entries for part in entry.parts)
+    assert table.slots() == [entry.slot for entry in entries]
+    assert table.fingerprints() == [entry.digest for entry in entries]
+    assert table.starting_at(8) == 1 and table.starting_at(9) is None and table.starting_at(23) is None
+    assert table != table.changed({1: entries[1].model_copy(update={"slot": "another-longer-name"})})
+    assert table.changed({1: entries[1]}) == table
+    for ranges in ((), ((0, 1),), ((7, 9),), ((8, 16),), ((0, 1), (22, 23)), ((16, 40),)):
+        wanted = [any(low < e.first + e.clients and e.first < high for low, high in ranges) for e in entries]
+        assert table.overlapping(ranges).tolist() == wanted
+
+
+def test_numbers_of_more_than_64_bits_are_listed(packed, counts_population):
+    entry = counts_population.blocks[0]
+    large = entry.model_copy(update={"train": entry.train.model_copy(update={"total": 2**70})})
+    table = counts_population.blocks.changed({0: large})
+    assert table[0] == large and not table.packable and table.sum_of("train.total") > 2**70
+
+
+def number(values: list[int]) -> str:
+    return b64encode(np.array(values, "<i8")).decode()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"slots": None}, "not text"),
+        ({"slots": "../x\na\nb"}, "folder"),
+        ({"slots": "a\nb"}, "one digest"),
+        ({"slots": "a\n\nb"}, "void"),
+        ({"slots": "v000001-000000\nv000001-000000\nb"}, "twice"),
+        ({"digests": "zz"}, "hexadecimal"),
+        ({"clients": number([8, 8])}, "clients"),
+        ({"clients": number([8, 8, 0])}, "clients"),
+        ({"clients": number([8, 7, 8])}, "whole leaves"),
+        ({"clients": number([8, 8, 8])}, "24 clients, not 23"),
+        ({"clients": 2**62}, "too many"),
+        ({"clients": "?"}, "blocks"),
+        ({"clients": 1.5}, "neither"),
+        ({"clients": 2**64}, "neither"),
+        ({"train.dtype": 4}, "train.dtype"),
+        ({"train.entries": -1}, "train.entries"),
+        ({"train.words": 1}, "dictionaries"),
+        ({"heldout.total": -2}, "heldout.total"),
+        ({"bytes": -1}, "bytes"),
+        ({"more": 1}, "columns"),
+    ],
+)
+def test_a_damaged_table_is_refused(packed, counts_population, changes, words):
+    content = stored(counts_population)
+    del content["checksum"]
+    content["blocks"] |= changes
+    with pytest.raises(ManifestError, match=words):
+        manifests.decode(json.dumps({**content, "checksum": manifests.checksum_of(content)}).encode(), "here")
+
+
+def test_a_table_of_the_other_form_is_refused(packed, counts_population):
+    content = stored(counts_population)
+    del content["checksum"]
+    other = [{**content, "blocks": counts_population.blocks.listed()}, {**content, "needs": ["stripped-ids"]}]
+    for one in other:
+        with pytest.raises(ManifestError, match="blocks"):
+            manifests.decode(json.dumps({**one, "checksum": manifests.checksum_of(one)}).encode(), "here")
+
+
+def test_an_append_looks_up_each_block_a_few_times(tmp_path, monkeypatch):
+    blocks, looked = 60, []
+    made = write_population(tmp_path / "p", "counts", 7, names(0, blocks), some_counts(blocks), leaf=1, block=1)
+    real = Blocks.__getitem__
+    monkeypatch.setattr(Blocks, "__getitem__", lambda table, at: (looked.append(at), real(table, at))[1])
+    entries = list(made.blocks)
+    with PopulationWriter.extending(made) as writer:
+        for entry in entries:
+            writer.keep(entry)
+        with pytest.raises(PopulationError, match="does not follow"):
+            writer.keep(entries[0])
+        writer.write(["one more"], some_counts(1))
+        assert writer.commit().n_clients == blocks + 1
+    assert len(looked) < 12 * blocks
+
+
+def test_cohorts_of_a_billion_clients_are_runs():
+    order = ((1, 3), (0, 2), (2, 10**9))
+    assert of_each(order, 2, 4).tolist() == [1, 0, 0, 2] and of_each(order, 10**9, 2).tolist() == [2, 2]
+    assert between(order, 4, 10**9) == ((0, 1), (2, 10**9 - 5)) and between(order, 3, 3) == ()
+    assert between(order, 0, 10**9 + 5) == order
