@@ -33,8 +33,9 @@ from fedcore.methods.registry import make_method
 from fedcore.population import cohorts, layout
 from fedcore.population import manifest as manifests
 from fedcore.population.block_table import Blocks
+from fedcore.population.describing import describe
 from fedcore.population.erasing import forget
-from fedcore.population.ingest.ingest import describe, ingest
+from fedcore.population.ingest.ingest import ingest
 from fedcore.population.manifest import PACKED, Provenance
 from fedcore.population.sizing import shared_out
 from fedcore.population.store import Population

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice, zip_longest
+from itertools import islice, pairwise, zip_longest
 from typing import Any
 from uuid import uuid4
 
@@ -323,14 +323,15 @@ class DaskBackend:
 
     def _round(self, request: Request, blocks: Sequence[int], sizes: np.ndarray) -> Statistics | None:
         """The first blocks of a run have a future each. Where there are many more, they say how large the groups of
-        the others are made."""
+        the others are made; but not the very first of each worker, which takes the time to open the population.
+        """
         workers = self._workers()
         homes = shared_out(sizes.tolist(), len(workers))
         if self.pace is not None or len(blocks) <= 2 * FUTURES_PER_WORKER * len(workers):
             return self._answered(request, blocks, sizes, workers, homes)
-        few = [home[:FUTURES_PER_WORKER] for home in homes]
-        others = [home[FUTURES_PER_WORKER:] for home in homes]
-        return merge_all(self._answered(request, blocks, sizes, workers, part) for part in (few, others))
+        bounds = pairwise((0, 1, 1 + FUTURES_PER_WORKER, len(blocks)))
+        parts = ([home[first:stop] for home in homes] for first, stop in bounds)
+        return merge_all(self._answered(request, blocks, sizes, workers, part) for part in parts)
 
     def _answered(
         self,

@@ -84,6 +84,9 @@ class Imported(Mapping[str, Any]):
             self._made[name] = get_group(holder).commands[name]
         return self._made[name]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.where
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.where)
 

@@ -207,12 +207,16 @@ class Population:
             return np.full(entry.clients, "")
         return self._in_block(index, stored_client_ids, self._slot(entry), entry)
 
-    def decoded_bytes(self, index: int) -> int:
-        """Bytes of the training part of block `index` once decoded: rows, or counts with their tokens."""
-        part = self._entry(index).train
+    def decoded_bytes(self, index: int, heldout: bool = False) -> int:
+        """Bytes of the training part of block `index` once decoded: rows, or counts with their tokens.
+
+        heldout: of its held-out part as well
+        """
+        entry = self._entry(index)
+        parts = [entry.train, entry.heldout] if heldout and entry.heldout is not None else [entry.train]
         if self.kind != "rows":
-            return part.entries * self._width
-        return part.entries * np.dtype(part.dtype).itemsize * self.features
+            return sum(part.entries for part in parts) * self._width
+        return sum(part.entries * np.dtype(part.dtype).itemsize for part in parts) * self.features
 
     @property
     def _width(self) -> int:

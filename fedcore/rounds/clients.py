@@ -194,7 +194,7 @@ def read_block(
 def expect_block(population: Population, index: int, heldout: bool, spare: bool) -> None:
     """Begin to read block `index`, which `read_block` is called for after the one that comes now. spare: whether a core
     is left for that. Large blocks are not read ahead, nor blocks of files of this machine if no core is left."""
-    if population.decoded_bytes(index) > AHEAD_BYTES:
+    if population.decoded_bytes(index, heldout) > AHEAD_BYTES:
         return
     if not worth_reading_ahead(files.is_remote(population.path), spare):
         return
@@ -254,10 +254,14 @@ def answer_all(
     spare: whether this machine has more cores than processes that answer.
     """
     blocks, expect = list(blocks), getattr(function, "expect", None)
-    for block, following in zip(blocks, [*blocks[1:], then], strict=True):
-        if expect is not None and following is not None:
-            expect(message, following, spare)
-        yield function(message, block)
+    try:
+        for block, following in zip(blocks, [*blocks[1:], then], strict=True):
+            if expect is not None and following is not None:
+                expect(message, following, spare)
+            yield function(message, block)
+    except BaseException:  # no one will ask for what was read ahead
+        AHEAD.clear()
+        raise
 
 
 def answer_block(method: AnyMethod, source: Source, message: Message, index: int) -> Statistics | None:

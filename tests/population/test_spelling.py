@@ -18,9 +18,10 @@ from fedcore.errors import IngestError, ManifestError, PopulationError
 from fedcore.interface.data import checked_groups
 from fedcore.population import identifiers, layout, manifest
 from fedcore.population.conversion import begin_cohorts
+from fedcore.population.describing import describe
 from fedcore.population.erasing import compact, forget
 from fedcore.population.identifiers import BLANKS, FOLDED, STRIPPED, UNSEEN, folded, spelled_or_why
-from fedcore.population.ingest.ingest import describe, ingest
+from fedcore.population.ingest.ingest import ingest
 from fedcore.population.manifest import Provenance
 from fedcore.population.periods import BETWEEN, client_of, label_of, stored_ids
 from fedcore.population.store import Population

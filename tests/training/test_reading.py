@@ -148,3 +148,26 @@ def test_threads_that_expect_and_take_blocks_at_once_lose_none():
         thread.join()
     reading.thread.shutdown()
     assert found == [True] * 2400
+
+
+def test_a_pass_that_fails_leaves_no_block_behind(run, tmp_path, reads, monkeypatch):
+    ahead(monkeypatch)
+
+    def fails(population, index, heldout=False):
+        raise ChunkError(f"block {index}")
+
+    monkeypatch.setattr(Population, "read", fails)
+    with pytest.raises(ChunkError):
+        scores(run, tmp_path / "out")
+    assert not caches.AHEAD.reading
+
+
+def test_a_block_is_large_with_its_held_out_part(run, tmp_path, monkeypatch):
+    population = Population.open(tmp_path / "p")
+    monkeypatch.setattr(clients, "worth_reading_ahead", lambda remote, spare: True)
+    monkeypatch.setattr(clients, "AHEAD_BYTES", population.decoded_bytes(1))
+    clients.expect_block(population, 1, True, True)
+    assert not caches.AHEAD.reading
+    clients.expect_block(population, 1, False, True)
+    assert len(caches.AHEAD.reading) == 1
+    caches.AHEAD.clear()
