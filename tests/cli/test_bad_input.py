@@ -16,6 +16,7 @@ import scipy.sparse as sp
 from fedcore.errors import FedcoreError
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.ledger import create_ledger, default_ledger_url, open_ledger
+from fedcore.rounds.caches import BLOCKS
 from fedcore.rounds.engine import InProcessBackend
 from fedcore.runs.store import Run
 from fedcore.training.request import TrainRequest
@@ -780,6 +781,7 @@ def test_a_damaged_block_of_a_personalisation_leaves_no_folder(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     trained(tmp_path)
     flipped(sorted((tmp_path / "p" / "blocks").glob("*/train/counts/c/0"))[-1])
+    BLOCKS.clear()  # those of the training, which another process would not have
     before = visible(tmp_path)
     outcome = fedcore("personalise", "runs/r", "p", "out")
     assert outcome.code == 2 and "ChunkError" in outcome.err and visible(tmp_path) == before

@@ -19,6 +19,7 @@ from typing import Any
 from fedcore.cli import budgets
 from fedcore.cli import populations as population_commands
 from fedcore.cli import runs as run_commands
+from fedcore.cli.ingesting import population_ingest
 from fedcore.cli.training import in_process
 from fedcore.errors import FedcoreError, LedgerMissing, PopulationError, PopulationNotFound, RunError, RunNotFound
 from fedcore.operations.latest_runs import all_latest
@@ -116,7 +117,7 @@ class Workplace:
 
     def ingest(self) -> None:
         quietly(
-            population_commands.population_ingest,
+            population_ingest,
             str(self.root / "source.csv"),
             str(self.root / "population"),
             vocabulary=self.root / "words.txt",
@@ -409,9 +410,7 @@ def ingest_again(here: Workplace) -> None:
 
 
 def append(here: Workplace) -> None:
-    quietly(
-        population_commands.population_ingest, str(here.root / "more.csv"), str(here.root / "population"), append=True
-    )
+    quietly(population_ingest, str(here.root / "more.csv"), str(here.root / "population"), append=True)
 
 
 def append_again(here: Workplace) -> None:
