@@ -41,7 +41,7 @@ from fedcore.population.sizing import shared_out
 from fedcore.population.store import Population
 from fedcore.population.synthetic import client_names
 from fedcore.population.writer import PopulationWriter
-from fedcore.rounds.clients import Answer, Source, _population, peak_memory
+from fedcore.rounds.clients import Answer, Source, peak_memory, population_of
 from fedcore.rounds.statistics import IntegerSum
 from fedcore.training.budget import public_facts
 
@@ -157,7 +157,7 @@ class Opened:
     source: Source
 
     def __call__(self, message: object, index: int) -> dict:
-        return {"n": IntegerSum(np.array([_population(self.source).blocks[index].clients]))}
+        return {"n": IntegerSum(np.array([population_of(self.source).blocks[index].clients]))}
 
 
 @dataclass(frozen=True)
