@@ -19,7 +19,7 @@ from fedcore.cli.methods import methods
 from fedcore.cli.pipelines import pipeline_app
 from fedcore.cli.planning import plan
 from fedcore.cli.populations import population_app
-from fedcore.cli.runs import evaluate, export, personalise, report, runs_app
+from fedcore.cli.runs import evaluate, export, predict, report, runs_app
 from fedcore.cli.selecting import select
 from fedcore.cli.serving import backfill, deploy, serve, watch
 from fedcore.cli.sites import site_app, study_app
@@ -30,13 +30,15 @@ from fedcore.cli.up import down, up
 from fedcore.cli.verifying import verify, verify_statement
 from fedcore.errors import ConfigError, FedcoreError, needs
 
+OLD_NAMES = {"personalise": "predict"}  # of commands and options before 1.0; no help shows them
+
 app = typer.Typer(
     name="fedcore",
     cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"max_content_width": WIDEST},
+    context_settings={"max_content_width": WIDEST, "token_normalize_func": lambda word: OLD_NAMES.get(word, word)},
 )
 
 
@@ -72,7 +74,7 @@ for command in (
     resume,
     report,
     export,
-    personalise,
+    predict,
     evaluate,
     verify,
     up,

@@ -342,11 +342,8 @@ COMMANDS: dict[str, Command] = {
         because="writes the committed state of the run",
         exits=(0, 0, 0, 0, 0, 2),
     ),
-    "personalise": Command(
-        lines(
-            "personalise @runs/finished @counts @own",
-            "personalise @runs/finished @counts @own.csv --set prior_tokens=9",
-        ),
+    "predict": Command(
+        lines("predict @runs/finished @counts @own", "predict @runs/finished @counts @own.csv --set prior_tokens=9"),
         (
             *files_of("own/*/c/*"),
             Declared("own*", None, RAW),

@@ -781,7 +781,7 @@ def test_a_damaged_block_of_a_personalisation_leaves_no_folder(tmp_path, monkeyp
     trained(tmp_path)
     flipped(sorted((tmp_path / "p" / "blocks").glob("*/train/counts/c/0"))[-1])
     before = visible(tmp_path)
-    outcome = fedcore("personalise", "runs/r", "p", "out")
+    outcome = fedcore("predict", "runs/r", "p", "out")
     assert outcome.code == 2 and "ChunkError" in outcome.err and visible(tmp_path) == before
 
 

@@ -198,7 +198,7 @@ def test_the_commands_of_the_readme(texts):
     }
     assert (texts / "runs" / "first" / "report.html").stat().st_size > 10_000
 
-    told = works("personalise", "runs/first", "blogs", "personal/", "--json").json
+    told = works("predict", "runs/first", "blogs", "personal/", "--json").json
     assert told["sensitive"] and told["clients"] == 30
     assert told["outputs"] == ["cluster", "estimate", "mixture", "weight"]
     assert zarr.open_group("personal", mode="r")["estimate"].shape == (30, 5)
@@ -434,11 +434,16 @@ def test_who_stops_a_flow_is_told_of_the_run_that_it_began(tmp_path, capsys):
 
 
 def test_version_and_completion(monkeypatch):
-    assert works("--version").out.startswith("fedcore 0.")
+    assert works("--version").out.startswith("fedcore 1.")
     monkeypatch.setenv("_FEDCORE_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", "fedcore pers")
+    monkeypatch.setenv("COMP_WORDS", "fedcore pred")
     monkeypatch.setenv("COMP_CWORD", "1")
-    assert fedcore().out.split() == ["personalise"]
+    assert fedcore().out.split() == ["predict"]
+
+
+def test_old_names_of_commands_work_and_no_help_shows_them():
+    assert works("personalise", "--help").out == works("predict", "--help").out
+    assert "predict" in works("--help").out and "personalise" not in works("--help").out
 
 
 @pytest.mark.slow
@@ -509,7 +514,7 @@ def test_a_foreign_folder_among_the_runs_is_no_obstacle(trained):
     for command in (
         ("resume", "runs/odd", "--local"),
         ("runs", "abandon", "runs/odd"),
-        ("personalise", "runs/odd", "p", "out"),
+        ("predict", "runs/odd", "p", "out"),
         ("evaluate", "runs/odd", "p", "--local"),
         ("report", "runs/odd"),
     ):

@@ -38,7 +38,7 @@ def test_clients_leave_population_ledger_and_runs(place):
     told = works(*forget).json
     assert (told["version"], told["forgotten"], told["unknown"], told["runs"]) == (2, 2, 1, ["plain"])
     assert told["bytes_freed"] == size - files.size(place / "p") and told["holes"] == 0.04 and told["hint"] is None
-    assert any("personalise" in line for line in told["not_reached"])
+    assert any("predict" in line for line in told["not_reached"])
     said = told["explained"]
     for part in ("of 2 clients", "these runs remembered of their clients: plain", "also after the deletion"):
         assert part in said

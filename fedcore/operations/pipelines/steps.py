@@ -148,7 +148,7 @@ class Personalise(_OfDeployment):
     do: Literal["personalise"] = "personalise"
     to: str = Field(min_length=1, description="folder, in which RUN-vVERSION.ENDING is made")
     ending: Literal["parquet", "csv", "zarr"] = "parquet"
-    settings: dict[str, Any] = Field(default_factory=dict, description="as of `fedcore personalise --set`")
+    settings: dict[str, Any] = Field(default_factory=dict, description="as of `fedcore predict --set`")
 
 
 Step = Annotated[Ingest | Forget | Train | Evaluate | Export | Personalise, Field(discriminator="do")]
