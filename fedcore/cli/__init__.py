@@ -30,7 +30,8 @@ from fedcore.cli.up import down, up
 from fedcore.cli.verifying import verify, verify_statement
 from fedcore.errors import ConfigError, FedcoreError, needs
 
-OLD_NAMES = {"personalise": "predict"}  # of commands and options before 1.0; no help shows them
+# Names of commands and options before 1.0, without dashes before them. No help shows them.
+OLD_NAMES = {"personalise": "predict", "nominal-clients": "declared-clients"}
 
 app = typer.Typer(
     name="fedcore",

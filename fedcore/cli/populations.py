@@ -61,7 +61,7 @@ def population_ingest(
     if not as_json and made.manifest.nominal_clients is None and not made.manifest.public_for_evaluation:
         unit = "record" if made.manifest.records else "client"
         print(
-            f"\nPrivate runs need a declared number of {unit}s, and there is none. Pass --nominal-clients N when you "
+            f"\nPrivate runs need a declared number of {unit}s, and there is none. Pass --declared-clients N when you "
             f"ingest or append, or set nominal_{unit}s for a run."
         )
 
@@ -158,7 +158,7 @@ def show(population: Population, as_json: bool) -> None:
 @population_app.command("open-cohort")
 def population_open_cohort(
     population: PopulationArgument,
-    nominal_clients: Annotated[
+    declared_clients: Annotated[
         int | None, typer.Option(min=1, help="Declared number of clients in the population, including this cohort.")
     ] = None,
     through: Annotated[
@@ -169,7 +169,7 @@ def population_open_cohort(
     """Open a cohort without an append: make a new version with the same clients and one more cohort."""
     from fedcore.population.conversion import open_cohort
 
-    show(open_cohort(open_population(population), nominal_clients, through), as_json)
+    show(open_cohort(open_population(population), declared_clients, through), as_json)
 
 
 @population_app.command("verify")

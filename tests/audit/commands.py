@@ -104,7 +104,7 @@ def _toml(value: object) -> str:
 
 def _ingest(w: World) -> Calls:
     csv = ("--format", "csv", "--client", "client", "--token", "token", "--count", "count")
-    made = ("--vocabulary", w / "vocabulary.txt", "--nominal-clients", "1000")
+    made = ("--vocabulary", w / "vocabulary.txt", "--declared-clients", "1000")
     return (
         ("population", "ingest", w / "source.csv", w / "made", *csv, *made, JSON),
         ("budget", "set", w / "made", "--epsilon", "3", "--delta", "1e-6", *shlex.split(SCHEMA), JSON),

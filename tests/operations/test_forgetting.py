@@ -141,7 +141,7 @@ def test_old_cohorts_leave_and_the_rest_is_compacted(place):
     shown = works("population", "describe", "p", "--json").json
     assert shown["clients"] == 9 and [one["clients"] for one in shown["cohorts"]] == [0, 9]
     assert [one["nominal_clients"] for one in shown["cohorts"]] == [0, 9] and shown["nominal_clients"] == 9
-    opened = works("population", "open-cohort", "p", "--nominal-clients", "9", "--json").json
+    opened = works("population", "open-cohort", "p", "--declared-clients", "9", "--json").json
     assert [one["nominal_clients"] for one in opened["cohorts"]] == [0, 9, 0]
     assert ledger_of(Population.open("p")).id == ledger.id
 
