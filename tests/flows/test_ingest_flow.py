@@ -92,7 +92,7 @@ def test_what_is_said_twice_is_refused(table):
 PIPELINE = {
     "schema_file": "a key of the step, whose path is taken from the deployment file",
     "workers": "a key of the step, for servers",
-    "tolerance": "what `bad_rows` decides",
+    "tolerance": "what `invalid_rows` decides",
 }
 PYTHON = {"workers": "the package starts no process: callers give `sharing`"}
 
