@@ -74,7 +74,7 @@ assert fedcore("train", "federated_em", "rows", "--local", "--run-id", "cli", "-
 assert fedcore("resume", "runs/cli", "--local") == 2  # it has ended
 assert fedcore("runs", "list") == fedcore("runs", "show", "runs/cli") == 0
 assert fedcore("export", "runs/cli", "out") == fedcore("export", "runs/cli", "out.joblib") == 0
-assert fedcore("personalise", "runs/cli", "rows", "personal") == 0
+assert fedcore("predict", "runs/cli", "rows", "personal") == 0
 held = ("--option", 'heldout="rows.npz"', "--public-for-evaluation", "drawn")
 assert fedcore("population", "ingest", "rows.npz", "public", "--client", "client", *held) == 0
 assert fedcore("evaluate", "runs/cli", "public", "--local") == 0
@@ -99,7 +99,7 @@ COMMANDS = {  # what names the extra, by the command; FILES in the folder: see b
     "population sketch rows.csv schema.toml": ("A table needs PyArrow", "tables"),
     "population ingest query.sql other --unit record --format sql": ("The SQL query needs DuckDB", "sql"),
     "export runs/done out.parquet --table components": ("The table 'out.parquet' needs PyArrow", "tables"),
-    "personalise runs/done rows out.csv": ("The table 'out.csv' needs PyArrow", "tables"),
+    "predict runs/done rows out.csv": ("The table 'out.csv' needs PyArrow", "tables"),
     "population ingest film.mp4 other": ("The video film.mp4 needs PyAV", "video"),
     "population describe s3://bucket/rows": ("s3://bucket/rows needs universal-pathlib", "object-storage"),
     "population ingest rows.npz other --client client --ledger postgresql+psycopg://host/name": (

@@ -50,7 +50,7 @@ def messy(path):
 def filled_in(drafted: str) -> str:
     """What a person writes into the draft."""
     assert 'client = "person"' in drafted and 'formats = ["%d.%m.%Y"]' in drafted
-    drafted = drafted.replace("# nominal_clients = 10000", "nominal_clients = 40000")
+    drafted = drafted.replace("# declared_clients = 10000", "declared_clients = 40000")
     cities = json.dumps([*CITIES, "<other>"])
     drafted = drafted.replace('# [columns."city"]', f'[columns."city"]\nvalues = {cities}\n#')
     age = '[columns."age"]\n# unit = "years"\n# bounds = [0, 120]'

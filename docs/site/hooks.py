@@ -93,7 +93,7 @@ def _settings_of(name: str) -> str:
     lines = [f"## {name}", "", summary(cls), ""]
     if cls.free_settings:
         free = ", ".join(f"`{setting}`" for setting in cls.free_settings)
-        lines += [f"Of what is made of a run that is there (`personalise --set`, `evaluate --set`): {free}.", ""]
+        lines += [f"Of what is made of a run that is there (`predict --set`, `evaluate --set`): {free}.", ""]
     lines += _table_of(main)
     if rest:
         lines += ["", "Advanced:", "", *_table_of(rest)]

@@ -23,7 +23,7 @@ COMMANDS = {  # where each command and each group of commands is
     "resume": "fedcore.cli.training:resume",
     "report": "fedcore.cli.runs:report",
     "export": "fedcore.cli.runs:export",
-    "personalise": "fedcore.cli.runs:personalise",
+    "predict": "fedcore.cli.runs:predict",
     "evaluate": "fedcore.cli.runs:evaluate",
     "verify": "fedcore.cli.verifying:verify",
     "up": "fedcore.cli.up:up",
@@ -44,13 +44,16 @@ COMMANDS = {  # where each command and each group of commands is
     "site": "fedcore.cli.sites:site_app",
     "study": "fedcore.cli.sites:study_app",
 }
+# Names of commands and options before 1.0, without dashes before them. No help shows them.
+OLD_NAMES = {"personalise": "predict", "nominal-clients": "declared-clients"}
+
 app = typer.Typer(
     name="fedcore",
     cls=group_of(COMMANDS),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"max_content_width": WIDEST},
+    context_settings={"max_content_width": WIDEST, "token_normalize_func": lambda word: OLD_NAMES.get(word, word)},
 )
 
 

@@ -53,7 +53,7 @@ def population_ingest(
     if not as_json and made.manifest.nominal_clients is None and not made.manifest.public_for_evaluation:
         unit = "record" if made.manifest.records else "client"
         print(
-            f"\nPrivate runs need a declared number of {unit}s, and there is none. Pass --nominal-clients N when you "
+            f"\nPrivate runs need a declared number of {unit}s, and there is none. Pass --declared-clients N when you "
             f"ingest or append, or set nominal_{unit}s for a run."
         )
 

@@ -36,9 +36,7 @@ def methods(
     if rest:
         table("Advanced", rest)
     if cls.free_settings:
-        print(
-            f"`personalise --set` and `evaluate --set` change, in a run that was made: {', '.join(cls.free_settings)}."
-        )
+        print(f"`predict --set` and `evaluate --set` change, in a run that was made: {', '.join(cls.free_settings)}.")
 
 
 Rows = list[dict[str, str]]

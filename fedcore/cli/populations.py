@@ -78,7 +78,7 @@ def show(population: Population, as_json: bool) -> None:
 @population_app.command("open-cohort")
 def population_open_cohort(
     population: PopulationArgument,
-    nominal_clients: Annotated[
+    declared_clients: Annotated[
         int | None, typer.Option(min=1, help="Declared number of clients in the population, including this cohort.")
     ] = None,
     through: Annotated[
@@ -89,7 +89,7 @@ def population_open_cohort(
     """Open a cohort without an append: make a new version with the same clients and one more cohort."""
     from fedcore.population.conversion import open_cohort
 
-    show(open_cohort(open_population(population), nominal_clients, through), as_json)
+    show(open_cohort(open_population(population), declared_clients, through), as_json)
 
 
 @population_app.command("verify")

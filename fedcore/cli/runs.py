@@ -1,4 +1,4 @@
-"""`fedcore runs`, and what is made of a run: report, scores, personalised outputs."""
+"""`fedcore runs`, and what is made of a run: report, scores, per-client outputs."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def export(
     say(export_run(Run.open(run), dest, table_name, force=force, safe_cells=safe_cells), as_json)
 
 
-def personalise(
+def predict(
     run: RunArgument,
     population: PopulationArgument,
     dest: Annotated[
@@ -284,13 +284,14 @@ def personalise(
     With --set, override an output setting of the run, such as prior_tokens or floor. After an interruption, run the
     same command again to continue.
     """
-    from fedcore.training.personalise import personalise as write
+    from fedcore.training.personalise import personalise
 
     shared = import_module("fedcore.tasks.dask_backend").sharing(workers) if workers else nullcontext((None, 1))
     try:
-        with shared as (backend, at_once), bar(f"personalise {population}", as_json) as progress:
+        with shared as (backend, at_once), bar(f"predict {population}", as_json) as progress:
             given = read_settings(None, settings)
-            say(write(run, population, dest, progress, given, backend, at_once, safe_cells=safe_cells), as_json)
+            made = personalise(run, population, dest, progress, given, backend, at_once, safe_cells=safe_cells)
+            say(made, as_json)
     except KeyboardInterrupt:
         print("interrupted. Run the same command again to continue; finished parts are kept.", file=sys.stderr)
         raise

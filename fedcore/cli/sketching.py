@@ -42,7 +42,7 @@ def ask(draft: Draft) -> None:
     _ask_client(draft)
     clients = _prompt("About how many clients are there, as far as that is public?", NONE, _whole)
     if clients is not None:
-        draft.table["nominal_clients"] = clients
+        draft.table["declared_clients"] = clients
     for one in draft.verdicts:
         if one.either and one.name in draft.columns:
             _ask_order(draft, one.name)

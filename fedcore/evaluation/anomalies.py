@@ -55,7 +55,7 @@ def unusual_rows(run_path: str | Path, population_path: str | Path, count: int =
     if method.private:
         raise ConfigError(
             f"run {run.id!r} is private, and a list of unusual rows is not.",
-            "`fedcore personalise` writes the densities of each client's own rows, for that client.",
+            "`fedcore predict` writes the densities of each client's own rows, for that client.",
         )
     least: list[tuple[float, int, int, int]] = []  # a heap of (- density, - client, - row, block)
     left_out = 0

@@ -84,8 +84,8 @@ class Model(LoadedRun):
         columns = self.tables[table].columns
         return {column.name: list(column.errors) for column in columns if column.errors is not None}
 
-    def personalised(self, population: Population | str | None = None) -> dict[str, np.ndarray]:
-        """Compute the per-client output in memory; `fedcore personalise` writes it to files, whatever its size.
+    def predict(self, population: Population | str | None = None) -> dict[str, np.ndarray]:
+        """Compute the per-client output in memory; `fedcore predict` writes it to files, whatever its size.
 
         The output contains the clients' data and is not private.
 
@@ -106,11 +106,13 @@ class Model(LoadedRun):
         ]
         return _together(leaves)
 
+    personalised = predict  # its name before 1.0
+
     def outputs(self, block: ClientBlock) -> dict[str, np.ndarray]:
         """Compute the per-client output of a block in memory.
 
         block: the clients' data
-        Returns arrays by name, as `personalised` does.
+        Returns arrays by name, as `predict` does.
         Raises RunError where the method needs the client memory of the run.
         """
         method, state = self.fitted
@@ -184,7 +186,7 @@ def _together(leaves: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarra
     widths = {name: {leaf[name].shape[1:] for leaf in leaves} for name in names}
     for name, shapes in widths.items():
         if len(shapes) > 1:
-            raise ConfigError(f"the output {name!r} has no single shape.", "Write it with `fedcore personalise`.")
+            raise ConfigError(f"the output {name!r} has no single shape.", "Write it with `fedcore predict`.")
     return {name: np.concatenate([leaf[name] for leaf in leaves]) for name in names}
 
 

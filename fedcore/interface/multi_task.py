@@ -97,7 +97,7 @@ class RobustMultiTaskMixture(ClusterMixin, FederatedEstimator):
         return {"components": self.n_components, **model}
 
     def _take(self, model: Model, stored: Stored) -> None:
-        outputs = model.personalised(stored.population)
+        outputs = model.predict(stored.population)
         self.client_centers_, self.client_weights_ = outputs["centres"], outputs["weights"]
         self.apart_ = outputs["apart"].astype(bool)
         centres = model.tables.get("centres")

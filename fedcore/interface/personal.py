@@ -330,7 +330,7 @@ class PersonalDictionaries(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Fe
         return {name: value for name, value in chosen.items() if value is not None}
 
     def _take(self, model: Model, stored: Stored) -> None:
-        outputs = model.personalised(stored.population)
+        outputs = model.predict(stored.population)
         _, state = model.fitted
         self.components_, self.local_components_ = state.common, outputs["local"]
         self.reconstruction_err_ = outputs["loss"]

@@ -5,7 +5,7 @@ where things are kept. `fedcore up` creates what is missing (`fedcore.operations
     path = "shop"                       # as deployments name it
     source = "orders.csv"               # the first ingest; left out where a pipeline of the file ingests
     client = "customer"                 # and every other option of `fedcore population ingest`
-    nominal_clients = 4000
+    declared_clients = 4000
 
     [population.budget]                 # as `fedcore budget set`, `cohorts` and `divide`
     epsilon = 4.0

@@ -30,7 +30,7 @@ from fedcore.operations.pipelines.law import Ready, ready
 from fedcore.operations.pipelines.steps import Evaluate, Export, Forget, Ingest, Personalise, Step, label
 from fedcore.operations.series import public_population
 from fedcore.population.ingest.batches import read_vocabulary
-from fedcore.population.ingest.request import IngestRequest
+from fedcore.population.ingest.request import IngestRequest, current_names
 from fedcore.population.ingest.schema import read_schema
 from fedcore.population.store import Population
 from fedcore.storage.files import is_url, place
@@ -154,7 +154,7 @@ def _check_schema(step: Ingest, population: Population | None) -> None:
     if step.schema_file is None:
         return
     said = read_schema(Path(step.schema_file))
-    if both := sorted(said.keys() & step.options.keys()):
+    if both := sorted(said.keys() & current_names(step.options).keys()):
         raise ConfigError(f"{', '.join(both)}: given in {step.schema_file} and in options.", "Give it in the schema.")
     if population is None or not population.manifest.columns:
         return

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]
 NOT_REACHED = (
     "Published values, models and reports made before stay, and so does what was spent on them.",
-    "Outputs of `fedcore personalise`, sources, and files that others have made: delete them where they are.",
+    "Outputs of `fedcore predict`, sources, and files that others have made: delete them where they are.",
     "Copies of the population: bring each up to date by `fedcore population copy SOURCE DEST --prune`. A bucket that "
     "keeps versions of its objects keeps the old ones.",
     "Backups and snapshots: files were unlinked, not overwritten. The memory of workers that still run.",

@@ -70,7 +70,7 @@ def public_shape(
         raise ConfigError(
             f"population {population.path.name!r} has no declared number of clients, and a plan of a private run does "
             "not use the exact one.",
-            "Pass --clients N, or declare it at ingest (`--nominal-clients N`).",
+            "Pass --clients N, or declare it at ingest (`--declared-clients N`).",
         )
     manifest = population.manifest
     entries = rows or manifest.nominal_rows or ASSUMED_ROWS

@@ -45,14 +45,14 @@ def begin_cohorts(population: Population, record: Callable[[int, str, str], str]
 
 def open_cohort(
     population: Population,
-    nominal_clients: int | None = None,
+    declared_clients: int | None = None,
     through: str | None = None,
     delivered: Delivered | None = None,
 ) -> Population:
     """Make the version of an append without new clients: the same clients, and one more cohort. For a population of
     calendar periods it opens all periods up to `through`.
 
-    nominal_clients: the new declared total of clients, or the declared number in each period; None: not declared
+    declared_clients: the new declared total of clients, or the declared number in each period; None: not declared
     delivered: the append of a pipeline that received no file
 
     Raises PopulationError if the population has no cohorts, this is not its newest version, or another process writes;
@@ -65,13 +65,13 @@ def open_cohort(
         )
     day = None if delivered is None else delivered.day
     if old.period is not None or through is not None:
-        request = IngestRequest.of({"through": through, "nominal_clients": nominal_clients})
+        request = IngestRequest.of({"through": through, "declared_clients": declared_clients})
         dealt = calendars.declared(population, request)
         if not dealt.labels:
             raise PopulationError("There is no new period to declare.", "Pass the last new one: --through LABEL.")
-        fields = versions.declaring(old.cohorts, dealt.labels, nominal_clients, old.order, day)
+        fields = versions.declaring(old.cohorts, dealt.labels, declared_clients, old.order, day)
     else:
-        fields = versions.opening(old, nominal_clients, day=day)
+        fields = versions.opening(old, declared_clients, day=day)
     if delivered is not None:
         fields |= added(old.deliveries, old.occasions, delivered, old.version + 1, cohorts=True)
     with versions.writing(population) as path:

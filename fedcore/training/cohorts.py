@@ -164,7 +164,7 @@ def _check(
         raise ConfigError(
             f"a run on population {name!r} needs the declared sizes of the cohorts that take part, and cohorts "
             f"{in_words(undeclared)} have none.",
-            "Pass `--nominal-clients` at every append; for this run, leave at_least out and set nominal_clients.",
+            "Pass `--declared-clients` at every append; for this run, leave at_least out and set nominal_clients.",
         )
     if not chosen or (nominal is not None and nominal < (rule.at_least or 1)):
         least = f"cohorts with {rule.at_least:,} declared clients" if rule.at_least else "a cohort"

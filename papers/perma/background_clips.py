@@ -344,7 +344,7 @@ def estimated(place: Place, key: str, frames: np.ndarray, line: str, seed: int) 
 
 
 def delivered(ran: Trained, frames: np.ndarray, background: np.ndarray) -> np.ndarray:
-    """(F, H, W) masks of frames (F, H, W, C) as `fedcore personalise` writes them."""
+    """(F, H, W) masks of frames (F, H, W, C) as `fedcore predict` writes them."""
     least = ran.method.free_settings_in_force(ran.state)["least_change"]
     shifts = np.stack([ran.outputs[name] for name in SHIFTS], axis=1)
     return foreground(frames, background, ran.outputs["noise"][0].reshape(frames.shape[1:]), least, shifts)

@@ -104,7 +104,7 @@ def _toml(value: object) -> str:
 
 def _ingest(w: World) -> Calls:
     csv = ("--format", "csv", "--client", "client", "--token", "token", "--count", "count")
-    made = ("--vocabulary", w / "vocabulary.txt", "--nominal-clients", "1000")
+    made = ("--vocabulary", w / "vocabulary.txt", "--declared-clients", "1000")
     return (
         ("population", "ingest", w / "source.csv", w / "made", *csv, *made, JSON),
         ("budget", "set", w / "made", "--epsilon", "3", "--delta", "1e-6", *shlex.split(SCHEMA), JSON),
@@ -342,11 +342,8 @@ COMMANDS: dict[str, Command] = {
         because="writes the committed state of the run",
         exits=(0, 0, 0, 0, 0, 2),
     ),
-    "personalise": Command(
-        lines(
-            "personalise @runs/finished @counts @own",
-            "personalise @runs/finished @counts @own.csv --set prior_tokens=9",
-        ),
+    "predict": Command(
+        lines("predict @runs/finished @counts @own", "predict @runs/finished @counts @own.csv --set prior_tokens=9"),
         (
             *files_of("own/*/c/*"),
             Declared("own*", None, RAW),

@@ -783,7 +783,7 @@ def test_a_damaged_block_of_a_personalisation_leaves_no_folder(tmp_path, monkeyp
     flipped(sorted((tmp_path / "p" / "blocks").glob("*/train/counts/c/0"))[-1])
     BLOCKS.clear()  # those of the training, which another process would not have
     before = visible(tmp_path)
-    outcome = fedcore("personalise", "runs/r", "p", "out")
+    outcome = fedcore("predict", "runs/r", "p", "out")
     assert outcome.code == 2 and "ChunkError" in outcome.err and visible(tmp_path) == before
 
 

@@ -172,7 +172,7 @@ def test_a_population_is_copied_and_a_url_is_not_written_to_directly(texts):
 
 @pytest.mark.slow
 def test_the_commands_of_the_readme(texts):
-    ingested = works("population ingest texts/ blogs --vocabulary words.txt --nominal-clients 10000 --json").json
+    ingested = works("population ingest texts/ blogs --vocabulary words.txt --declared-clients 10000 --json").json
     assert (ingested["clients"], ingested["features"], ingested["nominal_clients"]) == (30, 5, 10000)
     assert ingested["ledger"]["url"] == default_ledger_url()
 
@@ -199,7 +199,7 @@ def test_the_commands_of_the_readme(texts):
     }
     assert (texts / "runs" / "first" / "report.html").stat().st_size > 10_000
 
-    told = works("personalise", "runs/first", "blogs", "personal/", "--json").json
+    told = works("predict", "runs/first", "blogs", "personal/", "--json").json
     assert told["sensitive"] and told["clients"] == 30
     assert told["outputs"] == ["cluster", "estimate", "mixture", "weight"]
     assert zarr.open_group("personal", mode="r")["estimate"].shape == (30, 5)
@@ -246,11 +246,11 @@ def test_append_makes_a_version_under_the_same_budget(texts):
     assert works("population", "describe", "p", "--version", "1", "--json").json["clients"] == 30
 
 
-@pytest.mark.parametrize(("more", "said"), [((), "declared number of clients"), (("--nominal-clients", "9"), "")])
+@pytest.mark.parametrize(("more", "said"), [((), "declared number of clients"), (("--declared-clients", "9"), "")])
 def test_an_ingest_says_what_private_runs_need(place, more, said):
     (place / "a.csv").write_text("client,x\nann,1\nbob,4\n")
     out = works("population", "ingest", "a.csv", "p", *more).out
-    assert (said in out) and ("--nominal-clients" in out) == bool(said)
+    assert (said in out) and ("--declared-clients" in out) == bool(said)
 
 
 def test_numbers_of_a_plan_are_rounded():
@@ -437,9 +437,17 @@ def test_who_stops_a_flow_is_told_of_the_run_that_it_began(tmp_path, capsys):
 def test_version_and_completion(monkeypatch):
     assert works("--version").out == f"fedcore {__version__}\n"
     monkeypatch.setenv("_FEDCORE_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", "fedcore pers")
+    monkeypatch.setenv("COMP_WORDS", "fedcore pred")
     monkeypatch.setenv("COMP_CWORD", "1")
-    assert fedcore().out.split() == ["personalise"]
+    assert fedcore().out.split() == ["predict"]
+
+
+def test_old_names_of_commands_work_and_no_help_shows_them():
+    assert works("personalise", "--help").out == works("predict", "--help").out
+    assert "predict" in works("--help").out and "personalise" not in works("--help").out
+    for command in ("ingest", "open-cohort"):
+        told = works("population", command, "--help").out
+        assert "--declared-clients" in told and "nominal-clients" not in told
 
 
 @pytest.mark.slow
@@ -510,7 +518,7 @@ def test_a_foreign_folder_among_the_runs_is_no_obstacle(trained):
     for command in (
         ("resume", "runs/odd", "--local"),
         ("runs", "abandon", "runs/odd"),
-        ("personalise", "runs/odd", "p", "out"),
+        ("predict", "runs/odd", "p", "out"),
         ("evaluate", "runs/odd", "p", "--local"),
         ("report", "runs/odd"),
     ):

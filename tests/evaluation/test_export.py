@@ -93,7 +93,7 @@ def test_a_fitted_estimator_is_the_model(model, tmp_path):
     told = model.export(tmp_path / "m.joblib")
     assert "code" in told["note"]
     model.export(tmp_path / "m.pkl")
-    densities = model.personalised()["rows_log_density"]
+    densities = model.predict()["rows_log_density"]
     for made in (
         joblib.load(tmp_path / "m.joblib"),
         pickle.loads((tmp_path / "m.pkl").read_bytes()),

@@ -105,7 +105,7 @@ def test_segments_have_the_same_names_everywhere(rows, monkeypatch):
     with open("means.csv", newline="") as file:
         means = {row["column"]: row for row in csv.DictReader(file)}
     state = run.read_state()
-    works("personalise", "runs/mixture", "rows", "people.of.csv")
+    works("predict", "runs/mixture", "rows", "people.of.csv")
     with open("people.of.csv", newline="") as file:
         people = list(csv.DictReader(file))
     assert len(people) == 4000 and all(int(one["component"]) == numbers[one["segment"]] for one in people)

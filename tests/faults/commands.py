@@ -437,7 +437,7 @@ def compact(here: Workplace) -> None:
 
 
 def personalise(here: Workplace) -> None:
-    quietly(run_commands.personalise, here.run, here.population, str(here.root / "personal"))
+    quietly(run_commands.predict, here.run, here.population, str(here.root / "personal"))
 
 
 def personalise_again(here: Workplace) -> None:

@@ -194,7 +194,7 @@ def trained(deployed) -> Deployed:
 def test_a_trained_run_can_be_used_by_who_names_it(trained):
     assert load_run(trained.run_path).state
     population = trained.folder / "population"
-    assert works("personalise", trained.run_path, population, trained.folder / "out", "--json").json["clients"] == 400
+    assert works("predict", trained.run_path, population, trained.folder / "out", "--json").json["clients"] == 400
     asked = ["train", "paper_histograms", population, "--local", "--json", "--runs", trained.folder / "runs"]
     settings = ["--set", "algorithm=algorithm2", "--set", "clusters=3", "--set", "rounds=1"]
     assert works(*asked, *settings, "--start-from", trained.run_path).json["status"] == "finished"

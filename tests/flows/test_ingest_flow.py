@@ -29,7 +29,7 @@ TABLE = "person;age;since;city\na;30,5;2001-02-03;Bern\nb;-;2002-03-04;Wil\nb;41
 SCHEMA = """
 [table]
 client = "person"
-nominal_clients = 10
+declared_clients = 10
 delimiter = ";"
 decimal = ","
 na = ["-"]
@@ -60,7 +60,7 @@ def test_groups_and_schema_and_command_line_say_the_same(table):
             dates={"since": "days"},
             categories={"city": ("Bern", "<other>")},
         ),
-        Declarations(nominal_clients=10),
+        Declarations(declared_clients=10),
     )
     by_file = IngestRequest.of(Reading(), TableColumns(schema_file=str(table / "t.toml")), Declarations())
     works("population", "ingest", table / "t.csv", table / "p", "--schema", table / "t.toml")
@@ -83,8 +83,8 @@ def test_what_is_said_twice_is_refused(table):
         ingest(table / "t.csv", table / "p", file, client="person")
     with pytest.raises(ConfigError, match="units: given in"):
         with_schema(file.model_copy(update={"units": {"city": "x"}}), append=False)
-    assert with_schema(file, append=False).nominal_clients == 10
-    assert with_schema(file, append=True).nominal_clients is None
+    assert with_schema(file, append=False).declared_clients == 10
+    assert with_schema(file, append=True).declared_clients is None
 
 
 # --- every option is declared once, and offered everywhere ------------------------------------------------------------
@@ -92,7 +92,7 @@ def test_what_is_said_twice_is_refused(table):
 PIPELINE = {
     "schema_file": "a key of the step, whose path is taken from the deployment file",
     "workers": "a key of the step, for servers",
-    "tolerance": "what `bad_rows` decides",
+    "tolerance": "what `invalid_rows` decides",
 }
 PYTHON = {"workers": "the package starts no process: callers give `sharing`"}
 

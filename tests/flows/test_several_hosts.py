@@ -228,5 +228,5 @@ def test_hosts_that_share_a_store_and_servers_train_together(postgres, s3, tmp_p
     assert {each.folder.name: each.files() for each in (*every, operator)} == {
         name: [] for name in ("worker1", "worker2", "flows", "operator")
     }
-    told = works("personalise", f"{s3}/runs/latest-nightly.json", f"{s3}/pop", tmp_path / "personal", "--json").json
+    told = works("predict", f"{s3}/runs/latest-nightly.json", f"{s3}/pop", tmp_path / "personal", "--json").json
     assert told["clients"] == 400

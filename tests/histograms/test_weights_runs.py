@@ -76,7 +76,7 @@ def test_clients_are_given_what_all_their_documents_say(halves, tmp_path):
     both = sp.csr_matrix(block.csr + block.heldout.csr)
     of_both, of_first = (method.personalise(state, one, None) for one in (counts_block(0, 0, both), block))
     assert not np.array_equal(of_both["estimate"], of_first["estimate"])
-    given = load_run(run.path).personalised(population)
+    given = load_run(run.path).predict(population)
     assert np.array_equal(given["estimate"][:8], of_both["estimate"])
     personalise(run.path, population.path, tmp_path / "out.csv")
     rows = list(csv.DictReader(open(tmp_path / "out.csv", newline="")))
@@ -85,7 +85,7 @@ def test_clients_are_given_what_all_their_documents_say(halves, tmp_path):
         with PopulationWriter(tmp_path / f"other{number}", "counts", block.features, **options) as writer:
             writer.write([f"c{i}" for i in range(8)], block.csr.astype(np.int64), block.heldout.csr.astype(np.int64))
             other = writer.commit(Provenance(sources=("test",)))
-        assert np.array_equal(load_run(run.path).personalised(other)["estimate"], of_first["estimate"])
+        assert np.array_equal(load_run(run.path).predict(other)["estimate"], of_first["estimate"])
 
 
 def test_two_halves_are_added_up_exactly_whoever_else_is_there():

@@ -98,7 +98,7 @@ def test_a_model_is_trained_and_read_again(rows, tmp_path):
     assert again.id == "one" and again.status == "finished" and again.statement["privacy"] == "none"
     means = np.array([values for name, values in again.columns("means").items() if name != "column"])
     assert np.abs(np.sort(means[:, 0]) - [-4, 4]).max() < 5 / np.sqrt(200)  # five standard errors
-    given = again.personalised()
+    given = again.predict()
     assert given["component"].shape == (40,) and given["rows_responsibilities"].shape == (400, 2)
     assert np.array_equal(given["component"], again.personalised(str(rows.path))["component"])
     assert (tmp_path / "runs" / "one" / "report.html").exists()

@@ -38,7 +38,7 @@ def test_clients_leave_population_ledger_and_runs(place):
     told = works(*forget).json
     assert (told["version"], told["forgotten"], told["unknown"], told["runs"]) == (2, 2, 1, ["plain"])
     assert told["bytes_freed"] == size - files.size(place / "p") and told["holes"] == 0.04 and told["hint"] is None
-    assert any("personalise" in line for line in told["not_reached"])
+    assert any("predict" in line for line in told["not_reached"])
     said = told["explained"]
     for part in ("of 2 clients", "these runs remembered of their clients: plain", "also after the deletion"):
         assert part in said
@@ -141,7 +141,7 @@ def test_old_cohorts_leave_and_the_rest_is_compacted(place):
     shown = works("population", "describe", "p", "--json").json
     assert shown["clients"] == 9 and [one["clients"] for one in shown["cohorts"]] == [0, 9]
     assert [one["nominal_clients"] for one in shown["cohorts"]] == [0, 9] and shown["nominal_clients"] == 9
-    opened = works("population", "open-cohort", "p", "--nominal-clients", "9", "--json").json
+    opened = works("population", "open-cohort", "p", "--declared-clients", "9", "--json").json
     assert [one["nominal_clients"] for one in opened["cohorts"]] == [0, 9, 0]
     assert ledger_of(Population.open("p")).id == ledger.id
 

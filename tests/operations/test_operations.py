@@ -444,7 +444,7 @@ def test_latest_promote_and_prune_on_the_command_line(population, tmp_path):
     listed = {row["run"]: row["model"] for row in works("runs", "list", "--runs", folder, "--json").json["runs"]}
     assert listed[str(folder / "b")] == "removed" and listed[str(folder / "a")] == "kept"
     assert fedcore("runs", "prune", "--keep", "0", "--runs", folder).code == 2
-    refused = fedcore("personalise", folder / "b", population.path, tmp_path / "out", "--json")
+    refused = fedcore("predict", folder / "b", population.path, tmp_path / "out", "--json")
     assert refused.code == 2 and "was removed" in refused.json["message"]
 
 

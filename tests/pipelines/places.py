@@ -34,8 +34,8 @@ INGEST = """
 do = "ingest"
 files = "arrivals/*.csv"
 quiet_seconds = 0
-bad_rows = "leave_out"
-options = { client = "client", features = 5, clients_per_leaf = 4, nominal_clients = 12, clients_per_block = 8 }
+invalid_rows = "leave_out"
+options = { client = "client", features = 5, clients_per_leaf = 4, declared_clients = 12, clients_per_block = 8 }
 """
 
 

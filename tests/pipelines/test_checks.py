@@ -4,9 +4,11 @@ import subprocess
 import sys
 
 import pytest
+from pydantic import ValidationError
 
 from fedcore.operations.deployment import read_file
 from fedcore.operations.deployment_checks import problems
+from fedcore.operations.pipelines.steps import Ingest
 from tests.command import fedcore, private_population
 from tests.conftest import small_counts, write_counts
 from tests.pipelines.places import HEAD, INGEST, OPEN, PRIVATE, step
@@ -59,6 +61,18 @@ def test_each_kind_of_problem_has_its_named_error(folder):
         ("step 'personalise-open' of pipeline 'nightly'", "ConfigError"),
         ("pipeline 'hasty'", "PrivacyError"),
     ]
+
+
+@pytest.mark.parametrize("name", ["invalid_rows", "bad_rows"])
+def test_invalid_rows_are_read_by_the_new_and_the_old_name_and_kept_by_the_old(name):
+    """Workers of an earlier version read what a server keeps."""
+    given = {"files": "arrivals/*.csv", name: "leave_out"}
+    assert Ingest.model_validate(given).model_dump(exclude_unset=True) == {
+        "files": "arrivals/*.csv",
+        "bad_rows": "leave_out",
+    }
+    with pytest.raises(ValidationError, match="bad_rows"):
+        Ingest.model_validate({**given, "invalid_rows": "leave_out", "bad_rows": "refuse"})
 
 
 def test_a_population_that_the_pipeline_makes_need_not_be_there(folder):

@@ -8,12 +8,15 @@ import scipy.sparse as sp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedcore.errors import PopulationNotFound
+from fedcore.errors import ConfigError, IngestError, PopulationNotFound
+from fedcore.operations.declared import DeclaredPopulation
 from fedcore.population import layout
 from fedcore.population.describing import describe
 from fedcore.population.ingest import dealing, indices, spill
 from fedcore.population.ingest import ingest as ingest_module
 from fedcore.population.ingest.ingest import ingest
+from fedcore.population.ingest.request import IngestRequest
+from fedcore.population.ingest.schema import read_schema
 from fedcore.population.store import Population
 
 from .contents import counts_of, ids_of, rows_of, write_csv
@@ -428,3 +431,23 @@ def test_real_text(tmp_path):
             (stored[f"{part}_data"].astype(np.int64), stored[f"{part}_indices"], stored[f"{part}_indptr"]), shape=shape
         )
         assert abs(got - whole).nnz == 0 and got.sum() == whole.sum()
+
+
+@pytest.mark.parametrize("name", ["declared_clients", "nominal_clients"])
+def test_an_option_is_read_by_its_new_and_its_old_name(tmp_path, name):
+    wanted = IngestRequest(declared_clients=5)
+    assert IngestRequest.of({"declared_clients": 4}, {name: 5}) == IngestRequest.model_validate({name: 5}) == wanted
+    (tmp_path / "t.toml").write_text(f"[table]\n{name} = 5\n[columns.a]\n")
+    assert read_schema(tmp_path / "t.toml") == {"columns": ["a"], "declared_clients": 5}
+    declared = DeclaredPopulation.model_validate({"path": "p", "source": "a.csv", name: 5})
+    assert declared.options == {"declared_clients": 5}
+
+
+def test_an_option_by_both_of_its_names_is_refused(tmp_path):
+    both = {"declared_clients": 5, "nominal_clients": 5}
+    for read in (IngestRequest.of, IngestRequest.model_validate):
+        with pytest.raises(ConfigError, match="nominal_clients and declared_clients are the same option"):
+            read(both)
+    (tmp_path / "t.toml").write_text("[table]\ndeclared_clients = 5\nnominal_clients = 5\n[columns.a]\n")
+    with pytest.raises(IngestError, match=r"t.toml, \[table\]: nominal_clients and declared_clients are the same"):
+        read_schema(tmp_path / "t.toml")

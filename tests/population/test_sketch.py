@@ -223,7 +223,7 @@ def test_answers_make_a_schema(tmp_path, monkeypatch):
         done = works("population", "sketch", "a.csv", "a.toml", "--interactive")
     assert "Give two" in done.err  # the answer x
     said = read_schema(tmp_path / "a.toml")
-    assert (said["client"], said["nominal_clients"]) == ("id", 1000)
+    assert (said["client"], said["declared_clients"]) == ("id", 1000)
     assert said["bounds"] == {"age": (0, 120), "score": (0, 200)}
     assert said["outside"] == {"age": "missing", "city": "missing", "score": "missing"}
     assert said["categories"] == {"city": ["Bern", "Basel"]} and said["dates"] == {"born": "days,%m/%d/%Y"}

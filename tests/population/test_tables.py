@@ -373,7 +373,7 @@ WRONG = [  # in the file of a schema, what the error names, and what to write
     ("[table\n", "not valid TOML", "line"),
     ("[tabel]\n[columns.a]\n", "'tabel'", "[columns.NAME]"),
     ("[table]\nclinet = 'p'\n[columns.a]\n", "[table]: there is no key 'clinet'", "client, unit"),
-    ("[table]\nnominal_clients = 'many'\n[columns.a]\n", "'nominal_clients' cannot be 'many'", "a whole number"),
+    ("[table]\ndeclared_clients = 'many'\n[columns.a]\n", "'declared_clients' cannot be 'many'", "a whole number"),
     ("[table]\ndelimiter = ';;'\n[columns.a]\n", "[table]: the option 'delimiter' cannot be ';;'", "one character"),
     ("[table]\nclient = 'p'\n", "no column has a section", "sketch"),
     ("[columns]\na = 3\n", "[columns.a] is no section", "sketch"),

@@ -270,7 +270,7 @@ def test_from_a_table_to_results(tmp_path, monkeypatch):
         "1",
     ]
     assert model.columns("means")["column"] == ["height", "weight", "visits"]
-    works("personalise", f"runs/{name}", "p", "labels")
+    works("predict", f"runs/{name}", "p", "labels")
     works("export", f"runs/{name}", "answers.csv", "--table", "categories")
     works("export", f"runs/{name}", "all.npz")
     assert "categories" in command("export", f"runs/{name}", "model.joblib").err

@@ -544,10 +544,10 @@ def test_the_command_line(population, memory, tmp_path):
         f"{runs}/b",
     }
     assert works("report", f"{runs}/b", "--json").json["report"] == f"{runs}/b/report.html"
-    assert works("personalise", row["file"], population.path, tmp_path / "out", "--json").json["clients"] == 30
+    assert works("predict", row["file"], population.path, tmp_path / "out", "--json").json["clients"] == 30
     assert works("runs", "prune", "--keep", "1", "--runs", runs, "--json").json["pruned"] == []
     assert command("resume", f"{runs}/a", "--local").code == 2
-    refused = command("personalise", f"{runs}/a", population.path, f"{memory}/out", "--json")
+    refused = command("predict", f"{runs}/a", population.path, f"{memory}/out", "--json")
     assert refused.code == 2 and refused.json["error"] == "ConfigError"
     assert "no runs in" in works("runs", "list", "--runs", f"{memory}/nothing").out
 

@@ -58,10 +58,10 @@ def hosts_at(folder: Path) -> Hosts:
 PREPARE = f"""
 fedcore site init $USER --json > public.json
 fedcore population ingest patients.csv people --format csv --kind rows --unit record --columns glucose,pressure \\
-    --bounds glucose=0:400 --bounds pressure=40:260 --nominal-clients {PEOPLE}
+    --bounds glucose=0:400 --bounds pressure=40:260 --declared-clients {PEOPLE}
 fedcore budget set people --epsilon 8 --delta 1e-6 --unit record --public-schema "columns of a form" \\
     --shared-ids "rows are numbered"
-fedcore population ingest blogs.csv blogs --format csv --kind counts --vocabulary words.txt --nominal-clients {BLOGS}
+fedcore population ingest blogs.csv blogs --format csv --kind counts --vocabulary words.txt --declared-clients {BLOGS}
 fedcore budget set blogs --epsilon 20 --delta 1e-6 --public-schema "a list of words"
 """
 PROPOSE = f"""

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 from fedcore.operations.deployment import DeploymentFile
+from fedcore.population.ingest.request import OLD_NAMES
 from fedcore.population.ingest.schema import Schema
 from fedcore.population.manifest import Manifest
 from fedcore.privacy.ledger import tables
@@ -65,6 +66,7 @@ NOT_SAMPLED = {
 def declared() -> dict[str, str]:
     found = {"ledger schema": str(tables.SCHEMA), "run.json schema": str(digests.SCHEMA)}
     found |= {"arrays schema": str(arrays.SCHEMA)}
+    found |= {f"option of an ingest, old name {old}": new for old, new in OLD_NAMES.items()}
     for title, model in MODELS.items():
         schema = model.model_json_schema()
         for name, definition in {title: schema, **schema.get("$defs", {})}.items():

@@ -18,7 +18,7 @@ import typer
 from typer.main import get_command
 
 import fedcore
-from fedcore.cli import app
+from fedcore.cli import OLD_NAMES, app
 from fedcore.cli.methods import settings_rows
 from fedcore.methods.names import GROUP, METHODS
 from fedcore.methods.registry import method_class
@@ -58,8 +58,8 @@ def settings() -> dict[str, str]:
 
 
 def commands() -> dict[str, str]:
-    """Arguments and options of every command; of an option its type, not its help."""
-    found = {}
+    """Arguments and options of every command; of an option its type, not its help. And the old names of these."""
+    found = {f"old name {old}": new for old, new in OLD_NAMES.items()}
     for name, command in all_commands():
         found[name] = ""
         for one in command.params:

@@ -35,7 +35,7 @@ def test_results_have_names_and_units_without_the_population(tmp_path, monkeypat
     assert "age" in shown and "height" in shown and "column 0" not in shown
     ingest(table(tmp_path / "b.csv", ("age", "weight")), "other")
     with pytest.raises(WrongKind, match="column 1 is 'weight' instead of 'height'"):
-        fedcore.load_run(f"runs/{run}").personalised("other")
+        fedcore.load_run(f"runs/{run}").predict("other")
     with pytest.raises(ConfigError, match="trained on other columns"):
         spec_of(
             TrainRequest(method="federated_em", population="other", settings={}, runs="runs", start_from=f"runs/{run}")

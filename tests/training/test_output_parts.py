@@ -105,7 +105,7 @@ def test_two_workers_write_the_same_bytes(tmp_path, rows):
     for workers in ((), ("--workers", "2")):
         folder = tmp_path / f"made{len(found)}"
         folder.mkdir()
-        told = works("personalise", run.path, population.path, folder / "out.csv", *workers, "--json").json
+        told = works("predict", run.path, population.path, folder / "out.csv", *workers, "--json").json
         assert told["clients"] == 9 and not list(folder.glob(".*"))
         found.append(contents(folder / "out.csv"))
     assert found[0] == found[1]

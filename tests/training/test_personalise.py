@@ -256,14 +256,14 @@ def test_settings_of_personal_outputs_can_be_others_after_the_run(tmp_path, monk
     population = write_counts(tmp_path / "p", small_counts())
     run = train(population, tmp_path, algorithm="fedavg")
     monkeypatch.chdir(tmp_path)
-    works("personalise", run.path, "p", "usual", "--json")
-    works("personalise", run.path, "p", "other", "--set", "prior_tokens=6", "--set", "floor=0.25", "--json")
+    works("predict", run.path, "p", "usual", "--json")
+    works("predict", run.path, "p", "other", "--set", "prior_tokens=6", "--set", "floor=0.25", "--json")
     usual, other = (zarr.open_group(tmp_path / name, mode="r") for name in ("usual", "other"))
     m = population.read(0).totals
     np.testing.assert_allclose(usual["weight"][: len(m)], (800 + 0.35 * m) / (800 + m))
     np.testing.assert_allclose(other["weight"][: len(m)], (6 + 0.25 * m) / (6 + m))
     assert other.attrs["settings"] == {**usual.attrs["settings"], "prior_tokens": 6, "floor": 0.25}
-    refused = fedcore("personalise", run.path, "p", "third", "--set", "clusters=3")
+    refused = fedcore("predict", run.path, "p", "third", "--set", "clusters=3")
     assert refused.code == 2 and "'clusters'" in refused.err and "prior_tokens" in refused.err
-    assert fedcore("personalise", run.path, "p", "third", "--set", "floor=2").code == 2
+    assert fedcore("predict", run.path, "p", "third", "--set", "floor=2").code == 2
     assert not (tmp_path / "third").exists()

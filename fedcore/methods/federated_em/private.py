@@ -184,7 +184,7 @@ def _nominal(config: FederatedEMConfig, public: PublicFacts) -> int:
     if nominal is None:
         raise ConfigError(
             "a private federated EM run needs a declared number of clients, because the exact one is not public.",
-            "Pass --set nominal_clients=N, or declare it at ingest (`--nominal-clients N`).",
+            "Pass --set nominal_clients=N, or declare it at ingest (`--declared-clients N`).",
         )
     return nominal
 

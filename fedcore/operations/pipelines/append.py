@@ -21,7 +21,7 @@ from fedcore.population.conversion import open_cohort
 from fedcore.population.deliveries import Delivered
 from fedcore.population.ingest.dealing import Sharing
 from fedcore.population.ingest.ingest import ingest
-from fedcore.population.ingest.request import IngestRequest
+from fedcore.population.ingest.request import IngestRequest, current_names
 from fedcore.population.ingest.schema import read_schema
 from fedcore.population.periods import label_at
 from fedcore.population.store import Population
@@ -242,9 +242,9 @@ def _ingest(
     sharing: Sharing | None,
 ) -> Population:
     said: dict[str, Any] = {} if step.schema_file is None else read_schema(Path(step.schema_file))
-    said |= {**step.options, "tolerance": LEFT_OUT if step.bad_rows == "leave_out" else 0}
+    said |= {**current_names(step.options), "tolerance": LEFT_OUT if step.bad_rows == "leave_out" else 0}
     if population is not None:
-        for name in ("nominal_clients", "public_for_evaluation", "first", "through", "clients_per_leaf"):
+        for name in ("declared_clients", "public_for_evaluation", "first", "through", "clients_per_leaf"):
             said.pop(name, None)  # of the first version
         said |= _opening(step, population, datetime.strptime(when, TIME).replace(tzinfo=UTC))
         if population.manifest.public_for_evaluation:
@@ -271,12 +271,12 @@ def _opening(step: Ingest, population: Population, at: datetime) -> dict[str, An
     if old.period is None:
         if step.newcomers is None or old.nominal_clients is None:
             return {}
-        return {"nominal_clients": old.nominal_clients + step.newcomers}
+        return {"declared_clients": old.nominal_clients + step.newcomers}
     label = label_at(old.period.unit, at.date() - timedelta(days=1))
     last = old.cohorts[-1].period
     if last is not None and label <= last:
         return {}
-    return {"through": label, **({} if step.newcomers is None else {"nominal_clients": step.newcomers})}
+    return {"through": label, **({} if step.newcomers is None else {"declared_clients": step.newcomers})}
 
 
 # --- forgetting by age ------------------------------------------------------------------------------------------------

@@ -140,7 +140,7 @@ def _ingest(ready: Ready, step: Ingest, at: datetime, hands: Hands) -> StepRecor
     words += [f"{len(made.files.known)} known"] if made.files.known else []
     words += [f"{len(made.aside)} set aside"] if made.aside else []
     words += [f"{len(made.files.later)} being written, left for the next run"] if made.files.later else []
-    words += [f"{made.bad_rows} bad rows left out"] if made.bad_rows else []
+    words += [f"{made.bad_rows} invalid rows left out"] if made.bad_rows else []
     words += [f"cohort {made.cohort} opened"] if made.cohort else []
     words += ["done before"] if made.done_before else []
     facts: dict[str, Any] = {"new_files": list(made.new), "version": made.version, "bad_rows": made.bad_rows}

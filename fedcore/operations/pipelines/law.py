@@ -6,11 +6,12 @@ default it is skipped if too few clients were declared since the last one, which
 (`fedcore.operations.pipelines.growth`). Three conditions are refused unless the file gives a reason why they reveal
 nothing, and the statement then shows that reason. A fourth depends on published values, or is refused:
 
-    if_new_files       depends on the files that arrived
-    bad_rows = refuse  one client's invalid row sets its file aside, and all others in it come with another append
-    changed = append   one client's new row lets the rows of all others in the file be appended once more
-    if_promoted        depends on the run of another deployment. If that is private: on its published values and scores
-                       on public data. If it is not: possibly on any client's data, and no reason is accepted
+    if_new_files           depends on the files that arrived
+    invalid_rows = refuse  one client's invalid row sets its file aside, and all others in it come with another append
+    changed = append       one client's new row lets the rows of all others in the file be appended once more
+    if_promoted            depends on the run of another deployment. If that is private: on its published values and
+                           scores on public data. If it is not: possibly on any client's data, and no reason is
+                           accepted
 """
 
 from __future__ import annotations
@@ -126,8 +127,8 @@ def _check_ingest(given: Ready) -> None:
         raise PrivacyError(
             f"pipeline {pipeline.name!r} trains privately, and an invalid row of one client would quarantine its "
             "file, so that all other clients in that file come with another append.",
-            'Set bad_rows = "leave_out", which leaves out that row alone; or declare why files, and whether they can '
-            "be read, reveal nothing about the clients: files_are_public_because = REASON. Statements will show it.",
+            'Set invalid_rows = "leave_out", which leaves out that row alone; or declare why files, and whether they '
+            "can be read, reveal nothing about the clients: files_are_public_because = REASON. Statements show it.",
         )
     if ingest is not None and ingest.changed == "append" and given.private and undeclared:
         raise PrivacyError(
@@ -151,8 +152,8 @@ def _check_beside(given: Ready, deployments: Sequence[Deployment]) -> None:
         raise PrivacyError(
             f"pipeline {pipeline.name!r} ingests into the population of the private deployment {private[0]!r}, which "
             "it does not train, and one client's row would decide with which append all others in its file come.",
-            'Set bad_rows = "leave_out", and leave `changed` out; or train that deployment in this pipeline, which can '
-            "then declare why its files reveal nothing about the clients.",
+            'Set invalid_rows = "leave_out", and leave `changed` out; or train that deployment in this pipeline, which '
+            "can then declare why its files reveal nothing about the clients.",
         )
 
 

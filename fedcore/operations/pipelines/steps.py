@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from fedcore.operations.schedule import MOST_SECONDS, NAME, Scheduled
 
@@ -63,8 +63,10 @@ class Ingest(_Step):
     changed: Literal["refuse", "append"] = Field(
         "refuse", description="a file of a known name and other content: set it aside, or append it as a new one"
     )
-    bad_rows: Literal["refuse", "leave_out"] = Field(
-        "refuse", description="a file with a bad row: set it aside, or append the others"
+    bad_rows: Literal["refuse", "leave_out"] = Field(  # the name in files before 1.0, and in what servers keep
+        "refuse",
+        validation_alias=AliasChoices("invalid_rows", "bad_rows"),
+        description="a file with an invalid row: skip it, or append its other rows",
     )
     quiet_seconds: float = Field(
         60.0, ge=0, le=MOST_SECONDS, description="a file that was written to so lately is left for the next run"
@@ -148,7 +150,7 @@ class Personalise(_OfDeployment):
     do: Literal["personalise"] = "personalise"
     to: str = Field(min_length=1, description="folder, in which RUN-vVERSION.ENDING is made")
     ending: Literal["parquet", "csv", "zarr"] = "parquet"
-    settings: dict[str, Any] = Field(default_factory=dict, description="as of `fedcore personalise --set`")
+    settings: dict[str, Any] = Field(default_factory=dict, description="as of `fedcore predict --set`")
 
 
 Step = Annotated[Ingest | Forget | Train | Evaluate | Export | Personalise, Field(discriminator="do")]

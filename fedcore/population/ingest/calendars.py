@@ -66,7 +66,7 @@ def _going_on(parent: Population, request: IngestRequest) -> Dealt:
     except ValueError as error:
         raise _no_calendar(error) from None
     new = made.labels[len(labels) :]
-    if request.nominal_clients is not None and not new:
+    if request.declared_clients is not None and not new:
         raise IngestError(
             "The declared number of clients is that of the new periods, and this version declares no period.",
             "Leave it out, or extend the calendar (through).",

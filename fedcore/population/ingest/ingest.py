@@ -80,9 +80,9 @@ def ingest(
     Appending keeps the population's id, ledger, leaf size, features and vocabulary. Known clients keep their place, and
     new rows are added to theirs. Earlier versions stay readable. An appended version is public for evaluation only if
     the reason is given again. If the population has cohorts, an append opens the next one, also when its source has no
-    new clients (`fedcore.population.conversion.open_cohort` needs no source). nominal_clients is then the new total,
+    new clients (`fedcore.population.conversion.open_cohort` needs no source). declared_clients is then the new total,
     and the cohort has the difference to the earlier total. A population of calendar periods opens the periods that
-    follow in its calendar. There, nominal_clients is the number of clients in each period, also when the population is
+    follow in its calendar. There, declared_clients is the number of clients in each period, also when the population is
     made.
 
     Raises ConfigError for options that do not exist or are out of range, IngestError if the source is unusable (bad
@@ -129,7 +129,7 @@ def ingest(
             clients_per_leaf=request.clients_per_leaf or usual_leaf,
             clients_per_block=request.clients_per_block,
             vocabulary=opened.vocabulary,
-            nominal_clients=request.nominal_clients,
+            nominal_clients=request.declared_clients,
             nominal_rows=request.nominal_rows,
             public_for_evaluation=request.public_for_evaluation,
             ledger=ledger,
@@ -146,7 +146,8 @@ def ingest(
         appending.refuse_mismatch(parent, opened, request, ledger, dealt_by)
         appending.refuse_other_columns(parent, opened, entries, records)
         appending.refuse_other_pictures(parent, pictures)
-        declared = {name: getattr(request, name) for name in ("clients_per_block", "nominal_clients", "nominal_rows")}
+        declared = {name: getattr(request, name) for name in ("clients_per_block", "nominal_rows")}
+        declared["nominal_clients"] = request.declared_clients
         writer = PopulationWriter.extending(
             parent,
             public_for_evaluation=request.public_for_evaluation,

@@ -34,6 +34,8 @@ TABLES: tuple[Format, ...] = ("csv", "parquet", "arrow", "jsonl", "sql")
 DENSE: tuple[Format, ...] = (*TABLES, "npz", "npy")
 WITH_IDS: tuple[Format, ...] = (*DENSE, "text")
 
+OLD_NAMES = {"nominal_clients": "declared_clients"}  # of options before 1.0
+
 Bound = float | str  # text of a date
 Where = str | Path | Sequence[str | Path]
 
@@ -70,6 +72,14 @@ def option(description: str, *formats: Format, default: Any = None, **limits: An
     return Field(default, description=description, json_schema_extra=extra, **limits)
 
 
+def current_names(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by name, the old names replaced. Raises ConfigError for an option that is given by both names."""
+    for old, new in OLD_NAMES.items():
+        if old in options and new in options:
+            raise ConfigError(f"{old} and {new} are the same option.", f"Give {new} only.")
+    return {OLD_NAMES.get(name, name): value for name, value in options.items()}
+
+
 class _Group(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -77,7 +87,9 @@ class _Group(BaseModel):
     @classmethod
     def _without_none(cls, given: Any) -> Any:
         """None says nothing, also of an option with another default: forms store it."""
-        return {name: one for name, one in given.items() if one is not None} if isinstance(given, dict) else given
+        if not isinstance(given, dict):
+            return given
+        return {name: one for name, one in current_names(given).items() if one is not None}
 
 
 class Reading(_Group):
@@ -180,7 +192,7 @@ class CalendarPeriods(_Group):
 class Declarations(_Group):
     """Public declarations of the owner about the whole population."""
 
-    nominal_clients: int | None = option(
+    declared_clients: int | None = option(
         "Declared number of clients (in all, or of each period), for plans of private runs.", ge=0
     )
     nominal_rows: int | None = option(
@@ -214,7 +226,8 @@ class IngestRequest(Limits, Declarations, CalendarPeriods, TableColumns, Reading
         """The request that these groups, or options by name, make; later ones win, and None says nothing. Raises
         ConfigError for an option that does not exist, or that is of another type or out of range.
         """
-        options = {name: value for group in groups for name, value in dict(group).items() if value is not None}
+        named = (current_names(dict(group)) for group in groups)
+        options = {name: value for group in named for name, value in group.items() if value is not None}
         try:
             return cls.model_validate(options)
         except ValidationError as error:

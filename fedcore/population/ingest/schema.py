@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedcore.errors import ConfigError, FedcoreError, IngestError
 from fedcore.population.choices import DateUnit, Outside, Spelling
 from fedcore.population.ingest.readings import EITHER, Said, readings_of
-from fedcore.population.ingest.request import IngestRequest, TableColumns
+from fedcore.population.ingest.request import IngestRequest, TableColumns, current_names
 from fedcore.storage.parsing import parse_toml
 
 
@@ -49,7 +49,15 @@ class Schema(_Strict):
     columns: dict[str, ColumnSection] = Field(min_length=1)
 
 
-TABLE = ("client", "unit", "nominal_clients", "encoding", "delimiter", "decimal", "na")  # options that stand in [table]
+TABLE = (
+    "client",
+    "unit",
+    "declared_clients",
+    "encoding",
+    "delimiter",
+    "decimal",
+    "na",
+)  # options that stand in [table]
 FORMS = {  # what a key is, in a section [columns.NAME]
     "unit": 'a text: unit = "mg/dL"',
     "bounds": "two numbers or ISO dates, the lower one first: bounds = [0, 120]",
@@ -78,10 +86,10 @@ def read_schema(file: Path) -> dict[str, Any]:
         made = Schema.model_validate(said)
     except ValidationError as error:
         raise _misfit(file, [str(step) for step in error.errors()[0]["loc"]], error.errors()[0]["type"]) from error
-    table = made.table
-    if unknown := [key for key in table if key not in TABLE]:
-        raise _no_key(file, "[table]", unknown[0], TABLE)
     try:
+        table = current_names(made.table)
+        if unknown := [key for key in table if key not in TABLE]:
+            raise _no_key(file, "[table]", unknown[0], TABLE)
         IngestRequest.of(table)
     except ConfigError as error:
         raise IngestError(f"The schema {file}, [table]: {_continued(error)}", error.remedy) from error
@@ -109,7 +117,7 @@ def with_schema(request: IngestRequest, append: bool) -> IngestRequest:
         return request
     schema = read_schema(Path(file))
     if append:
-        schema.pop("nominal_clients", None)
+        schema.pop("declared_clients", None)
     given = {name for name, value in request if value != IngestRequest.model_fields[name].default} - {"schema_file"}
     if both := sorted(given & {*schema, *TableColumns.model_fields}):
         raise ConfigError(f"{', '.join(both)}: given in {file} and as an option too.", "Give it in the schema.")

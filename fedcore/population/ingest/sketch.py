@@ -122,8 +122,8 @@ class Draft:
             named = json.dumps(client, ensure_ascii=False)
             lines.append(f'client = {named}  # the column that says whose a row is; or: unit = "record"')
         lines += [f"{key} = {_toml(value)}" for key, value in self.table.items() if key != "client"]
-        if "nominal_clients" not in self.table:
-            lines.append("# nominal_clients = 10000  # about how many clients there are, as far as that is public")
+        if "declared_clients" not in self.table:
+            lines.append("# declared_clients = 10000  # about how many clients there are, as far as that is public")
         for name, said in self.columns.items():
             lines += ["", *self._section(name, said)]
         if self.left_out:

@@ -49,7 +49,7 @@ def nominal(public: PublicFacts) -> int:
     if public.nominal_clients is None:
         raise ConfigError(
             "a private dictionary run needs a declared number of clients, because the exact one is not public.",
-            "Pass --set nominal_clients=N, or declare it at ingest (`--nominal-clients N`).",
+            "Pass --set nominal_clients=N, or declare it at ingest (`--declared-clients N`).",
         )
     return public.nominal_clients
 
