@@ -21,7 +21,9 @@ from fedcore.storage.ranges import Ranges
 
 StoredDtype = Literal["int32", "int64", "float32", "float64"]
 DTYPES: Final[tuple[StoredDtype, ...]] = get_args(StoredDtype)
-SLOT = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # one folder name: a manifest can never point outside its population
+# one folder name, of at most 255 bytes: a manifest can never point outside its population, and the longest name is the
+# width of all of them in a table
+SLOT = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$"
 DIGEST_BYTES: Final = 32
 PACKED_ABOVE: Final = 1000  # blocks, of which a manifest stores the packed table
 NONE: Final = -1  # in a column of numbers: there is none
@@ -276,6 +278,11 @@ class Blocks(Sequence[BlockEntry]):
         held += [numbers[name] != 0 for name in ("id_bytes", "bytes", "train.total")]
         if any((one & made.void).any() for one in held):
             raise ValueError("a block is void and holds something")
+        entries, *others, words = (numbers[f"heldout.{name}"] == NONE for name in OF_A_PART)
+        if any((entries != one).any() for one in others) or (entries & ~words).any():
+            raise ValueError("a block has some numbers of a held-out part, and not the others")
+        if made.packed() != content:  # the file's checksum is of the text, a version's of its blocks
+            raise ValueError("the table is not packed as a version packs it")
         return made
 
     @classmethod

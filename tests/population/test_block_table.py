@@ -93,6 +93,12 @@ def test_numbers_of_more_than_64_bits_are_listed(packed, counts_population):
     assert table[0] == large and not table.packable and table.sum_of("train.total") > 2**70
 
 
+def decoded(content: dict) -> manifests.Manifest:
+    """What is read of a manifest of this content, with the checksum that goes with it."""
+    content = {name: value for name, value in content.items() if name != "checksum"}
+    return manifests.decode(json.dumps({**content, "checksum": manifests.checksum_of(content)}).encode(), "here")
+
+
 def number(values: list[int]) -> str:
     return b64encode(np.array(values, "<i8")).decode()
 
@@ -109,34 +115,67 @@ def number(values: list[int]) -> str:
         ({"clients": number([8, 8])}, "clients"),
         ({"clients": number([8, 8, 0])}, "clients"),
         ({"clients": number([8, 7, 8])}, "whole leaves"),
-        ({"clients": number([8, 8, 8])}, "24 clients, not 23"),
+        ({"clients": 8}, "24 clients, not 23"),
         ({"clients": 2**62}, "too many"),
         ({"clients": "?"}, "blocks"),
         ({"clients": 1.5}, "neither"),
         ({"clients": 2**64}, "neither"),
         ({"train.dtype": 4}, "train.dtype"),
         ({"train.entries": -1}, "train.entries"),
+        ({"train.total": -1}, "train.total"),
+        ({"train.dtype": -1}, "train.dtype"),
         ({"train.words": 1}, "dictionaries"),
         ({"heldout.total": -2}, "heldout.total"),
+        ({"heldout.entries": 5, "heldout.total": -1, "heldout.dtype": -1}, "held-out part"),
+        ({"heldout.entries": 5, "heldout.total": 5, "heldout.dtype": -1}, "held-out part"),
+        ({"heldout.entries": -1, "heldout.total": 7, "heldout.dtype": -1}, "held-out part"),
+        ({"heldout.entries": -1, "heldout.total": -1, "heldout.dtype": 0}, "held-out part"),
+        ({"heldout.entries": -1, "heldout.total": -1, "heldout.dtype": -1, "heldout.words": 3}, "held-out part"),
         ({"bytes": -1}, "bytes"),
         ({"more": 1}, "columns"),
     ],
 )
 def test_a_damaged_table_is_refused(packed, counts_population, changes, words):
     content = stored(counts_population)
-    del content["checksum"]
     content["blocks"] |= changes
     with pytest.raises(ManifestError, match=words):
-        manifests.decode(json.dumps({**content, "checksum": manifests.checksum_of(content)}).encode(), "here")
+        decoded(content)
+
+
+def test_a_table_that_is_packed_in_another_way_is_refused(packed, counts_population):
+    content = stored(counts_population)
+    digests = content["blocks"]["digests"]
+    for changes in (
+        {"digests": digests.upper()},
+        {"digests": f"{digests[:64]} {digests[64:]}"},
+        {"digests": f"{digests} "},
+        {"heldout.words": number([-1, -1, -1])},
+    ):
+        with pytest.raises(ManifestError, match="not packed as"):
+            decoded({**content, "blocks": content["blocks"] | changes})
+    assert manifests.checksum(decoded(content)) == content["checksum"]
+
+
+@pytest.mark.parametrize("above", [2, 1000])
+def test_a_name_of_a_slot_is_at_most_that_of_a_folder(monkeypatch, tmp_path, above):
+    monkeypatch.setattr(block_table, "PACKED_ABOVE", above)
+    content = stored(write_population(tmp_path / "p", "counts", 7, names(0, 23), some_counts(23), leaf=2, block=8))
+
+    def named(name: str) -> dict:
+        text = json.dumps(content["blocks"]).replace("v000001-000001", name)
+        return {**content, "blocks": json.loads(text)}
+
+    assert decoded(named("a" * 255)).blocks[1].slot == "a" * 255
+    with pytest.raises(ManifestError, match=r"blocks.*(folder|pattern)"):
+        decoded(named("a" * 256))
 
 
 def test_a_table_of_the_other_form_is_refused(packed, counts_population):
     content = stored(counts_population)
-    del content["checksum"]
     other = [{**content, "blocks": counts_population.blocks.listed()}, {**content, "needs": ["stripped-ids"]}]
     for one in other:
         with pytest.raises(ManifestError, match="blocks"):
-            manifests.decode(json.dumps({**one, "checksum": manifests.checksum_of(one)}).encode(), "here")
+            decoded(one)
 
 
 def test_an_append_looks_up_each_block_a_few_times(tmp_path, monkeypatch):
