@@ -210,13 +210,15 @@ class Blocks(Sequence[BlockEntry]):
 
     def fault(self, n_clients: int, clients_per_leaf: int, kind: Kind) -> str | None:
         """What contradicts itself; None if nothing does."""
+        if n_clients > LARGEST:
+            return "it holds too many clients"
         clients = self.numbers["clients"]
         stops = np.cumsum(clients)
         wrong = np.flatnonzero(self.first != stops - clients)
         if len(wrong):
             at = int(wrong[0])
             return f"block {at} starts at client {self.first[at]}, not {stops[at] - clients[at]}"
-        split = np.flatnonzero(clients[:-1] % clients_per_leaf)
+        split = np.flatnonzero(clients[:-1] % min(clients_per_leaf, LARGEST))
         if len(split):
             return f"block {split[0]} does not hold whole leaves"
         if self.sum_of("clients") != n_clients:

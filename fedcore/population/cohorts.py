@@ -115,6 +115,14 @@ def mask(ranges: Ranges, first: int, clients: int) -> np.ndarray:
     return np.searchsorted(bounds, np.arange(first, first + clients), side="right") % 2 == 1
 
 
+def covered(ranges: Ranges, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
+    """Return (B,) bool: which of the ranges first .. stop - 1, of a client at least, lie in one of `ranges`
+    [first, stop), which are merged."""
+    bounds = np.array(ranges, np.int64).ravel()
+    at = np.searchsorted(bounds, first, side="right")
+    return (at % 2 == 1) & (np.searchsorted(bounds, stop) == at)
+
+
 def _where(order: Order, chosen: Callable[[int], bool]) -> Ranges:
     made, first = [], 0
     for cohort, clients in order:

@@ -178,6 +178,75 @@ def test_a_table_of_the_other_form_is_refused(packed, counts_population):
             decoded(one)
 
 
+@pytest.mark.parametrize("leaf", [2**63, 2**70])
+def test_a_leaf_may_be_larger_than_every_block(counts_population, leaf):
+    content = {**stored(counts_population), "clients_per_leaf": leaf}
+    with pytest.raises(ManifestError, match="block 0 does not hold whole leaves"):
+        decoded(content)
+    first = content["blocks"][0]
+    alone = {**content, "blocks": [first], "n_clients": first["clients"], "n_rows": first["train"]["total"]}
+    assert decoded(alone).clients_per_leaf == leaf
+
+
+def void(first: int, clients: int) -> dict:
+    part = {"entries": 0, "total": 0, "dtype": "int32"}
+    return {"void": True, "first": first, "clients": clients, "train": part, "id_bytes": 0, "bytes": 0}
+
+
+def of_voids(content: dict, sizes: list[int], order: list[list[int]], leaf: int = 1) -> dict:
+    """The content with void blocks of these sizes alone."""
+    blocks = [void(sum(sizes[:at]), size) for at, size in enumerate(sizes)]
+    made = {"blocks": blocks, "n_clients": sum(sizes), "n_rows": 0, "order": order, "clients_per_leaf": leaf}
+    return {**content, **made, "needs": ["holes", *content["needs"]]}
+
+
+def test_a_void_block_of_many_clients_is_no_array_of_them(counts_population):
+    content = stored(counts_population)
+    for size in (2**40, 2**62):
+        assert decoded(of_voids(content, [size], [[0, size]])).blocks.void.all()
+        with pytest.raises(ManifestError, match="not forgotten"):
+            decoded(of_voids(content, [size], [[0, size - 1], [1, 1]]))
+
+
+@pytest.mark.parametrize(
+    ("order", "whole"),
+    [
+        ([[0, 9]], True),
+        ([[1, 1], [0, 8]], False),
+        ([[0, 8], [1, 1]], False),
+        ([[0, 4], [1, 1], [0, 4]], False),
+        ([[0, 2], [1, 1], [0, 6]], False),
+        ([[0, 3], [1, 1], [0, 5]], False),
+    ],
+)
+def test_void_blocks_are_holes_from_end_to_end(counts_population, order, whole):
+    content = of_voids(stored(counts_population), [3, 2, 4], order)
+    if whole:
+        assert decoded(content).blocks.void.all()
+        return
+    with pytest.raises(ManifestError, match="a void block has clients that were not forgotten"):
+        decoded(content)
+
+
+def test_more_clients_than_64_bits_hold_are_refused(counts_population):
+    content = stored(counts_population)
+    for sizes in ([2**63], [2**63 - 1, 1], [2**63 - 1, 2**63 - 1, 2], [2**70]):
+        with pytest.raises(ManifestError, match="too many clients"):
+            decoded(of_voids(content, sizes, [[0, sum(sizes)]]))
+
+
+@pytest.mark.parametrize("error", [OverflowError, MemoryError])
+@pytest.mark.parametrize("where", ["fault", "unpacked"])
+def test_numbers_that_no_array_holds_are_a_fault_of_the_manifest(packed, monkeypatch, counts_population, error, where):
+    def fails(*given: object) -> None:
+        raise error("too large")
+
+    content = stored(counts_population)
+    monkeypatch.setattr(Blocks, where, fails)
+    with pytest.raises(ManifestError, match="64 bits or in memory"):
+        decoded(content)
+
+
 def test_an_append_looks_up_each_block_a_few_times(tmp_path, monkeypatch):
     blocks, looked = 60, []
     made = write_population(tmp_path / "p", "counts", 7, names(0, blocks), some_counts(blocks), leaf=1, block=1)
