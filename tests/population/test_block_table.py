@@ -3,15 +3,17 @@ it is damaged; nothing that is done with one looks at every block for every bloc
 
 import json
 from base64 import b64encode
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from fedcore.errors import ManifestError, PopulationError
-from fedcore.population import block_table, layout
+from fedcore.population import block_table, cohorts, layout
 from fedcore.population import manifest as manifests
 from fedcore.population.block_table import Blocks, total_of
-from fedcore.population.cohorts import between, of_each
+from fedcore.population.cohorts import Runs, of_each
+from fedcore.population.conversion import begin_cohorts, open_cohort
 from fedcore.population.copying import copy_population
 from fedcore.population.erasing import compact, forget
 from fedcore.population.store import Population
@@ -266,5 +268,30 @@ def test_an_append_looks_up_each_block_a_few_times(tmp_path, monkeypatch):
 def test_cohorts_of_a_billion_clients_are_runs():
     order = ((1, 3), (0, 2), (2, 10**9))
     assert of_each(order, 2, 4).tolist() == [1, 0, 0, 2] and of_each(order, 10**9, 2).tolist() == [2, 2]
-    assert between(order, 4, 10**9) == ((0, 1), (2, 10**9 - 5)) and between(order, 3, 3) == ()
-    assert between(order, 0, 10**9 + 5) == order
+    runs = Runs.of(order)
+    assert runs.between(4, 10**9) == ((0, 1), (2, 10**9 - 5)) and runs.between(3, 3) == runs.between(4, 4) == ()
+    assert runs.between(0, 10**9 + 5) == order and runs.between(10**9 + 5, 10**9 + 5) == ()
+
+
+@pytest.mark.parametrize("cohorts_to", [None, 1])
+def test_forgetting_converts_the_order_a_few_times_for_any_number_of_blocks(tmp_path, monkeypatch, cohorts_to):
+    blocks, looked = 40, []
+    made = write_population(tmp_path / "p", "counts", 7, names(0, 2 * blocks), some_counts(2 * blocks), leaf=2, block=2)
+    begun = begin_cohorts(made, lambda version, checksum, token: token)
+    before = open_cohort(forget(begun, clients=names(0, 2 * blocks)[::4]).population, None)
+
+    def counted(name: str, real: Callable[..., object]) -> None:
+        monkeypatch.setattr(cohorts, name, lambda *given: (looked.append(name), real(*given))[1])
+
+    for name in ("_where", "mask"):
+        counted(name, getattr(cohorts, name))
+    real = Runs.of.__func__
+    monkeypatch.setattr(Runs, "of", classmethod(lambda cls, order: (looked.append("of"), real(cls, order))[1]))
+    chosen = {"clients": names(0, 2 * blocks)[1::4]} if cohorts_to is None else {"cohorts_to": cohorts_to}
+    after = forget(before, **chosen)
+    assert after.clients == (blocks // 2 if cohorts_to is None else 3 * blocks // 2)
+    assert len(looked) < blocks // 2
+    looked.clear()
+    if cohorts_to is None:
+        compact(after.population)
+        assert len(looked) < blocks // 2
