@@ -290,11 +290,12 @@ class Blocks(Sequence[BlockEntry]):
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """A field takes a table as it is, or blocks that are checked one by one; from JSON also the packed table that
-        the validation's context holds."""
+        the validation's context holds. What pydantic writes of it is `listed`."""
         listed = handler.generate_schema(tuple[BlockEntry, ...])
         return core_schema.json_or_python_schema(
             core_schema.with_info_after_validator_function(cls._read, listed),
             core_schema.no_info_wrap_validator_function(cls._given, listed),
+            serialization=core_schema.plain_serializer_function_ser_schema(cls._written),
         )
 
     @classmethod
@@ -304,6 +305,9 @@ class Blocks(Sequence[BlockEntry]):
     @classmethod
     def _given(cls, value: Any, one_by_one: Callable[[Any], tuple[BlockEntry, ...]]) -> Blocks:
         return value if isinstance(value, Blocks) else cls.of(one_by_one(value))
+
+    def _written(self) -> tuple[dict[str, Any], ...]:
+        return tuple(self.listed())
 
     def _part(self, part: str, index: int) -> PartEntry | None:
         entries, total, dtype, words = (int(self.numbers[f"{part}.{name}"][index]) for name in OF_A_PART)

@@ -101,6 +101,18 @@ def decoded(content: dict) -> manifests.Manifest:
     return manifests.decode(json.dumps({**content, "checksum": manifests.checksum_of(content)}).encode(), "here")
 
 
+@pytest.mark.parametrize("above", [2, 1000])
+def test_what_pydantic_writes_of_a_manifest_is_read_again(monkeypatch, tmp_path, above):
+    monkeypatch.setattr(block_table, "PACKED_ABOVE", above)
+    made = write_population(tmp_path / "p", "counts", 7, names(0, 10), some_counts(10), leaf=2, block=2)
+    manifest = forget(made, clients=["user 2", "user 3"]).population.manifest
+    text = manifest.model_dump_json()
+    assert json.loads(text) == manifest.model_dump(mode="json")
+    assert json.loads(text)["blocks"] == manifest.blocks.listed()
+    assert manifests.Manifest.model_validate_json(text) == manifest
+    assert manifests.Manifest(**manifest.model_dump()) == manifest
+
+
 def number(values: list[int]) -> str:
     return b64encode(np.array(values, "<i8")).decode()
 
