@@ -21,7 +21,9 @@ from fedcore.storage.ranges import Ranges
 
 StoredDtype = Literal["int32", "int64", "float32", "float64"]
 DTYPES: Final[tuple[StoredDtype, ...]] = get_args(StoredDtype)
-SLOT = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # one folder name: a manifest can never point outside its population
+# one folder name, of at most 255 bytes: a manifest can never point outside its population, and the longest name is the
+# width of all of them in a table
+SLOT = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$"
 DIGEST_BYTES: Final = 32
 PACKED_ABOVE: Final = 1000  # blocks, of which a manifest stores the packed table
 NONE: Final = -1  # in a column of numbers: there is none
@@ -208,13 +210,15 @@ class Blocks(Sequence[BlockEntry]):
 
     def fault(self, n_clients: int, clients_per_leaf: int, kind: Kind) -> str | None:
         """What contradicts itself; None if nothing does."""
+        if n_clients > LARGEST:
+            return "it holds too many clients"
         clients = self.numbers["clients"]
         stops = np.cumsum(clients)
         wrong = np.flatnonzero(self.first != stops - clients)
         if len(wrong):
             at = int(wrong[0])
             return f"block {at} starts at client {self.first[at]}, not {stops[at] - clients[at]}"
-        split = np.flatnonzero(clients[:-1] % clients_per_leaf)
+        split = np.flatnonzero(clients[:-1] % min(clients_per_leaf, LARGEST))
         if len(split):
             return f"block {split[0]} does not hold whole leaves"
         if self.sum_of("clients") != n_clients:
@@ -276,16 +280,22 @@ class Blocks(Sequence[BlockEntry]):
         held += [numbers[name] != 0 for name in ("id_bytes", "bytes", "train.total")]
         if any((one & made.void).any() for one in held):
             raise ValueError("a block is void and holds something")
+        entries, *others, words = (numbers[f"heldout.{name}"] == NONE for name in OF_A_PART)
+        if any((entries != one).any() for one in others) or (entries & ~words).any():
+            raise ValueError("a block has some numbers of a held-out part, and not the others")
+        if made.packed() != content:  # the file's checksum is of the text, a version's of its blocks
+            raise ValueError("the table is not packed as a version packs it")
         return made
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """A field takes a table as it is, or blocks that are checked one by one; from JSON also the packed table that
-        the validation's context holds."""
+        the validation's context holds. What pydantic writes of it is `listed`."""
         listed = handler.generate_schema(tuple[BlockEntry, ...])
         return core_schema.json_or_python_schema(
             core_schema.with_info_after_validator_function(cls._read, listed),
             core_schema.no_info_wrap_validator_function(cls._given, listed),
+            serialization=core_schema.plain_serializer_function_ser_schema(cls._written),
         )
 
     @classmethod
@@ -295,6 +305,9 @@ class Blocks(Sequence[BlockEntry]):
     @classmethod
     def _given(cls, value: Any, one_by_one: Callable[[Any], tuple[BlockEntry, ...]]) -> Blocks:
         return value if isinstance(value, Blocks) else cls.of(one_by_one(value))
+
+    def _written(self) -> tuple[dict[str, Any], ...]:
+        return tuple(self.listed())
 
     def _part(self, part: str, index: int) -> PartEntry | None:
         entries, total, dtype, words = (int(self.numbers[f"{part}.{name}"][index]) for name in OF_A_PART)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
@@ -96,23 +97,55 @@ def holes_of(order: Order) -> Ranges:
 
 
 def of_each(order: Order, first: int, clients: int) -> np.ndarray:
-    """Return (clients,) int64: the cohorts of the clients from index `first` on."""
-    runs = between(order, first, first + clients)
-    return np.repeat([cohort for cohort, _ in runs], [held for _, held in runs]).astype(np.int64)
+    """Return (clients,) int64: the cohorts of the clients from index `first` on. `Runs` has them for many blocks."""
+    return Runs.of(order).of_each(first, clients)
 
 
-def between(order: Order, first: int, stop: int) -> Order:
-    """The order of the clients first .. stop - 1 alone."""
-    numbers, clients = np.array(order, np.int64).reshape(-1, 2).T
-    held = np.diff(np.clip(np.concatenate([[0], np.cumsum(clients)]), first, stop))
-    there = held > 0
-    return tuple(zip(numbers[there].tolist(), held[there].tolist(), strict=True))
+@dataclass(frozen=True, slots=True, eq=False)
+class Runs:
+    """An order as arrays, from which the clients of a block are cut out without looking at all of its R runs.
+
+    cohorts: (R,) int64
+    bounds:  (R + 1,) int64, the clients before each run, and all of them
+    """
+
+    cohorts: np.ndarray
+    bounds: np.ndarray
+
+    @classmethod
+    def of(cls, order: Order) -> Runs:
+        numbers, clients = np.array(order, np.int64).reshape(-1, 2).T
+        return cls(numbers, np.concatenate([[0], np.cumsum(clients)]))
+
+    def between(self, first: int, stop: int) -> Order:
+        """The order of the clients first .. stop - 1 alone."""
+        numbers, held = self._cut(first, stop)
+        return tuple(zip(numbers.tolist(), held.tolist(), strict=True))
+
+    def of_each(self, first: int, clients: int) -> np.ndarray:
+        """Return (clients,) int64: the cohorts of the clients from index `first` on."""
+        return np.repeat(*self._cut(first, first + clients))
+
+    def _cut(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        start = np.searchsorted(self.bounds, first, side="right") - 1
+        end = np.searchsorted(self.bounds, stop)
+        held = np.diff(np.clip(self.bounds[start : end + 1], first, stop))
+        there = held > 0
+        return self.cohorts[start:end][there], held[there]
 
 
 def mask(ranges: Ranges, first: int, clients: int) -> np.ndarray:
     """Return (clients,) bool: which clients, counted from index `first`, are in these ranges [first, stop)."""
     bounds = np.array(ranges, np.int64).ravel()
     return np.searchsorted(bounds, np.arange(first, first + clients), side="right") % 2 == 1
+
+
+def covered(ranges: Ranges, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
+    """Return (B,) bool: which of the ranges first .. stop - 1, of a client at least, lie in one of `ranges`
+    [first, stop), which are merged."""
+    bounds = np.array(ranges, np.int64).ravel()
+    at = np.searchsorted(bounds, first, side="right")
+    return (at % 2 == 1) & (np.searchsorted(bounds, stop) == at)
 
 
 def _where(order: Order, chosen: Callable[[int], bool]) -> Ranges:

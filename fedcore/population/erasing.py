@@ -29,7 +29,7 @@ from fedcore.population.arrays import STREAM_BYTES
 from fedcore.population.block_table import BlockEntry, Blocks, PartEntry
 from fedcore.population.block_writer import BlockWriter
 from fedcore.population.checks import Rows
-from fedcore.population.cohorts import FOUNDERS, HOLE, Cohort, Order
+from fedcore.population.cohorts import FOUNDERS, HOLE, Cohort, Order, Runs
 from fedcore.population.identifiers import Rule
 from fedcore.population.manifest import Manifest, Provenance
 from fedcore.population.periods import clients_of
@@ -143,8 +143,9 @@ def compact(
         _refuse_open(population, open_runs)
         before = files.size(path)
         versions.intend(path, population.version + 1)
+        runs = _runs(population.manifest)
         for index, entry in enumerate(population.blocks):
-            _copy_there(writer, population, index, entry)
+            _copy_there(writer, population, index, entry, runs)
             if progress is not None:
                 progress(index + 1, len(population.blocks))
         after = writer.commit(Provenance(options={"compacted": True}))
@@ -208,15 +209,17 @@ def _chosen(population: Population, wanted: set[str], cohorts_to: int | None) ->
     chosen: dict[int, np.ndarray] = {}
     found: set[str] = set()
     blocks = population.blocks
+    runs = _runs(population.manifest)
     looked_at = ~blocks.void & (bool(wanted) | blocks.overlapping(aged))
     for index in np.flatnonzero(looked_at).tolist():
         entry = blocks[index]
-        mask = of_cohorts.mask(aged, entry.first, entry.clients)
+        cohorts = runs.of_each(entry.first, entry.clients)
+        mask = (cohorts >= FOUNDERS) & (cohorts <= (cohorts_to or HOLE))
         if wanted:
             names = clients_of(population.client_ids(index).tolist(), population.manifest.period is not None)
             named = np.array([one in wanted for one in names])
             found |= wanted.intersection(names)
-            mask |= named & ~population.are_holes(entry.first, entry.clients)
+            mask |= named & (cohorts != HOLE)
         if mask.any():
             chosen[index] = mask
     return chosen, len(wanted - found)
@@ -224,33 +227,33 @@ def _chosen(population: Population, wanted: set[str], cohorts_to: int | None) ->
 
 def _listed(population: Population, chosen: dict[int, np.ndarray], without_trace: bool) -> Suppression:
     """The list of forgotten clients of the new version."""
-    order = _order(population.manifest)
+    runs = _runs(population.manifest)
     ids: list[str] = []
     numbers = [np.zeros(0, np.int64)]
     for index, mask in chosen.items():
         entry = population.blocks[index]
         ids += population.client_ids(index)[mask].tolist()
-        numbers.append(of_cohorts.of_each(order, entry.first, entry.clients)[mask])
+        numbers.append(runs.of_each(entry.first, entry.clients)[mask])
     listed = Suppression.read(population.path, population.manifest.suppression)
     return listed.changed(ids, np.concatenate(numbers), without_trace)
 
 
-def _order(manifest: Manifest) -> Order:
-    return manifest.order or ((FOUNDERS, manifest.n_clients),)
+def _runs(manifest: Manifest) -> Runs:
+    return Runs.of(manifest.order or ((FOUNDERS, manifest.n_clients),))
 
 
 def _order_without(manifest: Manifest, chosen: dict[int, np.ndarray]) -> Order:
     """Only the clients of blocks that change are looked at one by one."""
-    order, made, done = _order(manifest), list[tuple[int, int]](), 0
+    runs, made, done = _runs(manifest), list[tuple[int, int]](), 0
     for index, mask in chosen.items():
         entry = manifest.blocks[index]
-        each = np.where(mask, HOLE, of_cohorts.of_each(order, entry.first, entry.clients))
+        each = np.where(mask, HOLE, runs.of_each(entry.first, entry.clients))
         starts = np.flatnonzero(np.diff(each, prepend=-1))
         lengths = np.diff(starts, append=len(each))
-        made += of_cohorts.between(order, done, entry.first)
+        made += runs.between(done, entry.first)
         made += zip(each[starts].tolist(), lengths.tolist(), strict=True)
         done = entry.first + entry.clients
-    return of_cohorts.joined((*made, *of_cohorts.between(order, done, manifest.n_clients)))
+    return of_cohorts.joined((*made, *runs.between(done, manifest.n_clients)))
 
 
 def _declared_without(manifest: Manifest, cohorts_to: int | None) -> dict[str, Any]:
@@ -277,10 +280,10 @@ def _still_declared(population: Population, cohorts_to: int | None) -> bool:
 def _rewritten(population: Population, path: Path, chosen: dict[int, np.ndarray], progress: Progress | None) -> Blocks:
     """All blocks of the new version; those that lose clients in new slots, at the same place."""
     blocks: dict[int, BlockEntry] = {}
-    made = 0
+    runs, made = _runs(population.manifest), 0
     for number, (index, mask) in enumerate(chosen.items()):
         entry = population.blocks[index]
-        gone = mask | population.are_holes(entry.first, entry.clients)
+        gone = mask | (runs.of_each(entry.first, entry.clients) == HOLE)
         if gone.all():
             empty = PartEntry(entries=0, total=0, dtype=entry.train.dtype)
             blocks[index] = BlockEntry(
@@ -352,12 +355,12 @@ class _Compacting(PopulationWriter):
         return {**self.public, **kept, "removed": tuple(sorted(self.parent.checksums().items()))}
 
 
-def _copy_there(writer: PopulationWriter, population: Population, index: int, entry: BlockEntry) -> None:
+def _copy_there(writer: PopulationWriter, population: Population, index: int, entry: BlockEntry, runs: Runs) -> None:
     """Writes the clients of a block that were not forgotten."""
     if entry.void:
         return
     ids = population.client_ids(index)
-    there = ~population.are_holes(entry.first, entry.clients)
+    there = runs.of_each(entry.first, entry.clients) != HOLE
     for start, stop in _ranges(population, index):
         mine = np.flatnonzero(there[start:stop])
         if not len(mine):

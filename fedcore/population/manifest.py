@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any, Final, Literal, Never, Self
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from fedcore.errors import ManifestError, PopulationNotFound, retired
@@ -199,8 +198,9 @@ class Manifest(_Frozen):
         holes = of_cohorts.holes_of(self.order)
         if bool(holes) != (HOLES in self.needs):
             raise ValueError("holes go with the need of that name")
-        voids = np.flatnonzero(self.blocks.void).tolist()
-        if not all(of_cohorts.mask(holes, self.blocks[at].first, self.blocks[at].clients).all() for at in voids):
+        void = self.blocks.void
+        first, clients = self.blocks.first[void], self.blocks.numbers["clients"][void]
+        if not of_cohorts.covered(holes, first, first + clients).all():
             raise ValueError("a void block has clients that were not forgotten")
         return self
 
@@ -312,13 +312,14 @@ def decode(data: bytes, where: str) -> Manifest:
         raise ManifestError(f"The manifest {where} contradicts itself: it has {early[0]} without needing them.", remedy)
     try:
         table = Blocks.unpacked(blocks) if PACKED in needs else None
-    except ValueError as error:
-        raise ManifestError(f"The manifest {where} contradicts itself: blocks: {error}.", remedy) from error
-    try:
         small = content if table is None else {**content, "blocks": ()}
         return Manifest.model_validate_json(json.dumps(small), context=table)
     except ValidationError as error:
         raise ManifestError(f"The manifest {where} contradicts itself: {_first_of(error)}.", remedy) from error
+    except ValueError as error:
+        raise ManifestError(f"The manifest {where} contradicts itself: blocks: {error}.", remedy) from error
+    except (OverflowError, MemoryError) as error:
+        raise ManifestError(f"The manifest {where} holds more than fits in 64 bits or in memory.", remedy) from error
 
 
 def _refuse_retired(where: str, form: str) -> Never:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedcore.errors import IngestError, ManifestError, PopulationBranched, PopulationError
 from fedcore.population import identifiers
 from fedcore.population import manifest as manifests
-from fedcore.population.cohorts import FOUNDERS, HOLE, Cohort, clients_of, fault, joined
+from fedcore.population.cohorts import FOUNDERS, HOLE, Cohort, clients_of, covered, fault, holes_of, joined, mask
 from fedcore.population.conversion import begin_cohorts, open_cohort
 from fedcore.population.copying import copy_population
 from fedcore.population.ingest.ingest import ingest
@@ -52,6 +52,15 @@ def test_clients_of_cohorts_are_those_with_its_number(order, chosen):
     ranges = clients_of(order, ranges_of(chosen))
     assert [i for first, stop in ranges for i in range(first, stop)] == asked
     assert all(stop < following for (_, stop), (following, _) in zip(ranges, ranges[1:], strict=False))
+
+
+@given(ORDERS)
+def test_ranges_are_covered_that_hold_holes_alone(order):
+    clients = sum(clients for _, clients in order)
+    there, holes = [(first, stop) for stop in range(clients + 1) for first in range(stop)], holes_of(order)
+    wanted = [bool(mask(holes, first, stop - first).all()) for first, stop in there]
+    first, stop = np.array(there, np.int64).reshape(-1, 2).T
+    assert covered(holes, first, stop).tolist() == wanted
 
 
 @given(ORDERS)
