@@ -141,7 +141,7 @@ def mask(ranges: Ranges, first: int, clients: int) -> np.ndarray:
 
 
 def covered(ranges: Ranges, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
-    """Return (B,) bool: which of the ranges first .. stop - 1, of a client at least, lie in one of `ranges`
+    """Return (B,) bool: which of the ranges first .. stop - 1, of a client at least, are in one of `ranges`
     [first, stop), which are merged."""
     bounds = np.array(ranges, np.int64).ravel()
     at = np.searchsorted(bounds, first, side="right")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
 import numpy as np
@@ -142,46 +142,3 @@ def decode(data: np.ndarray, ptr: np.ndarray) -> np.ndarray:
     bounds = ptr.tolist()
     pairs = zip(bounds[:-1], bounds[1:], strict=True)
     return np.array([joined[low:high].decode("utf-8") for low, high in pairs], dtype=np.str_)
-
-
-def hashes(texts: Sequence[str]) -> np.ndarray:
-    """(C,) int64, Python's hash of each id: for comparisons in this process only, with a key that is its own."""
-    return np.fromiter(map(hash, texts), np.int64, len(texts))
-
-
-def alike(own: Sequence[np.ndarray], of_folded: Sequence[np.ndarray]) -> np.ndarray:
-    """(G,) int64, the hash of the folded id of each group of different ids that are equal once folded.
-
-    own, of_folded: for each block the `hashes` of its ids, and of the same ids `folded`: the same array where folding
-    changes none. Holds 16 bytes more for each client while it sorts, and sorts only if folding changes an id.
-    """
-    if all(mine is other for mine, other in zip(own, of_folded, strict=True)):
-        return np.zeros(0, np.int64)
-    other = np.concatenate(of_folded)
-    held = np.sort(other)
-    several = np.flatnonzero(np.isin(other, held[1:][held[1:] == held[:-1]]))
-    mine, other = np.concatenate(own)[several], other[several]
-    order = np.lexsort((mine, other))
-    mine, other = mine[order], other[order]
-    return np.unique(other[1:][(other[1:] == other[:-1]) & (mine[1:] != mine[:-1])])
-
-
-def came_twice(parts: Sequence[np.ndarray], ids_of: Callable[[int], np.ndarray]) -> str | None:
-    """An id that several clients have; None if there is none. Ids of forgotten clients are empty and do not count.
-
-    parts: for each block the `hashes` of its ids, or none at all, if it is not to be looked at; ids_of: (C,) str
-    """
-    values, counts = np.unique(np.concatenate([np.zeros(0, np.int64), *parts]), return_counts=True)
-    suspects = values[counts > 1]
-    seen: set[str] = set()
-    for number, part in enumerate(parts):
-        positions = np.flatnonzero(np.isin(part, suspects))
-        if not len(positions):
-            continue
-        # Equal hashes are nearly always equal ids; look at the ids themselves to be sure.
-        for one in ids_of(number)[positions].tolist():
-            if one in seen:
-                return str(one)
-            if one:
-                seen.add(one)
-    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar, cast
@@ -21,6 +22,7 @@ from fedcore.population.cohorts import FOUNDERS, clients_of, holes_of, mask
 from fedcore.population.cohorts import of_each as cohort_of_each
 from fedcore.population.manifest import Manifest
 from fedcore.population.periods import label_of, stored_ids
+from fedcore.population.same_ids import SeenIds
 from fedcore.population.slots import Slot
 from fedcore.population.streaming import StoredRows
 from fedcore.population.words import LONGEST, RECORD, WORD, WordsBlock, from_bytes
@@ -318,25 +320,25 @@ class Population:
             self.vocabulary()
         except ManifestError as error:
             problems.append(error.message)
-        hashes: list[np.ndarray] = []  # of the ids of each block; none of a damaged one
-        for index, entry in enumerate(self.blocks):
-            problem, size, ids = self._verify_block(index, entry)
-            total += size
-            if problem:
-                problems.append(problem)
-            hashes.append(identifiers.hashes(ids.tolist()))
-            if not problem and not np.array_equal(ids == "", self.are_holes(entry.first, entry.clients)):
-                problems.append(
-                    f"Block {index} (slot {entry.slot}): the clients without an id are not those forgotten."
-                )
-            elif not problem and (strange := self._of_another_spelling(ids)):
-                problems.append(f"Block {index} (slot {entry.slot}): {strange}")
-            elif not problem and (strange := self._of_another_period(entry, ids)):
-                problems.append(f"Block {index} (slot {entry.slot}): the entry {strange!r} is not of its period.")
-            if progress is not None:
-                progress(index + 1, len(self.blocks))
-        if twice := identifiers.came_twice(hashes, self.client_ids):
-            problems.append(f"The client id {twice!r} is there twice.")
+        with closing(SeenIds(folds=False)) as seen:
+            for index, entry in enumerate(self.blocks):
+                problem, size, ids = self._verify_block(index, entry)
+                total += size
+                if problem:
+                    problems.append(problem)
+                seen.add(ids.tolist(), entry.first)  # none of a damaged block
+                if not problem and not np.array_equal(ids == "", self.are_holes(entry.first, entry.clients)):
+                    problems.append(
+                        f"Block {index} (slot {entry.slot}): the clients without an id are not those forgotten."
+                    )
+                elif not problem and (strange := self._of_another_spelling(ids)):
+                    problems.append(f"Block {index} (slot {entry.slot}): {strange}")
+                elif not problem and (strange := self._of_another_period(entry, ids)):
+                    problems.append(f"Block {index} (slot {entry.slot}): the entry {strange!r} is not of its period.")
+                if progress is not None:
+                    progress(index + 1, len(self.blocks))
+            if twice := seen.twice(self.blocks.first, self.client_ids):
+                problems.append(f"The client id {twice!r} is there twice.")
         return VerifyReport(len(self.blocks), total, tuple(problems), self._unfinished())
 
     def _unfinished(self) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from fedcore.population.columns import ColumnEntry, bounds_of
 from fedcore.population.deliveries import Delivered, added
 from fedcore.population.manifest import Halves, Manifest, Provenance, Vocabulary
 from fedcore.population.periods import Periods, clients_of, label_of, stored_ids
+from fedcore.population.same_ids import SeenIds
 from fedcore.population.sizing import CLIENTS_PER_LEAF, block_limit, explicit_clients_per_block, usable_cores
 from fedcore.population.slots import Slot
 from fedcore.population.store import Population, stored_client_ids
@@ -141,9 +142,7 @@ class PopulationWriter:
         self.clients = 0
         self._blocks: list[BlockEntry] = []
         self.entries = period is not None  # whether ids are of entries
-        self._hashes: list[np.ndarray] = []  # of ids
-        self._own: list[np.ndarray] = []  # of the clients in them, where `_folded` is counted
-        self._folded: list[np.ndarray] = []  # of those, folded
+        self._seen = SeenIds(folds=self.rule != identifiers.FOLDED and not records)
         self._open: BlockWriter | None = None
         self._closer = (
             ThreadPoolExecutor(CLOSERS) if usable_cores() > 1 else None
@@ -203,6 +202,7 @@ class PopulationWriter:
             closed = self.parent is None and self.public["ledger"] is not None
             files.make_folder(self.path, private=closed, durable=True)
             stack.enter_context(layout.writer_lock(self.path))
+            stack.callback(self._seen.close)
             versions.check_and_sweep(self.path, None if self.parent is None else self.parent.version)
             mark = {"fedcore": {"population": True, "schema_version": manifests.SCHEMA_VERSION}}
             layout.mark_root(self.path, mark, closed)
@@ -338,8 +338,8 @@ class PopulationWriter:
         self._refuse_duplicates()
         provenance = provenance or Provenance()
         old = None if self.parent is None else self.parent.manifest
-        alike = len(identifiers.alike(self._own, self._folded))
-        provenance = provenance.model_copy(update={"parent": None if old is None else old.version, "alike_ids": alike})
+        parent, alike = None if old is None else old.version, self._seen.alike()
+        provenance = provenance.model_copy(update={"parent": parent, "alike_ids": alike})
         self.day = None if delivered is None else delivered.day
         fields = self._membership(newcomers)
         if old is not None:
@@ -396,14 +396,7 @@ class PopulationWriter:
 
     def _note(self, texts: list[str]) -> None:
         """What is compared at the end, of the ids of the next clients."""
-        made = identifiers.hashes(texts)
-        self._hashes.append(made)
-        if self.rule == identifiers.FOLDED or self.public["records"]:
-            return
-        clients = clients_of(texts, self.entries)
-        other = identifiers.folded(clients)
-        self._own.append(identifiers.hashes(clients) if self.entries else made)
-        self._folded.append(self._own[-1] if other is clients else identifiers.hashes(other))
+        self._seen.add(texts, self.clients, clients_of(texts, True) if self.entries and self._seen.folds else None)
 
     def _deal(self, texts: list[str]) -> None:
         """Notes the periods of the next clients, if the parent does not have them. Raises PopulationError."""
@@ -529,9 +522,8 @@ class PopulationWriter:
             raise
 
     def _refuse_duplicates(self) -> None:
-        bounds = [block.first for block in self._blocks[1:]]
-        parts = np.split(np.concatenate(self._hashes), bounds)
-        if one := identifiers.came_twice(parts, self._ids_of):
+        first = np.array([block.first for block in self._blocks])
+        if one := self._seen.twice(first, self._ids_of):
             raise PopulationError(
                 f"The client id {one!r} was written twice.", "Give all data of a client in one call of `write`."
             )
