@@ -393,9 +393,9 @@ def test_duplicate_ids_are_refused(tmp_path):
 
 
 def test_a_hash_collision_is_no_duplicate(tmp_path, monkeypatch):
-    from fedcore.population import identifiers
+    from fedcore.population import same_ids
 
-    monkeypatch.setattr(identifiers, "hashes", lambda texts: np.zeros(len(texts), np.uint64))
+    monkeypatch.setattr(same_ids, "_hashes", lambda texts: np.ones(len(texts), np.int64))
     with PopulationWriter(tmp_path / "p", "counts", 7, clients_per_leaf=2, clients_per_block=2) as writer:
         writer.write(names(0, 5), some_counts(5))
         assert writer.commit().n_clients == 5
