@@ -43,6 +43,6 @@ class BackgroundConfig(BaseModel):
         None,
         ge=0,
         le=1e12,
-        description="change that at least a fifth of a mask's pixels exceed, and the others by half, in the units of the "
-        "rows; None: 20 / 255 for pixels of [0, 1], else 8 times the median noise of a pixel",
+        description="change that a fifth of a mask's pixels exceed, and all others by half, in the units of the rows; "
+        "None: 20 / 255 for pixels of [0, 1], else 8 times the median noise of a pixel",
     )
