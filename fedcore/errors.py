@@ -78,7 +78,8 @@ def needs(what: str, package: str = "", otherwise: str = "") -> Iterator[None]:
         name, extra = EXTRAS[package or missing]
         state = "is not installed" if missing == (package or missing) else f"cannot be imported ({error})"
         raise ExtraMissing(
-            f"{what} needs {name}, which {state}.", f'Install it: pip install "fedcore[{extra}]". {otherwise}'.rstrip()
+            f"{what} needs {name}, which {state}.",
+            f'Install it in a clone: pip install -e ".[{extra}]". {otherwise}'.rstrip(),
         ) from error
 
 

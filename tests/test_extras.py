@@ -1,4 +1,4 @@
-"""What `pip install fedcore` alone can do, and the message that names the extra for everything else.
+"""What `pip install -e .` alone can do, and the message that names the extra for everything else.
 
 Nothing is installed or removed: a finder refuses to import the packages of the extras.
 """
@@ -86,7 +86,7 @@ print("LOADED", sorted(BLOCKED & set(sys.modules)))
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[-1] == "LOADED []"
     page = (tmp_path / "runs/cli/report.html").read_text()
-    assert "This page has no figures." in page and "fedcore[plots]" in page and "<img" not in page
+    assert "This page has no figures." in page and ".[plots]" in page and "<img" not in page
 
 
 COMMANDS = {  # what names the extra, by the command; FILES in the folder: see below
@@ -156,12 +156,12 @@ print(json.dumps(found))
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "The OTLP endpoint needs OpenTelemetry, which is not installed." in done.stdout
-    assert 'Install it: pip install "fedcore[telemetry]".' in done.stdout
+    assert 'Install it in a clone: pip install -e ".[telemetry]".' in done.stdout
     found = json.loads(done.stdout.splitlines()[-1])
     for what, (subject, extra) in (COMMANDS | PYTHON).items():
         code, told = found[what]
         assert code == 2 and f"{subject}, which is not installed." in told, (what, code, told[-2000:])
-        assert f'Install it: pip install "fedcore[{extra}]".' in told and "Traceback" not in told
+        assert f'Install it in a clone: pip install -e ".[{extra}]".' in told and "Traceback" not in told
 
 
 def names(requirements: list[str]) -> set[str]:
@@ -187,7 +187,7 @@ def test_the_page_of_dependencies_lists_those_of_the_project():
 
 
 MISSING = ModuleNotFoundError("No module named 'av'", name="av")
-INSTALL = 'Install it: pip install "fedcore[video]". Else.'
+INSTALL = 'Install it in a clone: pip install -e ".[video]". Else.'
 
 
 @pytest.mark.parametrize("package", ["", "av"])

@@ -158,7 +158,7 @@ def test_imports_leave_the_collector_as_it_was():
 
 @pytest.mark.slow
 def test_flows_need_no_other_extra():
-    """What `pip install "fedcore[platform]"` brings is enough to train with Prefect."""
+    """What `pip install -e ".[platform]"` brings is enough to train with Prefect."""
     code = (
         "import sys\n"
         "for name in ('opentelemetry.exporter', 'mkdocs', 'pytest', 'sklearn', 'statsmodels', 'av', 'duckdb'):\n"

@@ -35,8 +35,9 @@ EXPLAINED = (
     "privacy guarantee limits what they reveal about each person, also after the deletion, so they need no change. "
     "Models of runs without privacy have no such limit: delete them, or train again. The ledger keeps the privacy loss "
     'of earlier runs and a record of this deletion, without ids or data. {trace} Answer to the person: "We have '
-    "deleted your data and will not train on them again. Results that were published under differential privacy stay; "
-    'their privacy statement limits what they reveal about you."'
+    "deleted your data from our training data. Sources, exports, copies and backups: (state when you delete them). "
+    "Results that were published under differential privacy stay; their privacy statement limits what they reveal "
+    'about you."'
 )
 TRACE = "A keyed hash of each id stays with the population, so that a client who returns keeps the same budget."
 NO_TRACE = "No hash of the ids stays. A client who returns is a new client with a new budget."

@@ -64,7 +64,8 @@ def place(url: str) -> UPath:
         package = PACKAGES.get(scheme)
         more = f" {package}" if package else ""
         raise ConfigError(
-            f"{url} needs another package ({error}).", f'Install it: pip install "fedcore[object-storage]"{more}'
+            f"{url} needs another package ({error}).",
+            f'Install it in a clone: pip install -e ".[object-storage]"{more}',
         ) from error
     except ValueError as error:
         raise ConfigError(

@@ -164,4 +164,4 @@ def test_without_the_extra_there_is_one_warning(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "fedcore.operations.otlp", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.metrics", None)
     done = fedcore("train", "paper_histograms", population.path, "--runs", tmp_path / "runs", *NOT_PRIVATE)
-    assert done.code == 0 and done.err.count('pip install "fedcore[telemetry]"') == 1
+    assert done.code == 0 and done.err.count('pip install -e ".[telemetry]"') == 1

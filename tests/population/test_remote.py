@@ -222,8 +222,8 @@ def test_urls_that_cannot_be_used(location, what, remedy):
 @pytest.mark.parametrize(
     ("module", "url", "remedy"),
     [
-        ("upath", "s3://bucket/x", "fedcore[object-storage]"),
-        ("s3fs", "s3://bucket/x", "fedcore[object-storage]"),
+        ("upath", "s3://bucket/x", ".[object-storage]"),
+        ("s3fs", "s3://bucket/x", ".[object-storage]"),
         ("gcsfs", "gs://bucket/x", "gcsfs"),
         ("adlfs", "az://bucket/x", "adlfs"),
     ],

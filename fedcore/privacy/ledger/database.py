@@ -71,7 +71,7 @@ def connect(url: URL, *, create: bool) -> Engine:
         except (NoSuchModuleError, ModuleNotFoundError) as error:
             raise LedgerError(
                 f"no driver for {url.render_as_string()} is installed ({error}).",
-                "Install fedcore[postgresql] and write postgresql+psycopg://...",
+                'Write postgresql+psycopg://... and install its driver in a clone: pip install -e ".[postgresql]".',
             ) from None
     path = Path(url.database or "").expanduser().absolute()
     if create:
