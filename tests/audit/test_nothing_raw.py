@@ -103,7 +103,13 @@ def worlds(tmp_path_factory, prefect_database):
 
 @pytest.fixture(scope="module")
 def secrets(worlds):
-    return {world: secrets_of(worlds, world) for world in METHODS}
+    """Of each world. What a sabotaged one prints is in the same files: its sums are not those of the honest one."""
+    found = {world: secrets_of(worlds, world) for world in METHODS}
+    honest, others = found["honest"], [found[world] for world in METHODS if world != "honest"]
+    whole = honest.whole.difference(*(other.whole for other in others))
+    assert len(whole) > 0.9 * len(honest.whole), "they have few numbers in common, by chance"
+    found["honest"] = Secrets(honest.words, whole, honest.real.difference(*(other.real for other in others)))
+    return found
 
 
 @pytest.fixture(scope="module")
