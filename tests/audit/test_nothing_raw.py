@@ -106,7 +106,7 @@ def secrets(worlds):
     """Of each world. What a sabotaged one prints is in the same files: its sums are not those of the honest one."""
     found = {world: secrets_of(worlds, world) for world in METHODS}
     honest, others = found["honest"], [found[world] for world in METHODS if world != "honest"]
-    whole = honest.whole.difference(*(other.whole for other in others))
+    whole = honest.whole.difference(*(other.whole for other in others)) | {TOKENS}
     assert len(whole) > 0.9 * len(honest.whole), "they have few numbers in common, by chance"
     found["honest"] = Secrets(honest.words, whole, honest.real.difference(*(other.real for other in others)))
     return found
