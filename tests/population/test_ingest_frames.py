@@ -188,5 +188,5 @@ def test_bad_video_files(tmp_path, monkeypatch):
         return real(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ExtraMissing, match=r"not installed.*fedcore\[video\].*\.npz"):
+    with pytest.raises(ExtraMissing, match=r"not installed.*\[video\].*\.npz"):
         ingest(whole, tmp_path / "p")
