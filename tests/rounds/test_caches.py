@@ -187,8 +187,8 @@ def reads(monkeypatch):
     return found
 
 
-def test_a_block_is_read_once_and_before_it_is_needed(tmp_path, reads, waiting, monkeypatch):
-    """Where the thread gets its turn: what it has not begun when it is needed is not waited for."""
+def begun_before_it_is_needed(monkeypatch):
+    """The thread gets its turn for each block that is read ahead."""
     expect = caches.AHEAD.expect
 
     def begun(key, read):
@@ -198,6 +198,11 @@ def test_a_block_is_read_once_and_before_it_is_needed(tmp_path, reads, waiting, 
             assert started.wait(10)
 
     monkeypatch.setattr(caches.AHEAD, "expect", begun)
+
+
+def test_a_block_is_read_once_and_before_it_is_needed(tmp_path, reads, waiting, monkeypatch):
+    """Where the thread gets its turn: what it has not begun when it is needed is not waited for."""
+    begun_before_it_is_needed(monkeypatch)
     training = begin(tmp_path, Toy())
     training.source = replace(training.source, cache_bytes=0)
     training.step()

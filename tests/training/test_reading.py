@@ -18,6 +18,7 @@ from fedcore.training.personalise import personalise
 from tests import sessions
 from tests.conftest import small_counts, write_counts
 from tests.population.test_kept_blocks import PLENTY, settled, temporary  # noqa: F401  a fixture
+from tests.rounds.test_caches import begun_before_it_is_needed
 
 BLOCKS = 4
 
@@ -49,15 +50,7 @@ def reads(monkeypatch):
 
 def ahead(monkeypatch):
     """Blocks are read ahead, and each is begun before it is needed."""
-    expect = caches.AHEAD.expect
-
-    def begun(key, read):
-        started = threading.Event()
-        if key not in caches.AHEAD.reading:
-            expect(key, lambda: (started.set(), read())[1])
-            assert started.wait(10)
-
-    monkeypatch.setattr(caches.AHEAD, "expect", begun)
+    begun_before_it_is_needed(monkeypatch)
     monkeypatch.setattr(clients, "worth_reading_ahead", lambda remote, spare: True)
 
 
