@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from fedcore.flows.server import GIVEN, check_reachable, server
+from fedcore.flows.server import GIVEN, check_reachable, server, without_login
 from prefect import Flow
 from prefect.context import FlowRunContext, refresh_global_settings_context
 from prefect.exceptions import PrefectHTTPStatusError
@@ -51,7 +51,7 @@ class OwnServerFlow(Flow):
             return super().__call__(*arguments, **named)
         except (RuntimeError, PrefectHTTPStatusError) as error:
             if not inside:
-                _check_answer(error, get_current_settings().api.url or "")
+                _check_answer(error, without_login(get_current_settings().api.url or ""))
             raise
 
     def with_options(self, **options: Any) -> Flow:

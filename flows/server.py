@@ -189,8 +189,16 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def without_login(address: str) -> str:
+    """The address of a server without the name and password that it may hold."""
+    scheme, found, rest = address.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{found}{host.rpartition('@')[2]}{slash}{path}"
+
+
 def check_reachable(address: str) -> None:
     """Raises ConfigError if no Prefect server answers at this address (which ends in /api)."""
+    address = without_login(address)
     try:
         with urllib.request.urlopen(f"{address.rstrip('/')}/health", timeout=10):
             return

@@ -324,6 +324,7 @@ def test_a_schedule_that_prefect_refuses(file, schedule):
     [
         (None, "names no Prefect server"),
         ("http://127.0.0.1:9/api", "no Prefect server answers"),
+        ("http://name:secret@127.0.0.1:9/api", "no Prefect server answers at http://127.0.0.1:9/api"),
         ("nonsense", "no Prefect server answers"),
     ],
 )
