@@ -137,8 +137,13 @@ def encode(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def decode(data: np.ndarray, ptr: np.ndarray) -> np.ndarray:
-    """The ids as a (C,) array of str."""
-    joined = data.tobytes()
+    """The ids as a (C,) array of str. data: (B,) uint8; ptr: (C + 1,), from 0 to B"""
+    joined, lengths = data.tobytes(), np.diff(ptr)
+    longest = int(lengths.max(initial=0))
+    if longest and joined.isascii():
+        letters = np.zeros((len(lengths), longest), np.uint32)  # as NumPy stores text
+        letters[np.arange(longest) < lengths[:, None]] = data
+        return letters.view(f"U{longest}")[:, 0]
     bounds = ptr.tolist()
     pairs = zip(bounds[:-1], bounds[1:], strict=True)
     return np.array([joined[low:high].decode("utf-8") for low, high in pairs], dtype=np.str_)

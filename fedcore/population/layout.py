@@ -312,31 +312,15 @@ def named_os_errors(path: Place) -> Iterator[None]:
         ) from error
 
 
-def sweep(
-    path: Path, named_slots: Iterable[str], named_vocabularies: Iterable[str], named_lists: Iterable[str]
-) -> None:
-    """Removes what a dead writer left: slots, vocabularies and lists of forgotten clients that no manifest names, spill
-    files, partial files.
+def sweep(path: Path, left: Iterable[Path]) -> None:
+    """Remove these leftovers, and spill files and partial files.
 
     Call with the writer lock held: then no live writer owns any of it.
     """
-    keep = set(named_slots)
-    if (path / BLOCKS).is_dir():
-        for folder in (path / BLOCKS).iterdir():
-            if folder.is_dir() and folder.name not in keep:
-                shutil.rmtree(folder)
-    lists = {f"{sha256}.txt" for sha256 in named_lists}
-    _remove_all_but(path / VOCABULARIES, {f"{sha256}.txt" for sha256 in named_vocabularies})
-    _remove_all_but(path / FORGOTTEN, lists | {KEY} if lists else lists)
+    for one in left:
+        shutil.rmtree(one) if one.is_dir() else one.unlink()
     if (path / VERSIONS).is_dir():
         for file in (path / VERSIONS).glob(".*.partial"):
             file.unlink()
     sweep_abandoned(path)  # here private runs write what they saw of the ledger, and they do not hold the lock
     shutil.rmtree(path / SPILL, ignore_errors=True)
-
-
-def _remove_all_but(folder: Path, names: set[str]) -> None:
-    if folder.is_dir():
-        for file in folder.iterdir():
-            if file.name not in names:
-                file.unlink()

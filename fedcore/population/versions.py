@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -75,21 +76,41 @@ def sweep(path: Path) -> None:
                 layout.version_file(path, version).unlink()
         files.flush(path / layout.VERSIONS)
         known = [version for version in known if version >= first]
-    slots: set[str] = set()
-    vocabularies: set[str] = set()
-    lists: set[str] = set()
-    for version in known:  # one at a time: there may be many, each of many blocks
-        one = manifests.load(path, version)
-        slots.update(one.blocks.slots())
-        vocabularies.update([one.vocabulary.sha256] if one.vocabulary else [])
-        lists.update([one.suppression] if one.suppression else [])
-    layout.sweep(path, slots, vocabularies, lists)
+    left = _unknown(path, known)
+    for version in (*known[-1:], *known[:-1]):  # one at a time: there may be many, each of many blocks
+        if not left:
+            break
+        left -= _named(path, version)
+    layout.sweep(path, left)
     if first is not None:
         for folder in (path / layout.BLOCKS, path / layout.FORGOTTEN):
             if folder.is_dir():
                 files.flush(folder)
         (path / layout.FORGET).unlink()
         files.flush(path)
+
+
+def _unknown(path: Path, known: Sequence[int]) -> set[Path]:
+    """What may be named by no manifest: vocabularies, lists of forgotten clients and their key, and slots. Slots that
+    were made for a known version are named by it: its writer began when everything else was swept.
+    """
+    made = {_stem(version) for version in known}
+    blocks = path / layout.BLOCKS
+    with os.scandir(blocks) if blocks.is_dir() else nullcontext(()) as entries:
+        slots = [entry.name for entry in entries if entry.name.partition("-")[0] not in made and entry.is_dir()]
+    others = (folder for name in (layout.VOCABULARIES, layout.FORGOTTEN) if (folder := path / name).is_dir())
+    return {blocks / name for name in slots}.union(*(folder.iterdir() for folder in others))
+
+
+def _named(path: Path, version: int) -> set[Path]:
+    """What the manifest of a version names."""
+    made = manifests.load(path, version)
+    named = {layout.block_folder(path, slot) for slot in made.blocks.slots()}
+    if made.vocabulary is not None:
+        named.add(layout.vocabulary_file(path, made.vocabulary.sha256))
+    if made.suppression is not None:
+        named |= {path / layout.FORGOTTEN / name for name in (f"{made.suppression}.txt", layout.KEY)}
+    return named
 
 
 def intended(path: Place) -> int | None:
@@ -110,7 +131,11 @@ def intended(path: Place) -> int | None:
 
 def slot_name(version: int, number: int) -> str:
     """Of a new slot of a version."""
-    return f"v{version:06d}-{number:06d}"
+    return f"{_stem(version)}-{number:06d}"
+
+
+def _stem(version: int) -> str:
+    return f"v{version:06d}"
 
 
 def following(old: Manifest, provenance: Provenance, **changes: Any) -> Manifest:

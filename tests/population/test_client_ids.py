@@ -1,11 +1,19 @@
 """Keys that are looked up are those that would be made."""
 
+from contextlib import closing
+
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from fedcore.population import identifiers, same_ids
 from fedcore.population.ingest.client_ids import KnownKeys, chosen, encoded, plain_names, positions
+from fedcore.population.ingest.indices import KnownClients
 from fedcore.population.ingest.spill import keys_of
+from tests.conftest import write_population
+from tests.population.conftest import names, some_counts
 
 
 @pytest.mark.parametrize("memory", [1, 1 << 10, 1 << 16])
@@ -96,3 +104,23 @@ def test_places_of_keys_that_come_in_heaps_are_those_of_a_search():
     made = np.concatenate([(np.uint64(1) << np.uint64(48)) + heap, (np.uint64(9) << np.uint64(48)) + heap])
     keys = np.repeat(made, 3)[::-1]
     np.testing.assert_array_equal(positions(made, keys), np.searchsorted(made, keys))
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=9)))
+def test_stored_ids_come_back(ids):
+    data, lengths = identifiers.encode(ids)
+    found = identifiers.decode(data, np.concatenate([[0], np.cumsum(lengths)]))
+    assert found.tolist() == ids and found.dtype.kind == "U"
+
+
+@pytest.mark.parametrize("held", [2**20, 7], ids=["in memory", "in files"])
+def test_known_clients_are_found(tmp_path, monkeypatch, held):
+    monkeypatch.setattr(same_ids, "HELD", held)
+    population = write_population(tmp_path / "p", "counts", 7, names(0, 60), some_counts(60), leaf=4, block=8)
+    asked = [*names(50, 100), *names(0, 3)]
+    keys = keys_of(asked)
+    order = np.lexsort((keys[:, 1], keys[:, 0]))
+    with closing(KnownClients(population)) as known:
+        parts = np.array_split(order, 5)
+        found = {asked[at]: index for part in parts for at, index in zip(part, known.look_up(keys[part]), strict=True)}
+    assert found == {**dict.fromkeys(asked, -1), **{names(at, 1)[0]: at for at in (0, 1, 2, *range(50, 60))}}

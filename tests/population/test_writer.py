@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from fedcore.errors import ManifestError, PopulationError, PopulationNotFound
 from fedcore.population import arrays, block_writer, layout
+from fedcore.population import manifest as manifests
 from fedcore.population import writer as population_writer
 from fedcore.population.manifest import Provenance
 from fedcore.population.store import Population
@@ -156,6 +157,29 @@ def test_leftovers_of_a_dead_writer_are_swept(tmp_path, counts_population, exten
         population = write_population(path, "counts", 7, names(0, 2), some_counts(2))
     left = {folder.name for folder in (path / "blocks").iterdir() if folder.is_dir()}
     assert left == {block.slot for block in population.blocks} and not (path / layout.SPILL).exists()
+
+
+def test_an_append_opens_few_earlier_versions(tmp_path, monkeypatch):
+    """A weekly append does not open the versions of all weeks before. Each of these has a slot that no other names."""
+    population = write_population(tmp_path / "p", "counts", 7, names(0, 2), some_counts(2), leaf=1, block=1)
+    kept = {population.version: [entry.slot for entry in population.blocks]}
+    for week in range(12):
+        with PopulationWriter.extending(population) as writer:
+            writer.keep(population.blocks[0])
+            writer.write(names(2 + week, 2), some_counts(2))
+            population = writer.commit()
+        kept[population.version] = [entry.slot for entry in population.blocks]
+    (stranger := tmp_path / "p" / "blocks" / "v000999-000000").mkdir()
+    opened, load = [], manifests.load
+    monkeypatch.setattr(manifests, "load", lambda path, version=None: opened.append(version) or load(path, version))
+    with PopulationWriter.extending(population) as writer:
+        assert len(opened) > 12 and not stranger.exists()  # there was something that none of them names
+        opened.clear()
+    with PopulationWriter.extending(population):
+        assert len(opened) <= 1
+    for version, slots in kept.items():
+        assert Population.open(tmp_path / "p", version).verify().ok
+        assert all((tmp_path / "p" / "blocks" / slot).is_dir() for slot in slots)
 
 
 @pytest.mark.parametrize("where", ["chunk", "manifest"])

@@ -96,20 +96,10 @@ def test_the_oracle_is_nearer_than_the_noised_matrix_and_than_shrinking_to_the_m
     noise = generator.normal(0, sd / np.sqrt(2), (d, d))
     noise = np.triu(noise, 1)
     noised = truth + noise + noise.T + np.diag(generator.normal(0, sd, d))
-    losses = {}
-    for name, rule in {
-        "oracle": noisy_matrices.oracle,
-        "spiked": noisy_matrices.spiked,
-        "none": lambda v, s: v,
-    }.items():
-        values, vectors = noisy_matrices.covariance_of(noised, sd, 1e-4, rule)
-        losses[name] = ((vectors * values) @ vectors.T - truth).ravel() @ (
-            (vectors * values) @ vectors.T - truth
-        ).ravel()
-    assert losses["oracle"] < 0.8 * losses["none"] and losses["spiked"] < 1.3 * losses["none"]
+    values, vectors = noisy_matrices.covariance_of(noised, sd, 1e-4)
+    assert np.square((vectors * values) @ vectors.T - truth).sum() < 0.8 * np.square(noised - truth).sum()
     pure = np.linalg.eigvalsh(np.eye(d) + noise + noise.T)
     assert np.ptp(noisy_matrices.oracle(pure, sd)) < 0.25 * np.ptp(pure)
-    assert np.ptp(noisy_matrices.spiked(pure, sd)) < 0.25 * np.ptp(pure)
     assert np.array_equal(noisy_matrices.oracle(pure, 0.0), pure)
 
 

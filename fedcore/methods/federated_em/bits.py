@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 
 
 def gamma_length(numbers: np.ndarray) -> np.ndarray:
     """int64, same shape: bits of the Elias gamma code of whole numbers >= 1, 2 floor(log2 v) + 1."""
     return 2 * np.frexp(np.asarray(numbers, np.float64))[1].astype(np.int64) - 1
-
-
-@lru_cache(maxsize=4)
-def gamma_lengths(largest: int) -> np.ndarray:
-    """(largest + 1,) int64: `gamma_length` of 1 .. largest by number, for look-ups; 0 for 0."""
-    lengths = gamma_length(np.maximum(np.arange(largest + 1), 1))
-    lengths[0] = 0
-    lengths.flags.writeable = False
-    return lengths
 
 
 class BitWriter:

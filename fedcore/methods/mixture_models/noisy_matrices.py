@@ -28,24 +28,6 @@ def oracle(values: np.ndarray, sd: float) -> np.ndarray:
     return increasing(values - 2 * v * h)
 
 
-def spiked(values: np.ndarray, sd: float) -> np.ndarray:
-    """(d,) as `oracle`: eigenvalues that noise alone could part from their mean become that mean, others lose what
-    noise adds to a spike. values: (d,) increasing."""
-    d = len(values)
-    edge, v = 2 * np.sqrt(d / 2) * sd, d * sd**2 / 2
-    inside = np.ones(d, bool)
-    for _ in range(d):
-        mean = values[inside].mean()
-        now = np.abs(values - mean) <= edge
-        if not now.any() or (now == inside).all():
-            break
-        inside = now
-    mean = values[inside].mean() if inside.any() else values.mean()
-    away = np.where(inside, 1.0, values - mean)
-    spike = (away + np.sign(away) * np.sqrt(np.maximum(away**2 - 4 * v, 0.0))) / 2
-    return increasing(np.where(inside, mean, mean + spike))
-
-
 def increasing(values: np.ndarray) -> np.ndarray:
     """(n,) the increasing sequence nearest in squares (pool adjacent violators)."""
     level, weight = list[float](), list[int]()
@@ -60,12 +42,12 @@ def increasing(values: np.ndarray) -> np.ndarray:
     return np.repeat(level, weight)
 
 
-def covariance_of(matrix: np.ndarray, sd: float, floor: float, rule=oracle) -> tuple[np.ndarray, np.ndarray]:
+def covariance_of(matrix: np.ndarray, sd: float, floor: float) -> tuple[np.ndarray, np.ndarray]:
     """(d,) eigenvalues, increasing and positive, and (d, d) eigenvectors in columns, of a noisy matrix (d, d).
 
     sd: of the noise on the diagonal. floor: of the mean eigenvalue that every eigenvalue has at least.
     """
     values, vectors = np.linalg.eigh(matrix)
-    found = rule(values, sd)
+    found = oracle(values, sd)
     mean = max(float(found.mean()), sd, 1e-12)
     return np.maximum(found, max(FLOOR_OF_NOISE * sd, floor * mean)), vectors

@@ -7,6 +7,7 @@ first fill the last block. Everything is sorted twice: by client id, to find kno
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -32,7 +33,7 @@ from fedcore.population.periods import Calendar
 from fedcore.population.store import Population
 from fedcore.population.writer import PopulationWriter
 
-RANGE_SHARE, SPILL_SHARE = 16, 20  # three spills are alive at once
+RANGE_SHARE, SPILL_SHARE = 16, 20  # two spills are alive at once
 
 
 def completed(request: IngestRequest, parent: Population) -> IngestRequest:
@@ -202,15 +203,15 @@ def _index_keyed(
     """Sorts the source by client id, finds the known clients, and spills all by client index."""
     dealing = Dealing(source, spill.layout, folder / "id", memory // SPILL_SHARE)
     by_id = deal(dealing, account, sharing)
-    known = KnownClients(parent, folder / "known", memory // SPILL_SHARE)
-    for clients in by_id.clients():
-        ids = [clients.id] if isinstance(clients, LargeClient) else clients.ids
-        index = known.look_up(keys_of(ids))
-        new = np.flatnonzero(index < 0)
-        if parent.manifest.records and len(new) < len(ids):
-            raise _known_rows(parent, source.names)
-        index[new] = newcomers.index([ids[place] for place in new.tolist()])
-        _spill_by_index(spill, index, clients)
+    with closing(KnownClients(parent)) as known:
+        for clients in by_id.clients():
+            ids = [clients.id] if isinstance(clients, LargeClient) else clients.ids
+            index = known.look_up(keys_of(ids))
+            new = np.flatnonzero(index < 0)
+            if parent.manifest.records and len(new) < len(ids):
+                raise _known_rows(parent, source.names)
+            index[new] = newcomers.index([ids[place] for place in new.tolist()])
+            _spill_by_index(spill, index, clients)
 
 
 def _index_matrix(spill: Spill, parent: Population, source: Source, account: Account, newcomers: Newcomers) -> None:

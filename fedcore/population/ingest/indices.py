@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
 from fedcore.population.cohorts import Order
-from fedcore.population.ingest.spill import Clients, LargeClient, Layout, Spill, keys_of
+from fedcore.population.ingest.spill import Clients, LargeClient, keys_of
 from fedcore.population.periods import Calendar
+from fedcore.population.same_ids import Numbers
 from fedcore.population.store import Population
 from fedcore.population.suppression import Suppression
 
@@ -19,26 +19,27 @@ from fedcore.population.suppression import Suppression
 class KnownClients:
     """Looks up clients of a population by their keys, which must come in increasing order; holds a part at a time."""
 
-    def __init__(self, parent: Population, folder: Path, memory: int):
-        spill = Spill(folder, Layout("counts", 1, None), memory)
+    def __init__(self, parent: Population):
+        self._numbers = Numbers(3)  # the key, and the client's index
         for number, entry in enumerate(parent.blocks):
             ids = parent.client_ids(number)
             there = np.flatnonzero(ids != "")  # not forgotten
-            # The index of a client travels as the amount of its only token (from 1: an amount is positive).
-            keys = keys_of(ids[there].tolist())
-            spill.add(keys, ids[there].tolist())
-            spill.add_counts(False, keys, np.zeros(len(there), np.int32), entry.first + 1 + there)
-        self._parts = spill.clients()
+            index = (entry.first + there).astype(np.uint64)
+            self._numbers.add(np.column_stack([keys_of(ids[there].tolist()), index]))
+        self._parts = self._numbers.parts()
         self._keys = np.zeros((0, 2), np.uint64)
         self._index = np.zeros(0, np.int64)
+
+    def close(self) -> None:
+        """Remove the files."""
+        self._numbers.close()
 
     def _next(self) -> bool:
         part = next(self._parts, None)
         if part is None:
             return False
-        assert isinstance(part, Clients) and not isinstance(part.train, tuple)  # each has one count
-        self._keys = keys_of(part.ids)
-        self._index = part.train.toarray().ravel() - 1
+        part = part[np.argsort(part[:, 0])]
+        self._keys, self._index = part[:, :2], part[:, 2].astype(np.int64)
         return True
 
     def look_up(self, keys: np.ndarray) -> np.ndarray:

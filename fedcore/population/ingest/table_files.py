@@ -65,11 +65,6 @@ class TableFile(Protocol):
         ...
 
 
-def text_type(kind: As) -> bool:
-    """Whether the column is read from text as text."""
-    return kind not in ("number", "whole")
-
-
 def check_columns(file: TableFile, where: object, wanted: Sequence[str], told: bool = True) -> None:
     """Raise IngestError if the file lacks a wanted column. `told`: whether the user named the columns; else they are
     those of another file."""
