@@ -6,6 +6,7 @@ each of one range of the first number, and are compared file by file.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,17 +32,18 @@ class Numbers:
     number. They come back in that order.
 
     width: numbers of a row, uint64 or int64 of the same bits
+    place: a folder to make for the files; None: a temporary folder, only for numbers that reveal no id
     """
 
-    def __init__(self, width: int) -> None:
-        self.width = width
+    def __init__(self, width: int, place: Path | None = None) -> None:
+        self.width, self.place = width, place
         self._held: list[np.ndarray] = []
         self._count = 0
         self._folder: Path | None = None
         self._opened = ExitStack()
 
     def add(self, rows: np.ndarray) -> None:
-        """rows: (C, width). Raises PopulationError if there is no room for files."""
+        """rows: (C, width). Raises PopulationError if temporary files find no room; OSError if those at `place`."""
         self._held.append(rows.view(np.uint64))
         self._count += len(rows)
         if self._count > HELD:
@@ -74,11 +76,16 @@ class Numbers:
         stops = np.cumsum(np.bincount(number.astype(np.int64), minlength=FILES))
         try:
             if self._folder is None:
-                self._folder = self._opened.enter_context(scratch_folder())
+                self._folder = self.place or self._opened.enter_context(scratch_folder())
+                if self.place is not None:
+                    self.place.mkdir()
+                    self._opened.callback(shutil.rmtree, self.place, ignore_errors=True)
             for at, some in enumerate(np.split(rows, stops[:-1])):
                 with open(self._folder / str(at), "ab") as file:
                     file.write(some.tobytes())
         except OSError as error:
+            if self.place is not None:
+                raise
             raise PopulationError(
                 f"The ids of clients cannot be compared in temporary files: {error.strerror}.",
                 f"Set TMPDIR to a folder with {rows.itemsize * rows.shape[1]} free bytes for each client.",

@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore.population import identifiers, same_ids
+from fedcore.population import identifiers, layout, same_ids
 from fedcore.population.ingest.client_ids import KnownKeys, chosen, encoded, plain_names, positions
 from fedcore.population.ingest.indices import KnownClients
+from fedcore.population.ingest.ingest import ingest
 from fedcore.population.ingest.spill import keys_of
 from tests.conftest import write_population
 from tests.population.conftest import names, some_counts
+from tests.population.contents import everything_in, write_csv
 
 
 @pytest.mark.parametrize("memory", [1, 1 << 10, 1 << 16])
@@ -120,7 +122,26 @@ def test_known_clients_are_found(tmp_path, monkeypatch, held):
     asked = [*names(50, 100), *names(0, 3)]
     keys = keys_of(asked)
     order = np.lexsort((keys[:, 1], keys[:, 0]))
-    with closing(KnownClients(population)) as known:
+    with closing(KnownClients(population, tmp_path / "known")) as known:
         parts = np.array_split(order, 5)
         found = {asked[at]: index for part in parts for at, index in zip(part, known.look_up(keys[part]), strict=True)}
     assert found == {**dict.fromkeys(asked, -1), **{names(at, 1)[0]: at for at in (0, 1, 2, *range(50, 60))}}
+
+
+def test_keys_are_in_the_population_alone(tmp_path, monkeypatch):
+    """A guess of an id can be compared with its key, so no process may leave one where no writer removes it."""
+    monkeypatch.setattr(same_ids, "HELD", 3)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "t"))
+    (tmp_path / "t").mkdir()
+    population = write_population(tmp_path / "p", "counts", 7, names(0, 60), some_counts(60), leaf=4, block=8)
+    key, seen, look_up = keys_of(["user 3"]).tobytes(), [], KnownClients.look_up
+
+    def spied(known: KnownClients, keys: np.ndarray) -> np.ndarray:
+        seen.append([key in everything_in(folder) for folder in (population.path / layout.SPILL, tmp_path / "t")])
+        return look_up(known, keys)
+
+    monkeypatch.setattr(KnownClients, "look_up", spied)
+    rows = write_csv(tmp_path / "more.csv", ["client", "token", "count"], [("user 3", 1, 1), ("new", 2, 1)])
+    ingest(rows, population.path, append=True)
+    assert seen == [[True, False]]
+    assert not (population.path / layout.SPILL).exists() and not [*(tmp_path / "t").iterdir()]

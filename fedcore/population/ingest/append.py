@@ -203,7 +203,7 @@ def _index_keyed(
     """Sorts the source by client id, finds the known clients, and spills all by client index."""
     dealing = Dealing(source, spill.layout, folder / "id", memory // SPILL_SHARE)
     by_id = deal(dealing, account, sharing)
-    with closing(KnownClients(parent)) as known:
+    with closing(KnownClients(parent, folder / "known")) as known:
         for clients in by_id.clients():
             ids = [clients.id] if isinstance(clients, LargeClient) else clients.ids
             index = known.look_up(keys_of(ids))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -17,10 +18,14 @@ from fedcore.population.suppression import Suppression
 
 
 class KnownClients:
-    """Looks up clients of a population by their keys, which must come in increasing order; holds a part at a time."""
+    """Looks up clients of a population by their keys, which must come in increasing order; holds a part at a time.
 
-    def __init__(self, parent: Population):
-        self._numbers = Numbers(3)  # the key, and the client's index
+    folder: to make for the keys of many clients, in the population's own folder. A guess of an id can be compared with
+        its key, so the files of a killed process must go with the population's other leftovers.
+    """
+
+    def __init__(self, parent: Population, folder: Path):
+        self._numbers = Numbers(3, folder)  # the key, and the client's index
         for number, entry in enumerate(parent.blocks):
             ids = parent.client_ids(number)
             there = np.flatnonzero(ids != "")  # not forgotten
