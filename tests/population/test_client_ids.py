@@ -145,3 +145,18 @@ def test_keys_are_in_the_population_alone(tmp_path, monkeypatch):
     ingest(rows, population.path, append=True)
     assert seen == [[True, False]]
     assert not (population.path / layout.SPILL).exists() and not [*(tmp_path / "t").iterdir()]
+
+
+def test_known_clients_whose_keys_begin_alike_are_found_one_by_one(tmp_path, monkeypatch):
+    """Also if the first 64 bits are the last of a part, and the second client is asked for on its own."""
+    monkeypatch.setattr(same_ids, "HELD", 2)
+    population = write_population(tmp_path / "p", "counts", 7, names(0, 3), some_counts(3), leaf=1, block=2)
+    first = dict(zip(names(0, 3), [5, 9, 9], strict=True))
+
+    def alike(ids: list[str]) -> np.ndarray:
+        return np.array([[first[one], one == "user 1"] for one in ids], np.uint64).reshape(-1, 2)
+
+    monkeypatch.setattr("fedcore.population.ingest.indices.keys_of", alike)
+    with closing(KnownClients(population, tmp_path / "known")) as known:
+        found = [known.look_up(alike([one])).tolist() for one in ("user 0", "user 2", "user 1", "user 1")]
+    assert found == [[0], [2], [1], [1]]

@@ -60,7 +60,7 @@ class KnownClients:
                     at = np.minimum(place + shift, len(self._keys) - 1)
                     same = (self._keys[at] == keys).all(axis=1)
                     found[same] = self._index[at[same]]
-                if self._keys[-1, 0] > last:
+                if self._keys[-1, 0] >= last:  # the next keys may begin with the same
                     return found
             if not self._next():
                 return found
