@@ -23,8 +23,6 @@ from fedcore.storage import files
 from fedcore.storage import objects as object_storage
 from fedcore.storage.parsing import parse_json
 
-MARKER = ".copying"  # names the population that is being copied to a place; gone when the manifest is there
-
 
 @dataclass(frozen=True, slots=True)
 class Copied:
@@ -65,11 +63,13 @@ def copy_population(
     if here == store.location:
         raise PopulationError(f"{target} cannot be copied onto itself.", "Name another place.")
     with _locked(target, private=made.ledger is not None):
-        fresh = _refuse_others(store, target)
+        there = _refuse_others(store, target)
+        fresh = there is None
         _mark(target, made)
         if not layout.is_remote(target):
             with layout.named_os_errors(target):
                 files.make_folder(target / layout.BLOCKS, made.ledger is not None)
+            _remove_leftovers(target, {*made.blocks.slots(), *(there or ())})
         kept, size = 0, 0
         for index, entry in enumerate(made.blocks):
             if entry.void:
@@ -110,8 +110,10 @@ def _locked(target: layout.Place, private: bool) -> Iterator[None]:
         yield
 
 
-def _refuse_others(store: Population, target: layout.Place) -> bool:
-    """Whether the place is empty. Raises PopulationError if it holds something that the copy must not be mixed with."""
+def _refuse_others(store: Population, target: layout.Place) -> set[str] | None:
+    """The slots that manifests there name; None if the place is empty. Raises PopulationError if it holds something
+    that the copy must not be mixed with.
+    """
     made = store.manifest
     remedy = "Name another place."
     found: dict[str, str] = {}
@@ -128,39 +130,48 @@ def _refuse_others(store: Population, target: layout.Place) -> bool:
             raise PopulationError(
                 f"{target} was appended to separately: its slot {slot} differs from that of {store.path}.", remedy
             )
-    marker = layout.read_beside(target, MARKER)
+    marker = layout.read_beside(target, layout.MARKER)
     if marker is not None and marker.decode("ascii", "replace") != made.population_id:
         raise PopulationError(
             f"Another population is being copied to {target}, or was and was left unfinished.",
             f"Name another place; or delete {target} first, if no other process is copying there.",
         )
     if known or marker is not None:
-        return False
+        return {*found}
     if layout.is_remote(target):
         occupied = bool(object_storage.names(target))
     else:
         occupied = layout.is_occupied(target)
     if occupied:
         raise PopulationError(f"{target} is not empty and holds no population.", "Name a new or empty place.")
-    return True
+    return None
+
+
+def _remove_leftovers(target: layout.Place, named: set[str]) -> None:
+    """Remove other slots, of a dead writer or copy. Once their version is there, no writer looks at them
+    (`versions.sweep`).
+    """
+    for slot, size in files.listing(target / layout.BLOCKS).items():
+        if size is None and slot not in named:
+            _remove(layout.block_folder(target, slot))
 
 
 def _mark(target: layout.Place, made: Manifest) -> None:
     content = made.population_id.encode()
     try:
-        _create(target / MARKER, content)
+        _create(target / layout.MARKER, content)
     except FileExistsError:
-        if layout.read_beside(target, MARKER) != content:
+        if layout.read_beside(target, layout.MARKER) != content:
             raise PopulationError(f"Another population is being copied to {target}.", "Name another place.") from None
 
 
 def _unmark(target: layout.Place, made: Manifest) -> None:
     try:
-        _remove(target / MARKER)
+        _remove(target / layout.MARKER)
     except PopulationError as error:
         raise PopulationError(
-            f"Version {made.version} was copied to {target}, and it is whole; only {MARKER}, which marks a copy that "
-            "is not finished, could not be removed.",
+            f"Version {made.version} was copied to {target}, and it is whole; only {layout.MARKER}, which marks a copy "
+            "that is not finished, could not be removed.",
             "Run the same command again.",
         ) from error
 

@@ -49,6 +49,7 @@ from fedcore.storage.shared import NO_LINKS
 BLOCKS, VERSIONS, VOCABULARIES = "blocks", "versions", "vocabularies"
 FORGOTTEN, KEY = "forgotten", "key"
 FORGET = "forget.json"  # while clients are being forgotten: which versions are to go
+MARKER = ".copying"  # names the population that is being copied to a place; gone when the manifest is there
 LOCK, SPILL = ".writer.lock", ".spill"
 ROOT = "zarr.json"
 WITNESS = "ledger-head.json"  # the newest record of the ledger that was seen

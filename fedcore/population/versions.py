@@ -76,7 +76,9 @@ def sweep(path: Path) -> None:
                 layout.version_file(path, version).unlink()
         files.flush(path / layout.VERSIONS)
         known = [version for version in known if version >= first]
-    left = _unknown(path, known)
+    # A copy that was interrupted may have brought slots of another branch. After a forgetting, no slot may be missed.
+    doubt = first is not None or (path / layout.MARKER).exists()
+    left = _unknown(path, () if doubt else known)
     for version in (*known[-1:], *known[:-1]):  # one at a time: there may be many, each of many blocks
         if not left:
             break
@@ -92,7 +94,7 @@ def sweep(path: Path) -> None:
 
 def _unknown(path: Path, known: Sequence[int]) -> set[Path]:
     """What may be named by no manifest: vocabularies, lists of forgotten clients and their key, and slots. Slots that
-    were made for a known version are named by it: its writer began when everything else was swept.
+    were made for a known version are named by it: its writer, or copy, began after leftovers were removed.
     """
     made = {_stem(version) for version in known}
     blocks = path / layout.BLOCKS

@@ -3,7 +3,7 @@
 import pytest
 
 from fedcore.errors import ChunkError, ConfigError, PopulationError, PopulationNotFound
-from fedcore.population import copying, layout
+from fedcore.population import layout
 from fedcore.population.copying import copy_population
 from fedcore.population.erasing import forget
 from fedcore.population.store import Population
@@ -60,7 +60,7 @@ def test_an_interrupted_copy_is_not_visible_and_goes_on(counts_population, memor
         copy_population(other.path, where)
     done = copy_population(counts_population.path, where)
     assert done.kept == after and Population.open(where).verify().ok
-    assert layout.read_beside(layout.place(where), copying.MARKER) is None
+    assert layout.read_beside(layout.place(where), layout.MARKER) is None
 
 
 def test_a_copy_whose_name_was_not_flushed_is_not_visible(counts_population, tmp_path, refuse):
@@ -74,12 +74,12 @@ def test_a_copy_whose_name_was_not_flushed_is_not_visible(counts_population, tmp
 
 
 def test_a_copy_that_is_whole_says_so(counts_population, tmp_path, refuse):
-    refuse("unlink", tmp_path / "q" / copying.MARKER)
+    refuse("unlink", tmp_path / "q" / layout.MARKER)
     with pytest.raises(PopulationError, match="Version 1 was copied .* whole"):
         copy_population(counts_population.path, tmp_path / "q")
     assert Population.open(tmp_path / "q").verify().ok
     assert copy_population(counts_population.path, tmp_path / "q").kept == 3
-    assert not (tmp_path / "q" / copying.MARKER).exists()
+    assert not (tmp_path / "q" / layout.MARKER).exists()
 
 
 def test_a_failure_while_writing_is_not_visible(counts_population, memory, monkeypatch):
