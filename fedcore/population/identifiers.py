@@ -140,7 +140,8 @@ def decode(data: np.ndarray, ptr: np.ndarray) -> np.ndarray:
     """The ids as a (C,) array of str. data: (B,) uint8; ptr: (C + 1,), from 0 to B"""
     joined, lengths = data.tobytes(), np.diff(ptr)
     longest = int(lengths.max(initial=0))
-    if longest and joined.isascii():
+    even = longest * len(lengths) <= 8 * len(joined)  # else what is made for one long id would take more memory
+    if longest and even and joined.isascii():
         letters = np.zeros((len(lengths), longest), np.uint32)  # as NumPy stores text
         letters[np.arange(longest) < lengths[:, None]] = data
         return letters.view(f"U{longest}")[:, 0]

@@ -5,7 +5,7 @@ from contextlib import closing
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedcore.population import identifiers, layout, same_ids
@@ -108,6 +108,7 @@ def test_places_of_keys_that_come_in_heaps_are_those_of_a_search():
     np.testing.assert_array_equal(positions(made, keys), np.searchsorted(made, keys))
 
 
+@example(["a"] * 9 + ["b" * 99, ""])
 @given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=9)))
 def test_stored_ids_come_back(ids):
     data, lengths = identifiers.encode(ids)
