@@ -54,7 +54,8 @@ class Numbers:
         earlier one.
         """
         if self._folder is None:
-            yield np.concatenate([np.zeros((0, self.width), np.uint64), *self._held])
+            self._held = [np.concatenate([np.zeros((0, self.width), np.uint64), *self._held])]
+            yield self._held[0]
             return
         self._write()
         for at in range(FILES):
