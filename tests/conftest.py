@@ -8,6 +8,8 @@ import sqlite3
 import subprocess
 import sys
 import uuid
+from functools import cache
+from importlib import metadata
 
 import numpy as np
 import pytest
@@ -92,6 +94,14 @@ def statements_compiled_once():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(database, "create_engine", sharing)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def versions_read_once():
+    """Every run records the versions of six packages. Their metadata is parsed once in a process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metadata, "version", cache(metadata.version))
         yield
 
 

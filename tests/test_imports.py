@@ -1,6 +1,5 @@
-"""What a command and the bare package import: start-up is quick because they load only what they need."""
+"""What the package imports. Start-up is quick because it loads only what it needs."""
 
-import os
 import re
 import subprocess
 import sys
@@ -8,67 +7,10 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from fedcore.methods.mixture_models import chi_squared
-from fedcore.methods.names import OWN
-from tests.conftest import small_counts, write_counts
 
 ROOT = Path(__file__).parent.parent
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["methods"]])
-def test_help_loads_no_orchestration(arguments):
-    code = (
-        "import sys; from fedcore.cli import app\n"
-        f"try: app({arguments!r})\nexcept SystemExit: pass\n"
-        "heavy = {'prefect', 'dask', 'distributed', 'flint', 'matplotlib', 'sqlalchemy'} & set(sys.modules)\n"
-        "print('LOADED', sorted(heavy))"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert "LOADED []" in out.stdout
-
-
-NEVER = {"prefect", "dask", "distributed", "scipy.stats", "sklearn", "pandas"}
-ONLY_PRIVATE = {"sqlalchemy", "flint"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "heavy"),
-    [
-        (["methods"], {"zarr", "matplotlib", *ONLY_PRIVATE}),
-        (["runs", "list"], {"zarr", "matplotlib", *ONLY_PRIVATE}),
-        (["population", "describe", "people"], {"zarr", "matplotlib", "pyarrow", *ONLY_PRIVATE}),
-        (["train", "paper_histograms", "people", "--local", "--set", "algorithm=fedavg"], {"pyarrow", *ONLY_PRIVATE}),
-    ],
-    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
-)
-def test_a_command_loads_only_what_it_needs(tmp_path, arguments, heavy):
-    write_counts(tmp_path / "people", small_counts(20))
-    code = (
-        "import sys; from fedcore.cli import main\n"
-        f"sys.argv = ['fedcore', *{arguments!r}]\n"
-        "try: main()\nexcept SystemExit as end: print('EXIT', end.code)\n"
-        f"print('LOADED', sorted({NEVER | heavy!r} & set(sys.modules)))"
-    )
-    command = [sys.executable, "-c", code]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True, env=environment)
-    assert done.stdout.splitlines()[-1] == "LOADED []", done.stdout[-500:]
-    assert "EXIT 2" not in done.stdout, done.stderr[-500:]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("room", OWN)
-def test_no_method_loads_scipy_stats(room):
-    code = (
-        f"import sys; from fedcore.methods.registry import method_class; method_class({room!r})\n"
-        "print('LOADED', sorted({'scipy.stats', 'zarr', 'sklearn', 'matplotlib'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert "LOADED []" in done.stdout
 
 
 def test_the_chi_squared_distribution_is_that_of_scipy_stats():

@@ -68,7 +68,14 @@ def loads_tasks(module: str) -> bool:
 
 @cache
 def nodes(path: Path) -> list[ast.AST]:
-    return [*ast.walk(ast.parse(path.read_text()))]
+    """Imports, calls of `import_module`, and texts."""
+    return [
+        node
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        or (isinstance(node, ast.Call) and getattr(node.func, "id", "") == "import_module")
+        or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+    ]
 
 
 @cache
@@ -85,7 +92,7 @@ def _imports(path: Path, module: str) -> Iterator[str]:
             assert node.level == 0, f"{module} imports relatively"
             if node.module and node.module.split(".")[0] == "fedcore":
                 yield from (_known(f"{node.module}.{alias.name}") for alias in node.names)
-        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "import_module":
+        elif isinstance(node, ast.Call):
             named = str(node.args[0].value) if isinstance(node.args[0], ast.Constant) else ""
             if named.split(".")[0] == "fedcore":
                 yield _known(named)

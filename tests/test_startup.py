@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from fedcore.cli.terminal import importing
-from fedcore.methods.names import METHODS, from_source
+from fedcore.methods.names import METHODS, OWN, from_source
 from fedcore.methods.registry import method_class, summary
 from tests.command import private_population
-from tests.conftest import small_counts
+from tests.conftest import small_counts, write_counts
 
 ROOT = Path(__file__).parent.parent
 
@@ -98,20 +98,29 @@ print(len(made) > 10, {type(flow) is own_server.OwnServerFlow for flow in made})
 
 METHOD_CODE = ["fedcore.rounds.method", "fedcore.methods.registry", "fedcore.methods.histograms"]
 READS_FILES = ["fedcore.population.ingest.ingest", "pyarrow", "zarr", "scipy.sparse", "scipy.special"]
-NOT_LOADED = {  # by a command that reads little
-    "--help": ["numpy", "sqlalchemy", "rich"],
-    "methods": ["numpy", "scipy", "sqlalchemy", *METHOD_CODE],
-    "population describe p": ["sqlalchemy", "fedcore.population.ingest", *METHOD_CODE, *READS_FILES],
-    "runs list": ["scipy", "sqlalchemy", "fedcore.population", *METHOD_CODE],
-    "runs latest": ["scipy", "sqlalchemy", "fedcore.population", "fedcore.training", *METHOD_CODE],
-    "budget show p": ["fedcore.population.ingest", *METHOD_CODE, *READS_FILES],
+NEVER = ["prefect", "dask", "distributed", "scipy.stats", "sklearn", "pandas"]
+ONLY_PRIVATE = ["sqlalchemy", "flint"]
+LITTLE = ["scipy", "matplotlib", *ONLY_PRIVATE, "fedcore.population", *METHOD_CODE]
+NOT_LOADED = {  # by a command that reads little, besides what none loads
+    "--help": ["numpy", "rich", *ONLY_PRIVATE],
+    "train --help": ["matplotlib", *ONLY_PRIVATE],
+    "methods": ["numpy", "scipy", *ONLY_PRIVATE, *METHOD_CODE],
+    "population describe p": ["matplotlib", *ONLY_PRIVATE, "fedcore.population.ingest", *METHOD_CODE, *READS_FILES],
+    "runs list": ["zarr", *LITTLE],
+    "runs latest": ["fedcore.training", *LITTLE],
+    "budget show p": ["matplotlib", "fedcore.population.ingest", *METHOD_CODE, *READS_FILES],
+    "train paper_histograms p --local --set algorithm=fedavg": ["pyarrow", *ONLY_PRIVATE],
 }
 
 
-@pytest.mark.parametrize("command", NOT_LOADED)
-def test_a_command_that_reads_little_imports_little(tmp_path, monkeypatch, command):
+@pytest.mark.parametrize(
+    "command", [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("train")) for name in NOT_LOADED]
+)
+def test_a_command_imports_what_it_needs(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
-    if command.endswith(" p"):
+    if command.startswith("train"):
+        write_counts(tmp_path / "p", small_counts(20))
+    elif command.endswith(" p"):
         private_population(tmp_path / "p", small_counts(10))
     out = printed(f"""
 import os, sys
@@ -123,9 +132,21 @@ try:
     main()
 except SystemExit as end:
     code = end.code or 0
-print("LOADED", code, [name for name in {NOT_LOADED[command]!r} if name in sys.modules])
+print("LOADED", code, [name for name in {NEVER + NOT_LOADED[command]!r} if name in sys.modules])
 """)
     assert out.splitlines()[-1] == "LOADED 0 []"
+
+
+@pytest.mark.slow
+def test_no_method_loads_scipy_stats():
+    out = printed(f"""
+import sys
+from fedcore.methods.registry import method_class
+for name in {list(OWN)!r}:
+    method_class(name)
+    print(name, [heavy for heavy in ("scipy.stats", "zarr", "sklearn", "matplotlib") if heavy in sys.modules])
+""")
+    assert out.splitlines() == [f"{name} []" for name in OWN]
 
 
 @pytest.mark.parametrize("name", METHODS)

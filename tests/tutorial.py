@@ -4,7 +4,6 @@ compared with what the page shows."""
 from __future__ import annotations
 
 import contextlib
-import io
 import math
 import os
 import re
@@ -96,18 +95,6 @@ def environment(folder: Path) -> dict[str, str]:
     kept = {name: os.environ[name] for name in ("LANG", "TMPDIR", "OMP_NUM_THREADS") if name in os.environ}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return kept | {"HOME": str(home), "PATH": path, "COLUMNS": "150", "PYTHONWARNINGS": "ignore"}
-
-
-def in_python(page: str, folder: Path) -> dict[str, object]:
-    """Run the page's Python in an empty folder, in one namespace as the cells of a notebook. Returns the namespace."""
-    space: dict[str, object] = {"__name__": "__main__"}
-    with contextlib.chdir(folder):
-        for block in blocks(page):
-            printed = io.StringIO()
-            with contextlib.redirect_stdout(printed):
-                exec(compile(block.code, page, "exec"), space)
-            compare(block, printed.getvalue())
-    return space
 
 
 def executed(book: Any, folder: Path) -> Any:

@@ -13,13 +13,15 @@ import hashlib
 import os
 import random
 import secrets
+import shutil
 import sys
 import tempfile
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -402,3 +404,21 @@ def build_world(folder: Path, name: str, published: dict) -> World:
     with in_world(world, published):
         world.build()
     return world
+
+
+class Worlds:
+    """Worlds that are built once. Each copy has the place and the state of the original."""
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self.folder, self.published, self.built = folder, {}, {}
+        for name in names:
+            self.built[name] = build_world(folder / "world", name, self.published)
+            (folder / "world").rename(folder / f"built {name}")
+
+    def copy(self, name: str) -> World:
+        """Raises FileExistsError until the copy before it is moved away."""
+        copied = copy(self.built[name])
+        copied.secrets = copy(copied.secrets)
+        copied.secrets.asked = Counter(copied.secrets.asked)
+        shutil.copytree(self.folder / f"built {name}", copied.folder)
+        return copied

@@ -30,6 +30,7 @@ def mixed(*seeds):
     )
 
 
+@pytest.mark.slow
 def test_each_camera_ends_where_it_does_alone():
     block, cameras = mixed(1, 2, 3)
     ran = run(block)

@@ -80,6 +80,7 @@ def test_masks_of_a_camera_that_shakes(pixels):
         assert not plain.state.shaken and mask_scores(masks(plain, made), made.masks).f1 < f1 - 0.03
 
 
+@pytest.mark.slow
 def test_a_camera_that_stands_still_keeps_its_bits():
     made = shaken(5, still(), 0.0, *SIZE)
     looked, plain = (run(block_of(clients(made.frames)), image=image) for image in (SIZE, None))

@@ -96,16 +96,6 @@ def test_settings_of_a_method_have_two_tables():
     assert json.loads(works("methods", "histograms", "--json").out)["main_settings"][0] == "epsilon"
 
 
-def test_help_loads_nothing_heavy():
-    code = (
-        "import sys; sys.argv = ['fedcore', '--help']\nfrom fedcore.cli import app\n"
-        "try: app()\nexcept SystemExit: pass\n"
-        "print([m for m in ('numpy', 'prefect', 'dask', 'sqlalchemy', 'flint') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.splitlines()[-1] == "[]", done.stderr
-
-
 @pytest.mark.slow
 def test_exit_codes_of_the_process(place):
     """A user's mistake: exit code 2, one message, no traceback; with --json also one object on stdout."""

@@ -127,15 +127,7 @@ def test_builds_that_break_a_bound_are_noticed(name, kernel):
         LAWS["sensitivity"](case(name))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "histograms/private",
-        "federated_em/private-diag",
-        "dictionaries/private",
-        pytest.param("private_mixture/clients", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("name", ["histograms/private", "federated_em/private-diag", "dictionaries/private"])
 def test_clients_that_do_not_check_numbers_are_noticed(name, monkeypatch):
     """Without the check a clip that is not a number moves a release by up to 10**15 times its sensitivity."""
     monkeypatch.setattr("fedcore.rounds.method.check_numbers", lambda message: None)

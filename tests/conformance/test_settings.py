@@ -15,11 +15,13 @@ from fedcore.testing.settings_law import Hint, what_is_seen
 from tests.conformance.cases import FAST, OTHERS, SLOW, case
 from tests.digests.cases import CASES
 
+pytestmark = pytest.mark.usefixtures("few_repetitions")
 PRODUCTS = [name for name in METHODS if not name.startswith("paper_")]
 
 # Where values of the setting's type in the method's own cases show nothing, or would show it late.
 HINTS: dict[tuple[str, str], Hint] = {
     ("dictionaries", "forgetting"): Hint(0.5, case="after newcomers"),
+    ("federated_em", "algorithm"): Hint("em", case="federated_em/fedem-batches"),
     ("federated_em", "clip"): Hint(1.0, case="federated_em/private-diag"),
     ("federated_em", "nuclear_penalty"): Hint(0.5, case="federated_em/fedem-gaussian-tables"),
     ("federated_em", "tails"): Hint(5.0, case="federated_em/em"),
@@ -56,12 +58,12 @@ def cases_of(method: str) -> list[Case]:
     return [*found, after_newcomers()] if method == "dictionaries" else found
 
 
-FAST_METHODS = {"histograms"}
-EACH = [
-    pytest.param(method, name, marks=[pytest.mark.slow] if method not in FAST_METHODS else [])
-    for method in PRODUCTS
-    for name in own_settings(method_class(method))
-]
+def marked(method: str, *given):
+    """Settings of one method are fast tests, those of the others slow ones."""
+    return pytest.param(*given, marks=[pytest.mark.slow] * (method != "histograms"))
+
+
+EACH = [marked(method, method, name) for method in PRODUCTS for name in own_settings(method_class(method))]
 
 
 @pytest.mark.parametrize(("method", "name"), EACH)
@@ -75,7 +77,10 @@ def test_hints_are_about_settings_that_there_are():
     } == set()
 
 
-@pytest.mark.parametrize("name", [*FAST, pytest.param("private_mixture/clients", marks=pytest.mark.slow)])
+USUAL = [name for name in [*FAST, "private_mixture/clients"] if CASES[name].method in PRODUCTS]
+
+
+@pytest.mark.parametrize("name", [marked(CASES[name].method, name) for name in USUAL])
 def test_the_same_settings_change_nothing(name):
     """Otherwise the law would see changes where there are none."""
     made = case(name)

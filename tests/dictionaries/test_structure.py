@@ -53,6 +53,7 @@ def found():
     return run_method(default(), block_of([planted(client, 300) for client in range(CLIENTS)]))
 
 
+@pytest.mark.slow
 def test_sizes_are_those_that_made_the_samples(found):
     assert found.state.sparsity == 4 and found.state.structured and found.state.phase == "done"
     outputs, fresh = found.outputs(), [planted(client, 100, "fresh") for client in range(CLIENTS)]

@@ -326,9 +326,15 @@ def test_an_older_ledger_is_refused(place, undisturbed, mode):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", [garble, remove, at(0.3), at(0.7)], ids=name_of)
 @pytest.mark.parametrize(
-    ("point", "forfeited"), [(Kill("charge", "before", 4), 0), (Kill("publish", "before", 4), 1)], ids=str
+    ("point", "forfeited", "damage"),
+    [
+        (Kill("charge", "before", 4), 0, garble),
+        (Kill("charge", "before", 4), 0, at(0.7)),
+        (Kill("publish", "before", 4), 1, remove),
+        (Kill("publish", "before", 4), 1, at(0.3)),
+    ],
+    ids=name_of,
 )
 def test_a_ledger_that_is_damaged_while_the_run_goes_on(place, undisturbed, point, forfeited, damage):
     here = place("test noise")

@@ -125,6 +125,7 @@ def test_runs_and_days_left_before_the_first_run_and_after_it(shop):
     assert "no new clients come: 4 (4 days)" in page.replace("\\", "") and "[Report](/r)" in page
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_low_and_one_that_is_exhausted(shop):
     for number in range(1, 5):
         shop.run(number)
@@ -172,6 +173,7 @@ def test_a_run_that_a_pipeline_resumes_is_left_to_it(shop):
     assert alert["remedy"] == "Pipeline nightly resumes it before its next run."
 
 
+@pytest.mark.slow
 def test_what_ends_by_itself_or_is_mended_elsewhere_keeps_nothing_from_being_served_again(shop, monkeypatch):
     """After a restart of the machine, say: the other deployments run, and the page shows what is wrong."""
     served = []

@@ -78,6 +78,7 @@ def test_declared_clients_decide_and_neither_files_nor_clients(tmp_path, monkeyp
     assert worlds["quiet"][0] == ["done", "skipped", "done", "skipped", "done", "skipped"]
 
 
+@pytest.mark.slow
 def test_a_schedule_whose_new_clients_replace_the_initial_ones_is_never_slowed_down(tmp_path):
     place = place_of(tmp_path / "a", HORIZON + HEAD + INGEST + "newcomers = 3\n" + TRAIN)
     assert trained(place, range(2, 8)) == ["done"] * 6

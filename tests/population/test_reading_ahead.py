@@ -109,6 +109,7 @@ def test_a_file_of_many_pieces_is_the_same_population_on_any_number_of_cores(tmp
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_buckets_and_blocks_are_the_same_on_any_number_of_cores(tmp_path, monkeypatch):
     """More rows than the buffer holds, in blocks of a leaf."""
     generator = np.random.default_rng(5)

@@ -247,14 +247,24 @@ HOSTILE = {  # (known, header) -> content, and why it is refused
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_file_that_is_not_what_its_name_states_is_refused(where, known, study, name):
+def test_a_file_that_is_not_what_its_name_states_is_refused(folder, known, study, name):
+    content, why = HOSTILE[name]
+    header = answer(study)
+    write(folder, header.name, content(known, header))
+    with pytest.raises(FileRefused, match=why) as caught:
+        Mailbox(folder, study).get(header)
+    assert caught.value.remedy and str(caught.value).isprintable()
+    assert "owned" not in str(caught.value) and "passwd" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["cut body", "longer body", "too long", "huge"])
+def test_a_file_of_another_length_is_refused_wherever_it_is_stored(where, known, study, name):
+    """Only the reading depends on the store."""
     content, why = HOSTILE[name]
     header = answer(study)
     write(where, header.name, content(known, header))
-    with pytest.raises(FileRefused, match=why) as caught:
+    with pytest.raises(FileRefused, match=why):
         Mailbox(where, study).get(header)
-    assert caught.value.remedy and str(caught.value).isprintable()
-    assert "owned" not in str(caught.value) and "passwd" not in str(caught.value)
 
 
 def test_no_more_is_read_than_the_plan_allows(folder, known, study, monkeypatch):

@@ -120,6 +120,7 @@ def test_runs_follow_each_other_and_start_from_the_last_one(tmp_path):
         assert sites.balance(name).rho_spent <= 2 * sites.world.study.rho
 
 
+@pytest.mark.slow
 def test_a_loop_opens_a_run_again_when_the_others_have_answered(tmp_path, monkeypatch):
     sites = Sites(tmp_path)
     assert [sites.turn(name).state for name in (A, B)] == ["waits", "waits"]
@@ -181,6 +182,7 @@ def test_a_loop_posts_the_end_of_a_run_that_has_ended_here(tmp_path):
     assert progress.end_of(sites.world.mailbox, 1, A) == body
 
 
+@pytest.mark.slow
 def test_the_next_run_waits_until_all_have_ended_the_last_one(tmp_path):
     sites = Sites(tmp_path)
     first = next(name for _ in range(40) for name in NAMES if sites.turn(name).state == "finished")

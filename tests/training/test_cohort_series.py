@@ -117,6 +117,7 @@ def _of_mixture(state) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_repetitions")
 @pytest.mark.parametrize(
     "method, own, found, warm, precision",
     [

@@ -30,6 +30,7 @@ def fewer(of, labels):
     return conditions
 
 
+@pytest.mark.slow
 def test_the_simulation_table(tmp_path):
     lines = ("FedGrEM (default)", "FedGrEM (paper)", "FedEM")
     small = replace(tables.GAUSSIAN_MIXTURES, conditions=fewer(tables.GAUSSIAN_MIXTURES.conditions, lines))

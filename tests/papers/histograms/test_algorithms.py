@@ -21,10 +21,10 @@ from fedcore.errors import ConfigError, PopulationError
 from fedcore.methods.histograms.simplex import smooth
 from fedcore.methods.histograms.sizes import Sizes
 from fedcore.population.blocks import leaves
-from fedcore.rounds.statistics import merge, values
+from fedcore.rounds.statistics import values
 from tests.histograms.example_clients import block_of, dense_histograms, random_counts
 from tests.histograms.run_in_memory import answer, facts, run
-from tests.papers.histograms.paper import paper
+from tests.papers.histograms.paper import in_two_orders, paper
 
 ALGORITHM2 = dict(algorithm="algorithm2", start="algorithm1")
 
@@ -101,14 +101,7 @@ def test_passes_over_leaves_of_a_block_are_those_of_single_leaves(block, config)
     parts = list(leaves(block, 8))
     state = method.init(facts(17))
     while (message := method.message(state)) is not None:
-
-        def total(group, message=message):
-            result = None
-            for part in group:
-                result = merge(result, method.client_update(message, part, None)[0])
-            return result
-
-        one, two = values(total(parts)), values(merge(total(parts[5:]), total(parts[:5])))
+        one, two = in_two_orders(method, message, parts, 5)
         for name, value in one.items():
             if name in ("pick", "worst"):
                 assert (value.score, value.client) == (two[name].score, two[name].client)

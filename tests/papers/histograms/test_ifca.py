@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore.population.blocks import leaves
-from fedcore.rounds.statistics import merge, values
+from fedcore.rounds.statistics import values
 from tests.histograms.example_clients import block_of, dense_histograms, random_counts
 from tests.histograms.run_in_memory import facts, run
-from tests.papers.histograms.paper import paper
+from tests.papers.histograms.paper import in_two_orders, paper
 
 IFCA = dict(algorithm="ifca", clusters=3, start="perturbed_mean")
 
@@ -70,14 +70,7 @@ def test_leaves_in_any_groups_give_the_same_bits_and_a_histogram(block, start, r
     parts, state, passes = list(leaves(block, 8)), method.init(facts(17)), 0
     total = method.total_rounds(state)
     while (message := method.message(state)) is not None:
-
-        def answer(group, message=message):
-            result = None
-            for part in group:
-                result = merge(result, method.client_update(message, part, None)[0])
-            return result
-
-        one, two = values(answer(parts)), values(merge(answer(parts[3:]), answer(parts[:3])))
+        one, two = in_two_orders(method, message, parts, 3)
         for name, value in one.items():
             assert name == "pick" or np.array_equal(value, two[name])
         state, _ = method.server_update(state, one)

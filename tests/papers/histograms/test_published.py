@@ -17,10 +17,10 @@ from fedcore.methods.histograms.scores import validation_clients
 from fedcore.population.blocks import leaves
 from fedcore.population.synthetic import SyntheticSettings
 from fedcore.randomness import stream
-from fedcore.rounds.statistics import merge, values
+from fedcore.rounds.statistics import values
 from tests.histograms.example_clients import block_of, counts_arrays, dense_histograms, random_counts, synthetic
 from tests.histograms.run_in_memory import answer, facts, run
-from tests.papers.histograms.paper import paper
+from tests.papers.histograms.paper import in_two_orders, paper
 
 PUBLISHED = dict(algorithm="published", clusters=3, rounds=2)
 
@@ -205,14 +205,7 @@ def test_leaves_in_any_groups_give_the_same_bits_and_histograms(block, settings,
     parts, state = list(leaves(block, 8)), method.init(facts(17))
     assert method.total_rounds(state) == passes
     while (message := method.message(state)) is not None:
-
-        def total(group, message=message):
-            result = None
-            for part in group:
-                result = merge(result, method.client_update(message, part, None)[0])
-            return result
-
-        one, two = values(total(parts)), values(merge(total(parts[3:]), total(parts[:3])))
+        one, two = in_two_orders(method, message, parts, 3)
         for name, value in one.items():
             assert name == "pick" or np.array_equal(value, two[name])
         state, _ = method.server_update(state, one)

@@ -7,10 +7,10 @@ from fedcore.papers.histograms.clients import second_moment
 
 from fedcore.errors import ConfigError
 from fedcore.population.blocks import leaves
-from fedcore.rounds.statistics import merge, values
+from fedcore.rounds.statistics import values
 from tests.histograms.example_clients import block_of, dense_histograms, random_counts
 from tests.histograms.run_in_memory import answer, facts, run
-from tests.papers.histograms.paper import paper
+from tests.papers.histograms.paper import in_two_orders, paper
 
 
 @pytest.fixture
@@ -36,14 +36,7 @@ def test_second_moments_are_those_of_the_dense_matrix_and_of_any_leaves(block):
     state, _ = method.server_update(state, values(answer(method, method.message(state), block, 8)))
     assert state.phase == "covariance"
     message, parts = method.message(state), list(leaves(block, 8))
-
-    def total(group):
-        result = None
-        for part in group:
-            result = merge(result, method.client_update(message, part, None)[0])
-        return result
-
-    one, two = values(total(parts)), values(merge(total(parts[5:]), total(parts[:5])))
+    one, two = in_two_orders(method, message, parts, 5)
     assert np.array_equal(one["second_moment"], two["second_moment"])
 
 
