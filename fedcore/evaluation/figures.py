@@ -276,6 +276,7 @@ def _text(colour: str = INK) -> dict:
 def _title() -> dict:
     return {
         "loc": "left",
+        "y": 1.0,  # so that Matplotlib does not look for a place above all else, in each of its passes
         "fontsize": 10,
         "fontweight": "bold",
         "color": INK,
