@@ -1,6 +1,5 @@
 """What small commands must not import, and what is made only when it is asked for."""
 
-import gc
 import os
 import subprocess
 import sys
@@ -8,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.cli.terminal import importing
 from fedcore.methods.names import METHODS, from_source
 from fedcore.methods.registry import method_class, summary
 from tests.command import private_population
@@ -123,7 +121,9 @@ try:
     main()
 except SystemExit as end:
     code = end.code or 0
-print("LOADED", code, [name for name in {NOT_LOADED[command]!r} if name in sys.modules])
+from fedcore.cli.later import Later
+loaded = {{name for name, module in sys.modules.items() if not isinstance(module, Later)}}
+print("LOADED", code, sorted(loaded & {{*{NOT_LOADED[command]!r}}}))
 """)
     assert out.splitlines()[-1] == "LOADED 0 []"
 
@@ -141,19 +141,51 @@ def test_what_a_source_does_not_state_is_not_guessed(tmp_path, monkeypatch):
     assert from_source("no.such.module:Thing") is None and from_source("sys:Thing") is None
 
 
-def test_imports_leave_the_collector_as_it_was():
-    before = gc.isenabled()
-    with importing():
-        assert not gc.isenabled()
-    assert gc.isenabled() == before and gc.get_freeze_count() > 0
-    gc.disable()
-    try:
-        with pytest.raises(ImportError), importing():
-            raise ImportError
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
-        gc.unfreeze()
+def test_the_first_collection_comes_late_and_later_ones_as_usual():
+    out = printed("""
+import gc
+from fedcore.cli.terminal import FIRST, collect_late
+usual, callbacks = gc.get_threshold(), [*gc.callbacks]
+collect_late()
+collect_late()
+print(gc.get_threshold()[0] == FIRST, len(gc.callbacks) - len(callbacks), gc.get_freeze_count())
+made = [[] for _ in range(2 * FIRST)]
+print(gc.get_threshold() == usual, gc.callbacks == callbacks, gc.get_freeze_count() >= FIRST // 2)
+""")
+    assert out.splitlines() == ["True 1 0", "True True True"]
+
+
+def test_a_package_is_imported_at_its_first_use_once_and_whole():
+    out = printed("""
+import sys, threading
+from fedcore.cli import later
+later.import_later()
+import numpy, numpy as np, psutil, scipy
+print([type(one) is later.Later for one in (np, psutil, scipy)], "numpy.linalg" in sys.modules)
+found = []
+threads = [threading.Thread(target=lambda: found.append(np.float64(2.0) + np.pi)) for _ in range(8)]
+for one in threads:
+    one.start()
+for one in threads:
+    one.join()
+print(len(found), len({*found}), type(np) is type(sys), type(scipy) is later.Later)
+from scipy import special
+print(special.expit(0.0), type(scipy) is type(sys), type(psutil) is later.Later)
+before = sys.modules["numpy"]
+later.import_later()
+print(sys.modules["numpy"] is before is numpy, np.testing.assert_equal(1, 1), np.f2py.__name__)
+try:
+    np.no_such_name
+except AttributeError as error:
+    print("no_such_name" in str(error))
+""")
+    assert out.splitlines() == [
+        "[True, True, True] False",
+        "8 1 True True",
+        "0.5 True True",
+        "True None numpy.f2py",
+        "True",
+    ]
 
 
 @pytest.mark.slow
