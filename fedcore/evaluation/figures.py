@@ -258,6 +258,8 @@ def _figure(size: tuple[float, float] = SIZE, rows: int | None = None, columns: 
         from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, dpi=DPI, layout="constrained", facecolor="white")
+    if not rows:
+        figure.set_layout_engine("tight", pad=0.3)  # in one pass, which is enough for one panel
     grid = figure.subplots(rows or 1, columns, squeeze=False)
     for axes in grid.flat:
         axes.set_facecolor("white")
