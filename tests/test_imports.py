@@ -30,28 +30,19 @@ def test_help_loads_no_orchestration(arguments):
     assert "LOADED []" in out.stdout
 
 
-NEVER = {"prefect", "dask", "distributed", "scipy.stats", "sklearn", "pandas"}
-ONLY_PRIVATE = {"sqlalchemy", "flint"}
+HEAVY = {"prefect", "dask", "distributed", "scipy.stats", "sklearn", "pandas", "pyarrow", "sqlalchemy", "flint"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "heavy"),
-    [
-        (["methods"], {"zarr", "matplotlib", *ONLY_PRIVATE}),
-        (["runs", "list"], {"zarr", "matplotlib", *ONLY_PRIVATE}),
-        (["population", "describe", "people"], {"zarr", "matplotlib", "pyarrow", *ONLY_PRIVATE}),
-        (["train", "paper_histograms", "people", "--local", "--set", "algorithm=fedavg"], {"pyarrow", *ONLY_PRIVATE}),
-    ],
-    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
-)
-def test_a_command_loads_only_what_it_needs(tmp_path, arguments, heavy):
+def test_a_local_run_loads_only_what_it_needs(tmp_path):
+    """tests/test_startup.py has the commands that only read."""
     write_counts(tmp_path / "people", small_counts(20))
+    arguments = ["train", "paper_histograms", "people", "--local", "--set", "algorithm=fedavg"]
     code = (
         "import sys; from fedcore.cli import main\n"
         f"sys.argv = ['fedcore', *{arguments!r}]\n"
         "try: main()\nexcept SystemExit as end: print('EXIT', end.code)\n"
-        f"print('LOADED', sorted({NEVER | heavy!r} & set(sys.modules)))"
+        f"print('LOADED', sorted({HEAVY!r} & set(sys.modules)))"
     )
     command = [sys.executable, "-c", code]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}

@@ -9,7 +9,7 @@ import pytest
 
 from fedcore.methods.names import METHODS, from_source
 from fedcore.methods.registry import method_class, summary
-from tests.command import private_population
+from tests.command import private_population, works
 from tests.conftest import small_counts
 
 ROOT = Path(__file__).parent.parent
@@ -95,25 +95,62 @@ print(len(made) > 10, {type(flow) is own_server.OwnServerFlow for flow in made})
 
 
 METHOD_CODE = ["fedcore.rounds.method", "fedcore.methods.registry", "fedcore.methods.histograms"]
-READS_FILES = ["fedcore.population.ingest.ingest", "pyarrow", "zarr", "scipy.sparse", "scipy.special"]
-NOT_LOADED = {  # by a command that reads little
+READS_FILES = ["fedcore.population.ingest.ingest", "pyarrow", "zarr"]
+SCIPY = ["scipy.sparse", "scipy.special", "scipy.linalg", "scipy.optimize", "scipy.stats"]
+PLATFORM = ["prefect", "dask", "distributed", "matplotlib", "pandas", "psutil", *SCIPY]
+FILE_MODELS = ["fedcore.operations.deployment", "fedcore.operations.pipelines.steps", "fedcore.population.ingest"]
+NOT_LOADED = {  # by a command that only reads. p: a population with a budget; r: a private run on it
     "--help": ["numpy", "sqlalchemy", "rich"],
-    "methods": ["numpy", "scipy", "sqlalchemy", *METHOD_CODE],
-    "population describe p": ["sqlalchemy", "fedcore.population.ingest", *METHOD_CODE, *READS_FILES],
-    "runs list": ["scipy", "sqlalchemy", "fedcore.population", *METHOD_CODE],
-    "runs latest": ["scipy", "sqlalchemy", "fedcore.population", "fedcore.training", *METHOD_CODE],
-    "budget show p": ["fedcore.population.ingest", *METHOD_CODE, *READS_FILES],
+    "methods": ["numpy", "scipy", "sqlalchemy", *METHOD_CODE, *PLATFORM],
+    "methods histograms": ["sqlalchemy", *PLATFORM],
+    "population describe p": [
+        "scipy",
+        "sqlalchemy",
+        "fedcore.population.ingest",
+        *METHOD_CODE,
+        *READS_FILES,
+        *PLATFORM,
+    ],
+    "population verify p": ["scipy", "sqlalchemy", "fedcore.training", *METHOD_CODE, *READS_FILES, *PLATFORM],
+    "runs list": ["numpy", "scipy", "sqlalchemy", "fedcore.population", *METHOD_CODE, *PLATFORM],
+    "runs latest": ["numpy", "scipy", "sqlalchemy", "fedcore.population", "fedcore.training", *METHOD_CODE, *PLATFORM],
+    "runs show runs/r": ["scipy", "sqlalchemy", "flint", "fedcore.training", *READS_FILES, *PLATFORM],
+    "budget show p": [
+        "scipy",
+        "fedcore.population.ingest",
+        "fedcore.privacy.statement",
+        *METHOD_CODE,
+        *READS_FILES,
+        *PLATFORM,
+    ],
+    "budget plan p --runs 2": [*READS_FILES, *PLATFORM],
+    "ledger backup copy.sqlite": ["numpy", "scipy", "flint", *METHOD_CODE, *READS_FILES, *PLATFORM],
+    "status": ["scipy", *FILE_MODELS, *READS_FILES, *PLATFORM],
+    "verify p": ["scipy", "sqlalchemy", *READS_FILES, *PLATFORM],
+    "verify runs/r": ["scipy", "flint", *READS_FILES, *PLATFORM],
+    "verify-statement runs/r": ["scipy", *READS_FILES, *PLATFORM],
+    "report runs/r": ["sqlalchemy", "prefect", "dask", "matplotlib.pyplot", *SCIPY, *READS_FILES],
 }
 
 
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a population, its ledger, and a finished private run."""
+    folder = tmp_path_factory.mktemp("place")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("FEDCORE_LEDGER", f"sqlite:///{folder}/ledger.sqlite")
+        private_population(folder / "p", small_counts(60))
+        works("train histograms p --local --run-id r --set clusters=2 --set rounds=2 --set epsilon=1 --anyway --json")
+    return folder
+
+
 @pytest.mark.parametrize("command", NOT_LOADED)
-def test_a_command_that_reads_little_imports_little(tmp_path, monkeypatch, command):
-    monkeypatch.chdir(tmp_path)
-    if command.endswith(" p"):
-        private_population(tmp_path / "p", small_counts(10))
+def test_a_command_that_only_reads_imports_little(place, monkeypatch, command):
+    monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{place}/ledger.sqlite")
     out = printed(f"""
 import os, sys
-os.chdir({str(tmp_path)!r})
+os.chdir({str(place)!r})
 from fedcore.cli import main
 sys.argv = ["fedcore", *{command.split()!r}]
 code = 0
