@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.methods.names import METHODS, from_source
+from fedcore.methods.names import LISTED, METHODS
 from fedcore.methods.registry import method_class, summary
 from tests.command import private_population, works
 from tests.conftest import small_counts
@@ -165,17 +165,9 @@ print("LOADED", code, sorted(loaded & {{*{NOT_LOADED[command]!r}}}))
     assert out.splitlines()[-1] == "LOADED 0 []"
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_the_list_of_methods_is_read_from_the_sources(name):
-    cls = method_class(name)
-    assert from_source(METHODS[name]) == (cls.kinds[0], summary(cls))
-
-
-def test_what_a_source_does_not_state_is_not_guessed(tmp_path, monkeypatch):
-    (tmp_path / "made_by_code.py").write_text("Made = type('Made', (), {})\nclass Bare:\n    pass\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert [from_source(f"made_by_code:{name}") for name in ("Made", "Bare", "Missing")] == [None] * 3
-    assert from_source("no.such.module:Thing") is None and from_source("sys:Thing") is None
+def test_the_list_of_methods_says_what_the_classes_say():
+    classes = {name: method_class(name) for name in METHODS}
+    assert {name: (cls.kinds[0], summary(cls)) for name, cls in classes.items()} == LISTED
 
 
 def test_the_first_collection_comes_late_and_later_ones_as_usual():
