@@ -1,6 +1,5 @@
 """What small commands must not import, and what is made only when it is asked for."""
 
-import gc
 import os
 import subprocess
 import sys
@@ -8,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.cli.terminal import importing
-from fedcore.methods.names import METHODS, OWN, from_source
+from fedcore.methods.names import LISTED, METHODS, OWN
 from fedcore.methods.registry import method_class, summary
-from tests.command import private_population
+from tests.command import private_population, works
 from tests.conftest import small_counts, write_counts
 
 ROOT = Path(__file__).parent.parent
@@ -97,34 +95,65 @@ print(len(made) > 10, {type(flow) is own_server.OwnServerFlow for flow in made})
 
 
 METHOD_CODE = ["fedcore.rounds.method", "fedcore.methods.registry", "fedcore.methods.histograms"]
-READS_FILES = ["fedcore.population.ingest.ingest", "pyarrow", "zarr", "scipy.sparse", "scipy.special"]
-NEVER = ["prefect", "dask", "distributed", "scipy.stats", "sklearn", "pandas"]
-ONLY_PRIVATE = ["sqlalchemy", "flint"]
-LITTLE = ["scipy", "matplotlib", *ONLY_PRIVATE, "fedcore.population", *METHOD_CODE]
-NOT_LOADED = {  # by a command that reads little, besides what none loads
-    "--help": ["numpy", "rich", *ONLY_PRIVATE],
-    "train --help": ["matplotlib", *ONLY_PRIVATE],
-    "methods": ["numpy", "scipy", *ONLY_PRIVATE, *METHOD_CODE],
-    "population describe p": ["matplotlib", *ONLY_PRIVATE, "fedcore.population.ingest", *METHOD_CODE, *READS_FILES],
-    "runs list": ["zarr", *LITTLE],
-    "runs latest": ["fedcore.training", *LITTLE],
-    "budget show p": ["matplotlib", "fedcore.population.ingest", *METHOD_CODE, *READS_FILES],
-    "train paper_histograms p --local --set algorithm=fedavg": ["pyarrow", *ONLY_PRIVATE],
+READS_FILES = ["fedcore.population.ingest.ingest", "pyarrow", "zarr"]
+SCIPY = ["scipy.sparse", "scipy.special", "scipy.linalg", "scipy.optimize", "scipy.stats"]
+PLATFORM = ["prefect", "dask", "distributed", "matplotlib", "pandas", "psutil", *SCIPY]
+FILE_MODELS = ["fedcore.operations.deployment", "fedcore.operations.pipelines.steps", "fedcore.population.ingest"]
+NOT_LOADED = {  # by a command that reads. p: a population with a budget; q: without a ledger; r: a private run on p
+    "--help": ["numpy", "sqlalchemy", "rich"],
+    "train --help": ["sqlalchemy", *PLATFORM],
+    "methods": ["numpy", "scipy", "sqlalchemy", *METHOD_CODE, *PLATFORM],
+    "methods histograms": ["sqlalchemy", *PLATFORM],
+    "population describe p": [
+        "scipy",
+        "sqlalchemy",
+        "fedcore.population.ingest",
+        *METHOD_CODE,
+        *READS_FILES,
+        *PLATFORM,
+    ],
+    "population verify p": ["scipy", "sqlalchemy", "fedcore.training", *METHOD_CODE, *READS_FILES, *PLATFORM],
+    "runs list": ["numpy", "scipy", "sqlalchemy", "fedcore.population", *METHOD_CODE, *PLATFORM],
+    "runs latest": ["numpy", "scipy", "sqlalchemy", "fedcore.population", "fedcore.training", *METHOD_CODE, *PLATFORM],
+    "runs show runs/r": ["scipy", "sqlalchemy", "flint", "fedcore.training", *READS_FILES, *PLATFORM],
+    "budget show p": [
+        "scipy",
+        "fedcore.population.ingest",
+        "fedcore.privacy.statement",
+        *METHOD_CODE,
+        *READS_FILES,
+        *PLATFORM,
+    ],
+    "budget plan p --runs 2": [*READS_FILES, *PLATFORM],
+    "ledger backup copy.sqlite": ["numpy", "scipy", "flint", *METHOD_CODE, *READS_FILES, *PLATFORM],
+    "status": ["scipy", *FILE_MODELS, *READS_FILES, *PLATFORM],
+    "verify p": ["scipy", "sqlalchemy", *READS_FILES, *PLATFORM],
+    "verify runs/r": ["scipy", "flint", *READS_FILES, *PLATFORM],
+    "verify-statement runs/r": ["scipy", *READS_FILES, *PLATFORM],
+    "train paper_histograms q --local --set algorithm=fedavg": ["pyarrow", "sqlalchemy", "flint", "prefect", "dask"],
+    "report runs/r": ["sqlalchemy", "prefect", "dask", "matplotlib.pyplot", *SCIPY, *READS_FILES],
 }
 
 
-@pytest.mark.parametrize(
-    "command", [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("train")) for name in NOT_LOADED]
-)
-def test_a_command_imports_what_it_needs(tmp_path, monkeypatch, command):
-    monkeypatch.chdir(tmp_path)
-    if command.startswith("train"):
-        write_counts(tmp_path / "p", small_counts(20))
-    elif command.endswith(" p"):
-        private_population(tmp_path / "p", small_counts(10))
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a population, its ledger, and a finished private run."""
+    folder = tmp_path_factory.mktemp("place")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("FEDCORE_LEDGER", f"sqlite:///{folder}/ledger.sqlite")
+        private_population(folder / "p", small_counts(60))
+        write_counts(folder / "q", small_counts(20))
+        works("train histograms p --local --run-id r --set clusters=2 --set rounds=2 --set epsilon=1 --anyway --json")
+    return folder
+
+
+@pytest.mark.parametrize("command", NOT_LOADED)
+def test_a_command_that_only_reads_imports_little(place, monkeypatch, command):
+    monkeypatch.setenv("FEDCORE_LEDGER", f"sqlite:///{place}/ledger.sqlite")
     out = printed(f"""
 import os, sys
-os.chdir({str(tmp_path)!r})
+os.chdir({str(place)!r})
 from fedcore.cli import main
 sys.argv = ["fedcore", *{command.split()!r}]
 code = 0
@@ -132,7 +161,9 @@ try:
     main()
 except SystemExit as end:
     code = end.code or 0
-print("LOADED", code, [name for name in {NEVER + NOT_LOADED[command]!r} if name in sys.modules])
+from fedcore.cli.later import Later
+loaded = {{name for name, module in sys.modules.items() if not isinstance(module, Later)}}
+print("LOADED", code, sorted(loaded & {{*{NOT_LOADED[command]!r}}}))
 """)
     assert out.splitlines()[-1] == "LOADED 0 []"
 
@@ -149,32 +180,56 @@ for name in {list(OWN)!r}:
     assert out.splitlines() == [f"{name} []" for name in OWN]
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_the_list_of_methods_is_read_from_the_sources(name):
-    cls = method_class(name)
-    assert from_source(METHODS[name]) == (cls.kinds[0], summary(cls))
+def test_the_list_of_methods_says_what_the_classes_say():
+    classes = {name: method_class(name) for name in METHODS}
+    assert {name: (cls.kinds[0], summary(cls)) for name, cls in classes.items()} == LISTED
 
 
-def test_what_a_source_does_not_state_is_not_guessed(tmp_path, monkeypatch):
-    (tmp_path / "made_by_code.py").write_text("Made = type('Made', (), {})\nclass Bare:\n    pass\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert [from_source(f"made_by_code:{name}") for name in ("Made", "Bare", "Missing")] == [None] * 3
-    assert from_source("no.such.module:Thing") is None and from_source("sys:Thing") is None
+def test_the_first_collection_comes_late_and_later_ones_as_usual():
+    out = printed("""
+import gc
+from fedcore.cli.terminal import FIRST, collect_late
+usual, callbacks = gc.get_threshold(), [*gc.callbacks]
+collect_late()
+collect_late()
+print(gc.get_threshold()[0] == FIRST, len(gc.callbacks) - len(callbacks), gc.get_freeze_count())
+made = [[] for _ in range(2 * FIRST)]
+print(gc.get_threshold() == usual, gc.callbacks == callbacks, gc.get_freeze_count() >= FIRST // 2)
+""")
+    assert out.splitlines() == ["True 1 0", "True True True"]
 
 
-def test_imports_leave_the_collector_as_it_was():
-    before = gc.isenabled()
-    with importing():
-        assert not gc.isenabled()
-    assert gc.isenabled() == before and gc.get_freeze_count() > 0
-    gc.disable()
-    try:
-        with pytest.raises(ImportError), importing():
-            raise ImportError
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
-        gc.unfreeze()
+def test_a_package_is_imported_at_its_first_use_once_and_whole():
+    out = printed("""
+import sys, threading
+from fedcore.cli import later
+later.import_later()
+import numpy, numpy as np, psutil, scipy
+print([type(one) is later.Later for one in (np, psutil, scipy)], "numpy.linalg" in sys.modules)
+found = []
+threads = [threading.Thread(target=lambda: found.append(np.float64(2.0) + np.pi)) for _ in range(8)]
+for one in threads:
+    one.start()
+for one in threads:
+    one.join()
+print(len(found), len({*found}), type(np) is type(sys), type(scipy) is later.Later)
+from scipy import special
+print(special.expit(0.0), type(scipy) is type(sys), type(psutil) is later.Later)
+before = sys.modules["numpy"]
+later.import_later()
+print(sys.modules["numpy"] is before is numpy, np.testing.assert_equal(1, 1), np.f2py.__name__)
+try:
+    np.no_such_name
+except AttributeError as error:
+    print("no_such_name" in str(error))
+""")
+    assert out.splitlines() == [
+        "[True, True, True] False",
+        "8 1 True True",
+        "0.5 True True",
+        "True None numpy.f2py",
+        "True",
+    ]
 
 
 @pytest.mark.slow

@@ -12,7 +12,8 @@ from typing import Annotated
 import typer
 
 from fedcore.cli.help_text import WIDEST, group_of
-from fedcore.cli.terminal import old_names_as_lines
+from fedcore.cli.later import import_later
+from fedcore.cli.terminal import collect_late, old_names_as_lines
 from fedcore.errors import ConfigError, FedcoreError, needs
 
 COMMANDS = {  # where each command and each group of commands is
@@ -76,6 +77,8 @@ def root(
 
 def main() -> None:
     """Run the command line. A user's mistake is one message and exit code 2."""
+    import_later()
+    collect_late()
     try:
         if any("\0" in argument for argument in sys.argv):
             raise ConfigError("an argument contains a NUL character.", "No file, setting or name has one.")

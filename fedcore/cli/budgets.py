@@ -274,7 +274,6 @@ def budget_show(
     whole: Annotated[bool, typer.Option("--all", help="Every record of the history, and every digit.")] = False,
 ) -> None:
     """Show what is spent, reserved and left, with the history; verifies the chain first."""
-    from fedcore.privacy.statement import loss_in_words
     from fedcore.training.budget import ledger_of
     from fedcore.training.witness import missing_witness
 
@@ -283,7 +282,10 @@ def budget_show(
     found = ledger_of(store, to_show=True)
     balance, history = found.verify(store.id), found.history(store.id)
     warnings = [missing] if (missing := missing_witness(store, found)) else []
-    warnings += [loss_in_words(row["at"], row["reason"]) for row in history if row["kind"] == "accept loss"]
+    if losses := [row for row in history if row["kind"] == "accept loss"]:
+        from fedcore.privacy.statement import loss_in_words
+
+        warnings += [loss_in_words(row["at"], row["reason"]) for row in losses]
     shown = {"population": str(population), **balance.to_json()}
     if as_json:
         return say({**shown, "warnings": warnings, "history": history}, True)

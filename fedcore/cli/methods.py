@@ -86,10 +86,11 @@ def _row(name: str, where: str) -> dict[str, str]:
     """A line of the list. Methods of other packages are imported; one that cannot be run shows why and does not affect
     the others.
     """
-    from fedcore.methods.names import from_source
+    from fedcore.methods.names import LISTED
 
-    if where.startswith("fedcore.") and (found := from_source(where)) is not None:
-        return {"method": name, "reads": found[0], "what": found[1]}
+    if where.startswith("fedcore.") and name in LISTED:
+        reads, what = LISTED[name]
+        return {"method": name, "reads": reads, "what": what}
     from fedcore.errors import MethodError
     from fedcore.methods.registry import method_class, summary
 

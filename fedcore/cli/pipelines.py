@@ -12,7 +12,7 @@ import typer
 from fedcore.cli.help_text import Commands
 from fedcore.cli.options import Json, Local
 from fedcore.cli.serving import use_ledger_of
-from fedcore.cli.terminal import importing, say, table, warn
+from fedcore.cli.terminal import say, table, warn
 from fedcore.errors import ConfigError, StepsFailed, needs
 
 if TYPE_CHECKING:
@@ -45,11 +45,11 @@ def pipeline_run(
     """
     ready, when = _ready(file, name), _time(at)
     if local:
-        with importing():
-            from fedcore.operations.pipelines.running import run_pipeline
+        from fedcore.operations.pipelines.running import run_pipeline
+
         runs = run_pipeline(ready, when)
     else:
-        with importing(), needs("Without --local this command"):
+        with needs("Without --local this command"):
             flows = import_module("fedcore.flows.pipeline")
         runs = flows.run_here(ready, when)
     if as_json:
@@ -73,8 +73,7 @@ def pipeline_show(
     as_json: Json = False,
 ) -> None:
     """Show what a run would do now: new files, old cohorts, and each training under the budget. Writes nothing."""
-    with importing():
-        from fedcore.operations.pipelines.plan import expected
+    from fedcore.operations.pipelines.plan import expected
 
     names = [name] if name is not None else _names(file)
     found = {one: expected(_ready(file, one), _time(at)) for one in names}

@@ -118,7 +118,6 @@ def population_verify(
     from dataclasses import asdict
 
     from fedcore.errors import ConfigError
-    from fedcore.operations.events import block_damaged
 
     if option and not against:
         raise ConfigError("--option needs a source to read.", "Name the source: --against SOURCE.")
@@ -129,7 +128,10 @@ def population_verify(
         checked(opened, said)
     with bar(f"verify {population}", as_json) as progress:
         report = opened.verify(progress)
-    announce(lambda: [block_damaged(opened, problem) for problem in report.problems])
+    if report.problems:
+        from fedcore.operations.events import block_damaged
+
+        announce(lambda: [block_damaged(opened, problem) for problem in report.problems])
     found = {"ok": report.ok, "blocks": report.blocks, "bytes": report.bytes, "cohorts": len(opened.manifest.cohorts)}
     compared = None
     if against and report.ok:

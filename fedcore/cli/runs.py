@@ -26,7 +26,7 @@ from fedcore.cli.options import (
     open_population,
     stamp,
 )
-from fedcore.cli.terminal import announce, bar, importing, read_settings, say, table, warn
+from fedcore.cli.terminal import announce, bar, read_settings, say, table, warn
 from fedcore.cli.training import show_run
 
 if TYPE_CHECKING:
@@ -370,7 +370,7 @@ def _worth_a_server(store: Population) -> bool:
     from fedcore.population.sizing import is_small
 
     try:
-        with importing(), needs("A flow"):
+        with needs("A flow"):
             server = import_module("fedcore.flows.own_server")
     except ExtraMissing:
         return False

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedcore.cli.options import Cache, Dask, Json, Local, PopulationArgument, Runs, Settings, Workers
-from fedcore.cli.terminal import bar, importing, parse_bytes, read_settings, say, table, warn
+from fedcore.cli.terminal import bar, parse_bytes, read_settings, say, table, warn
 from fedcore.cli.training import resumed, trained
 from fedcore.errors import ConfigError
 
@@ -48,11 +48,10 @@ def select(
 ) -> None:
     """Train every combination of settings on a part of each client's rows, and compare losses on the other rows. Each
     is an ordinary run. After an interruption, run the same command again to continue. Not private."""
-    with importing():
-        from fedcore.methods.registry import make_method
-        from fedcore.operations.selection import compare, requests
-        from fedcore.training.request import TrainRequest
-        from fedcore.training.spec import open_inputs, resolve
+    from fedcore.methods.registry import make_method
+    from fedcore.operations.selection import compare, requests
+    from fedcore.training.request import TrainRequest
+    from fedcore.training.spec import open_inputs, resolve
 
     request = TrainRequest.read(
         "See `fedcore select --help`.",

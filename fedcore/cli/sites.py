@@ -15,7 +15,7 @@ import typer
 
 from fedcore.cli.help_text import Commands
 from fedcore.cli.options import Dask, Json, Ledger, Local, Runs, Settings, Workers, open_population, stamp, use_ledger
-from fedcore.cli.terminal import importing, parse_seconds, read_settings, say, table, warn
+from fedcore.cli.terminal import parse_seconds, read_settings, say, table, warn
 from fedcore.cli.training import in_process
 from fedcore.errors import ConfigError, FedcoreError, StudyError, Unreachable, needs
 from fedcore.storage import files
@@ -137,7 +137,7 @@ def _turns_as_flows(own: Identity, identity: str | None, workers: int | None, da
     """Turns as flow runs; there is none while a study has nothing to start or continue. Raises ExtraMissing."""
     from fedcore.sites.serve import Turn, idle_turn
 
-    with importing(), needs("Without --local this command"):
+    with needs("Without --local this command"):
         flows = import_module("fedcore.flows.sites")
     compute = flows.Compute(workers=workers, dask=dask)
 

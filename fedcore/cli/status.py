@@ -28,12 +28,14 @@ def status(where: Where = None, as_json: Json = False) -> None:
     changed in the results. Prefect is asked at PREFECT_API_URL, or at the server that `fedcore up` started for the
     file.
     """
-    from fedcore.operations.deployment import read_file
     from fedcore.operations.overview import folders_of, overview
 
-    file = _file(where)
-    content = None if file is None else read_file(file)
-    folders = [where or "runs"] if content is None else folders_of(content)
+    file, content, folders = _file(where), None, [where or "runs"]
+    if file is not None:
+        from fedcore.operations.deployment import read_file
+
+        content = read_file(file)
+        folders = folders_of(content)
     facts = overview(folders, content, _prefect(file))
     if as_json:
         return say(facts, True)

@@ -21,20 +21,25 @@ from fedcore.storage.parsing import parse_toml, read_toml
 if TYPE_CHECKING:
     from fedcore.evaluation.written import Shown
 
+FIRST = 300_000  # objects that the collector follows; Prefect and a flow are 240,000
 
-@contextmanager
-def importing() -> Iterator[None]:
-    """Imports of large libraries, without the garbage collector: what they make stays, and each collection would look
-    through all of it. Later collections do not look at it either.
+
+def collect_late() -> None:
+    """Start the garbage collector when the process has made FIRST objects, and then as usual.
+
+    Earlier objects are those of imported modules, which stay. Each collection would look through all of them.
     """
-    collected = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if collected:
-            gc.enable()
+    usual = gc.get_threshold()
+
+    def began(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop":
+            gc.callbacks.remove(began)
+            gc.freeze()  # later collections do not look at what is there now
+            gc.set_threshold(*usual)
+
+    if 0 < usual[0] < FIRST:
+        gc.callbacks.append(began)
+        gc.set_threshold(FIRST)
 
 
 def say(value: dict, as_json: bool) -> None:

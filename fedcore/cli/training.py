@@ -28,7 +28,7 @@ from fedcore.cli.options import (
     use_ledger,
     use_metrics,
 )
-from fedcore.cli.terminal import importing, parse_bytes, read_settings, say, show_table, warn
+from fedcore.cli.terminal import parse_bytes, read_settings, say, show_table, warn
 from fedcore.errors import FedcoreError, Waiting, needs
 from fedcore.storage.files import Place, listing, place
 
@@ -81,9 +81,8 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a model; with Prefect and Dask by default, in this process with --local."""
-    with importing():
-        from fedcore.training.request import TrainRequest
-        from fedcore.training.spec import open_inputs, resolve
+    from fedcore.training.request import TrainRequest
+    from fedcore.training.spec import open_inputs, resolve
 
     use_ledger(ledger)
     use_metrics(metrics_file)
@@ -118,15 +117,15 @@ def trained(
 ) -> Place:
     """The folder of the run that was made of the request, with Prefect or in this process. spec: of the request; a flow
     resolves it when its cluster has started, against what is left of the budget then."""
-    with importing():
-        from fedcore.methods.registry import make_method
-        from fedcore.training.session import start_run
+    from fedcore.methods.registry import make_method
+    from fedcore.training.session import start_run
+
     method = make_method(request.method, request.settings)
     if local:
         return in_process(
             lambda backend: start_run(request, backend, stamp=stamp(), spec=spec), workers, dask, method.private, quiet
         )
-    with importing(), needs("Without --local this command"):
+    with needs("Without --local this command"):
         flows = import_module("fedcore.flows.train")
     with saying_how_to_go_on(None, request.runs):
         path: Place | Waiting = flows.FLOWS[request.method](
@@ -162,10 +161,9 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Resume a run after its last committed round. If all rounds are done, complete its remaining steps."""
-    with importing():
-        from fedcore.runs.store import Run
-        from fedcore.training.session import check_resumable
-        from fedcore.training.spec import recorded_request
+    from fedcore.runs.store import Run
+    from fedcore.training.session import check_resumable
+    from fedcore.training.spec import recorded_request
 
     use_ledger(ledger)
     use_metrics(metrics_file)
@@ -187,10 +185,10 @@ def resumed(
     population: str | None = None,
 ) -> Place:
     """Resume a run to its end, with Prefect or in this process, and return its folder."""
-    with importing():
-        from fedcore.runs.store import Run
-        from fedcore.training.session import resume as reopen
-        from fedcore.training.spec import recorded_request
+    from fedcore.runs.store import Run
+    from fedcore.training.session import resume as reopen
+    from fedcore.training.spec import recorded_request
+
     if local:
         return in_process(
             lambda backend: reopen(run, backend, cache_bytes=cache_bytes, take_over=take_over, population=population),
@@ -199,7 +197,7 @@ def resumed(
             recorded_request(Run.open(run))["private"],
             quiet,
         )
-    with importing(), needs("Without --local this command"):
+    with needs("Without --local this command"):
         flows = import_module("fedcore.flows.train")
     compute = flows.Compute(workers=workers, dask=dask, cache_bytes=cache_bytes)
     with saying_how_to_go_on(place(run)):
@@ -220,12 +218,11 @@ def in_process(begin, workers: int | None, dask: str | None, private: bool, quie
 
 
 def _rounds(session, backend, quiet: bool) -> Place:
-    with importing():
-        from rich.console import Console
-        from rich.progress import Progress
+    from rich.console import Console
+    from rich.progress import Progress
 
-        from fedcore.operations import log_lines
-        from fedcore.operations.in_process import to_the_end
+    from fedcore.operations import log_lines
+    from fedcore.operations.in_process import to_the_end
 
     training, method = session.training, session.method
     bar = Progress(console=Console(stderr=True), disable=quiet or log_lines.wanted())

@@ -258,6 +258,8 @@ def _figure(size: tuple[float, float] = SIZE, rows: int | None = None, columns: 
         from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, dpi=DPI, layout="constrained", facecolor="white")
+    if not rows:
+        figure.set_layout_engine("tight", pad=0.3)  # in one pass, which is enough for one panel
     grid = figure.subplots(rows or 1, columns, squeeze=False)
     for axes in grid.flat:
         axes.set_facecolor("white")
@@ -276,6 +278,7 @@ def _text(colour: str = INK) -> dict:
 def _title() -> dict:
     return {
         "loc": "left",
+        "y": 1.0,  # so that Matplotlib does not look for a place above all else, in each of its passes
         "fontsize": 10,
         "fontweight": "bold",
         "color": INK,

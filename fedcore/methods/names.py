@@ -10,12 +10,9 @@ Nothing here imports a method: `fedcore.methods.registry` does.
 
 from __future__ import annotations
 
-import ast
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
 
 from fedcore.errors import ConfigError
 
@@ -32,6 +29,24 @@ OWN = {
     "dictionaries": "fedcore.methods.dictionaries:Dictionaries",
     "profile": "fedcore.methods.profile:Profile",
 }
+# Name, kind that it reads first, and first line of its documentation, of each method in this repository. So a list of
+# methods imports none of them.
+_LISTED = """
+histograms counts K histograms that clients share, one for each cluster, and each client's mixture of cluster and own counts.
+federated_em rows Expectation maximisation over clients who send compressed statistics and remember what they sent.
+gradient_em rows Penalised federated gradient EM for mixtures that are similar between clients; some clients may be outliers.
+mixed_effects rows Linear regressions of clients that differ: mean and covariance of their coefficients, estimated from sums.
+private_gmm rows A mixture of separated Gaussians under differential privacy, by recursive partition of the rows.
+private_mixture rows A Gaussian mixture under differential privacy: no bounds to declare, no separation to assume.
+perma rows PerMA: clients' dictionaries, with atoms that they have in common, found by matching, and local atoms.
+background rows The background of a camera that stands still, and what moves before it, by robust sums over clients' frames.
+dictionaries rows Personalised dictionaries: atoms that all clients share, from sums over clients, and atoms that each has alone.
+profile rows A first look at a private table: histograms, missing values, quantiles, categories and groups.
+paper_federated_em rows The tables of the FedEM paper: no memories, one norm, fixed inner rounds, decreasing steps, no safeguards, and EM
+paper_gradient_em rows The tables of the FedGrEM paper: FedGrEM, local and pooled EM, FedEM, TGMM and FedGMM from the same starts.
+paper_histograms counts Clusters of histograms by the algorithms of a paper and by its baselines, without privacy.
+"""  # noqa: E501
+LISTED = {name: (kind, what) for name, kind, what in (line.split(maxsplit=2) for line in _LISTED.strip().splitlines())}
 
 
 class Registry(Mapping[str, str]):
@@ -66,48 +81,3 @@ METHODS = Registry()
 def canonical(name: str) -> str:
     """The name as it is in METHODS: federated-em is federated_em."""
     return name.replace("-", "_")
-
-
-def from_source(where: str) -> tuple[str, str] | None:
-    """(the kind that it reads first, first line of its documentation) of the class at "module:Class", from the source
-    of its module, which is not imported. None if the source does not state them there.
-    """
-    found = _class(where)
-    if found is None:
-        return None
-    cls, places = found
-    what = (ast.get_docstring(cls) or "").partition("\n")[0]
-    for item in cls.body:
-        if isinstance(item, ast.AnnAssign) and ast.unparse(item.target) == "kinds" and item.value is not None:
-            return str(ast.literal_eval(item.value)[0]), what
-    for base in cls.bases:
-        of_base = from_source(places.get(ast.unparse(base), ":"))
-        if of_base is not None:
-            return of_base[0], what
-    return None
-
-
-def _class(where: str) -> tuple[ast.ClassDef, dict[str, str]] | None:
-    """A class as its module has it, and the places of what the module imports. Follows imports to it."""
-    module, _, name = where.partition(":")
-    file = _file_of(module)
-    body = [] if file is None else ast.parse(Path(file).read_bytes()).body
-    imports = [node for node in body if isinstance(node, ast.ImportFrom)]
-    places = {alias.asname or alias.name: f"{node.module}:{alias.name}" for node in imports for alias in node.names}
-    for node in body:
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            return node, places
-    return _class(places[name]) if name in places else None
-
-
-def _file_of(module: str) -> str | None:
-    """The source file of a module. `importlib.util.find_spec` would import the packages that the module is in."""
-    path: Sequence[str] | None = None
-    file = None
-    for end in range(1, module.count(".") + 2):
-        name = ".".join(module.split(".")[:end])
-        spec = next((spec for one in sys.meta_path if (spec := one.find_spec(name, path)) is not None), None)
-        if spec is None:
-            return None
-        path, file = spec.submodule_search_locations, spec.origin
-    return file if file is not None and file.endswith(".py") else None

@@ -12,25 +12,26 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedcore.errors import FedcoreError
 from fedcore.evaluation.changes import since_the_run_before
 from fedcore.evaluation.written import iso_date
 from fedcore.operations.budget_left import DAY, ahead_of, ahead_of_first
-from fedcore.operations.deployment import Deployment, DeploymentFile
 from fedcore.operations.forecast import Outlook, began, payers_of
 from fedcore.operations.hanging import committed_at, hanging_runs
 from fedcore.operations.monitoring import Monitoring
-from fedcore.operations.pipelines.journal import Journal, StepRecord, read_journal
-from fedcore.operations.pipelines.page import in_words
-from fedcore.operations.pipelines.steps import Pipeline, Train
 from fedcore.population.store import Population
 from fedcore.privacy.ledger.chain import Balance
 from fedcore.runs.run_row import NO_DEPLOYMENT
 from fedcore.runs.store import Run, read_runs
 from fedcore.training.budget import ledger_of
 from fedcore.training.spec import open_inputs, resolve
+
+if TYPE_CHECKING:  # without a file there is no pipeline, and no model of either is needed
+    from fedcore.operations.deployment import Deployment, DeploymentFile
+    from fedcore.operations.pipelines.journal import Journal, StepRecord
+    from fedcore.operations.pipelines.steps import Pipeline
 
 UNDER_WAY = ("running", "interrupted", "trained", "failed")  # states of a run that is not at its end
 ENDED = ("Failed", "Refused", "Crashed", "TimedOut", "Missed", "SetAside")  # states of a flow run that did not end well
@@ -290,6 +291,8 @@ def _last(run: Run | None, journal: Journal | None, active: bool) -> tuple[str |
     is in progress
     """
     if journal is not None:
+        from fedcore.operations.pipelines.page import in_words
+
         record = journal.runs[-1] if journal.runs else None
         if record is None:
             return None, "not run yet"
@@ -306,7 +309,7 @@ def _minute(when: datetime) -> str:
 
 
 def _trained_by(pipeline: Pipeline) -> list[str]:
-    return [step.deployment for step in pipeline.step if isinstance(step, Train)]
+    return [step.deployment for step in pipeline.step if step.do == "train"]
 
 
 def _starts(content: DeploymentFile | None, prefect: Facts | None) -> dict[str, list[datetime]]:
@@ -332,7 +335,11 @@ def _flow_run_alerts(prefect: Facts | None, journals: Mapping[str, Journal]) -> 
 
 def _journals(content: DeploymentFile | None) -> dict[str, Journal]:
     found: dict[str, Journal] = {}
-    for pipeline in () if content is None else content.pipeline:
+    if content is None or not content.pipeline:
+        return found
+    from fedcore.operations.pipelines.journal import Journal, read_journal
+
+    for pipeline in content.pipeline:
         try:
             found[pipeline.name] = read_journal(pipeline.runs, pipeline.name)
         except FedcoreError:  # its folder cannot be reached: `unread` says so

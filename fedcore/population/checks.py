@@ -11,7 +11,7 @@ from fedcore.errors import PopulationError
 
 LARGEST_COUNT = 2**53  # whole numbers up to here are exact in float64
 
-Rows = tuple[np.ndarray, np.ndarray]  # (ptr (C + 1,), x (N, D)): client i owns rows ptr[i] .. ptr[i + 1] - 1
+Rows = tuple["np.ndarray", "np.ndarray"]  # (ptr (C + 1,), x (N, D)): client i owns rows ptr[i] .. ptr[i + 1] - 1
 
 
 def bytes_of(data: scipy.sparse.csr_matrix | Rows) -> np.ndarray:

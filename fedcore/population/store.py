@@ -223,7 +223,7 @@ class Population:
     @property
     def _width(self) -> int:
         """Decoded bytes of an entry of counts: the count with its token, or with its word."""
-        return RECORD.itemsize if self.kind == "words" else 8
+        return np.dtype(RECORD).itemsize if self.kind == "words" else 8
 
     def sizes(self) -> list[int]:
         """`decoded_bytes` of every block."""

@@ -21,8 +21,8 @@ from fedcore.errors import PopulationError
 from fedcore.population.checks import LARGEST_COUNT, Rows
 
 LONGEST: Final = 64  # bytes
-WORD = np.dtype(f"S{LONGEST}")
-RECORD = np.dtype([("word", WORD), ("count", "<i8")])  # a word of a client in flight, with `ptr` as in dense rows
+WORD: Final = f"S{LONGEST}"  # a dtype, as is the next
+RECORD: Final = [("word", WORD), ("count", "<i8")]  # a word of a client in flight, with `ptr` as in dense rows
 NO_WORD: Final = b""
 OTHER: Final = "<other>"  # last in a vocabulary: the cell of all words that are not in it
 
@@ -94,7 +94,7 @@ def checked_words(data: object, clients: int) -> Rows:
 
     Raises PopulationError if they are not (ptr, records), or a client's counts add up to more than 2**53.
     """
-    if not isinstance(data, tuple) or len(data) != 2 or np.asarray(data[1]).dtype != RECORD:
+    if not isinstance(data, tuple) or len(data) != 2 or np.asarray(data[1]).dtype != np.dtype(RECORD):
         raise PopulationError("Words must come as (ptr, records).", "ptr has one more entry than there are clients.")
     ptr, records = np.asarray(data[0]).astype(np.int64), np.asarray(data[1])
     if ptr.shape != (clients + 1,) or ptr[0] != 0 or (np.diff(ptr) < 0).any() or ptr[-1] != len(records):

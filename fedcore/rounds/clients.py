@@ -9,8 +9,11 @@ import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from ctypes import PyDLL
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from importlib import import_module
+from importlib.machinery import PathFinder
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -106,8 +109,11 @@ def _blas() -> ThreadpoolController:
     """The BLAS of this process, and the other one of SciPy, which is loaded first: only what is there is found. Looking
     for them takes as long as a small block's work, so it is done once.
     """
-    import scipy.linalg  # noqa: F401
-
+    calls_it = PathFinder.find_spec("_fblas", [f"{folder}/linalg" for folder in scipy.__path__])
+    if calls_it is not None and calls_it.origin is not None:
+        PyDLL(calls_it.origin)  # without SciPy's Python modules, which take longer than a small run
+    else:  # another SciPy than those that are known
+        import_module("scipy.linalg")
     return ThreadpoolController()
 
 

@@ -7,6 +7,7 @@ that is not a number, would make clients add far more than the noise was planned
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from fedcore.errors import SensitivityError
 
 Range = tuple[float, float]
-EVERY: Range = (-np.finfo(np.float64).max, np.finfo(np.float64).max)  # finite
+EVERY: Range = (-sys.float_info.max, sys.float_info.max)  # finite
 
 
 def between(low: float, high: float) -> Mapping[str, Range]:

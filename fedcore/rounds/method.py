@@ -40,9 +40,9 @@ from fedcore.rounds.statistics import Statistics
 Message = Any  # a frozen dataclass of arrays and scalars
 State = Any  # the same; what the next round needs, and what a checkpoint holds
 INCOMPLETE_ROWS = "A row with a missing or infinite value in any column is left out."  # see `Method.left_out`
-Memory = dict[str, np.ndarray]  # per-client state of a block; first axis = clients
+Memory = dict[str, "np.ndarray"]  # per-client state of a block; first axis = clients
 # Personalised outputs. First axis = clients; of those whose name begins with ROWS, the rows of the clients.
-ClientOutputs = dict[str, np.ndarray]
+ClientOutputs = dict[str, "np.ndarray"]
 ROWS = "rows_"
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)

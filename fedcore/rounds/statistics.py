@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 import numpy as np
-import numpy.typing as npt
 
 INT64_SAFE = 2**62
 
@@ -76,7 +75,7 @@ class FloatSum:
         self.nodes = nodes
 
     @classmethod
-    def at(cls, leaf: int, array: npt.ArrayLike) -> FloatSum:
+    def at(cls, leaf: int, array: np.typing.ArrayLike) -> FloatSum:
         """The contribution of one leaf. array: any shape, converted to float64."""
         return cls({(0, int(leaf)): np.asarray(array, np.float64)})
 

@@ -34,7 +34,7 @@ SCHEMA = 1
 UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error)
 ANY_TIME = (1980, 1, 1, 0, 0, 0)  # of the entries: files with the same values are the same
 MAX_STATE_BYTES = 16 * 2**30
-CHECKSUM = np.dtype("<u4")
+CHECKSUM = 4  # bytes of CRC32C behind a chunk
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
@@ -114,10 +114,10 @@ def _write_group(archive: zipfile.ZipFile, arrays: Mapping[str, np.ndarray], sca
         if value.size:
             content = np.ascontiguousarray(value, value.dtype.newbyteorder("<")).reshape(-1).view(np.uint8)
             entry = zipfile.ZipInfo(_chunk(name, value.shape), ANY_TIME)
-            entry.file_size = content.nbytes + CHECKSUM.itemsize
+            entry.file_size = content.nbytes + CHECKSUM
             with archive.open(entry, "w") as chunk:  # what writestr does, without copies of the content
                 chunk.write(cast(bytes, content.data))
-                chunk.write(np.array(google_crc32c.value(content), CHECKSUM).tobytes())
+                chunk.write(google_crc32c.value(content).to_bytes(CHECKSUM, "little"))
 
 
 def _chunk(name: str, shape: tuple[int, ...]) -> str:
@@ -205,11 +205,11 @@ def _read_array(archive: zipfile.ZipFile, name: str, shape: tuple[int, ...]) -> 
     if math.prod(shape) == 0:
         return np.empty(shape, dtype)
     entry, nbytes = archive.getinfo(_chunk(name, shape)), math.prod(shape) * dtype.itemsize
-    if nbytes > MAX_STATE_BYTES or entry.file_size != nbytes + CHECKSUM.itemsize:
+    if nbytes > MAX_STATE_BYTES or entry.file_size != nbytes + CHECKSUM:
         raise ValueError(f"array {name!r} is not as declared")
     content = archive.read(entry)
     values = np.frombuffer(content, dtype.newbyteorder("<"), math.prod(shape))
-    if google_crc32c.value(content[:nbytes]) != np.frombuffer(content, CHECKSUM, offset=nbytes)[0]:
+    if google_crc32c.value(content[:nbytes]) != int.from_bytes(content[nbytes:], "little"):
         raise ValueError(f"array {name!r} is not what its checksum says")
     return values.astype(dtype).reshape(shape)
 

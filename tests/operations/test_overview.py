@@ -4,8 +4,8 @@ operator's page from the same facts.
 
 import json
 import shutil
-import sys
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 
 import pytest
 
@@ -177,9 +177,8 @@ def test_a_run_that_a_pipeline_resumes_is_left_to_it(shop):
 def test_what_ends_by_itself_or_is_mended_elsewhere_keeps_nothing_from_being_served_again(shop, monkeypatch):
     """After a restart of the machine, say: the other deployments run, and the page shows what is wrong."""
     served = []
-    monkeypatch.setattr(
-        sys.modules["fedcore.cli.up"], "serve_file", lambda file, *given, **named: served.append(file.name)
-    )
+    up = import_module("fedcore.cli.up")
+    monkeypatch.setattr(up, "serve_file", lambda file, *given, **named: served.append(file.name))
     for number in range(1, 8):
         shop.run(number)
     shutil.rmtree(shop.arrivals)

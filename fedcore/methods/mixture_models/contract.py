@@ -46,7 +46,7 @@ Rows: TypeAlias = "np.ndarray | scipy.sparse.csr_matrix | LazyRows"
 
 
 def is_sparse(y: Rows) -> TypeGuard[scipy.sparse.csr_matrix]:
-    return scipy.sparse.issparse(y)
+    return hasattr(y, "indptr")
 
 
 class CurvedEM(Protocol):
