@@ -46,8 +46,8 @@ IN_THE_MANIFEST = (
     *("vocabulary", "heldout", "halves", "bounds", "units", "dates", "categories", "booleans", "unit", "image"),
     *("fold_ids", "time", "schema_file", "outside"),
 )
-# Shares of `memory`: what a batch, the spill's buffer and an array that is being written may hold. Sorting a full
-# buffer takes several times its size, which is why the shares are small.
+# Shares of `memory`: what a batch, the records that are sorted at once and an array that is being written may hold. A
+# spill takes several times its share, which is why the shares are small.
 BATCH_SHARE, SPILL_SHARE, STREAM_SHARE = 12, 16, 16
 
 

@@ -28,10 +28,14 @@ from fedcore.population.words import RECORD, checked_words
 from fedcore.population.writer import PopulationWriter
 
 FAN_OUT = 64
+HELD = 4  # times a spill's memory, before there are files
 KEYS_SHARE = 2  # of a spill's memory, what known keys take while it is filled
 ID_COST = 48  # bytes that one logged id costs while it is sorted, in addition to its record and text
 PERIOD_BITS, HASH_BITS = np.uint64(16), np.uint64(48)  # of the first key of an entry; more than MOST periods
-LOGS = ("train", "heldout", "ids", "text")
+KEYS_OF = {"train": "train keys", "heldout": "heldout keys"}  # logs of records, and those of their keys
+LOGS = (*KEYS_OF, *KEYS_OF.values(), "ids", "text")
+FIRST = (*KEYS_OF.values(), "ids")  # of two logs that belong together, those that are written first
+SLICE = 4 << 20  # bytes of records that are brought together at once, where they are in memory
 FINER = "finer"  # folder of what is distributed again
 
 
@@ -68,11 +72,17 @@ class Layout:
 
     @property
     def record(self) -> np.dtype:
+        """Of a record without its key."""
         if self.kind == "counts":
-            return np.dtype([*KEY, ("token", "<i4"), ("amount", "<i8")])
+            return np.dtype([("token", "<i4"), ("amount", "<i8")])
         if self.kind == "words":
-            return np.dtype([*KEY, ("x", RECORD)])
-        return np.dtype([*KEY, ("x", self.dtype, (self.features,))])
+            return RECORD
+        return np.dtype((self.dtype, (self.features,)))
+
+    @property
+    def size(self) -> int:
+        """Bytes of a record and its key."""
+        return self.record.itemsize + KEY.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +111,7 @@ class LargeClient:
 
     def tiles(self, heldout: bool = False) -> Iterator[np.ndarray]:
         for records in pieces((self.heldout or ()) if heldout else self.train, self.layout.record, self.step):
-            yield records["x"]
+            yield records
 
 
 @dataclass
@@ -127,10 +137,9 @@ class _Held:
         self.count = stop
         return self._array[start:stop]
 
-    def taken(self) -> np.ndarray:
+    def all(self) -> np.ndarray:
         """All of them, until the next are written over them."""
-        count, self.count = self.count, 0
-        return np.empty(0, self.dtype) if self._array is None else self._array[:count]
+        return np.empty(0, self.dtype) if self._array is None else self._array[: self.count]
 
     def release(self) -> None:
         self.count, self._array = 0, None
@@ -140,8 +149,9 @@ class _Held:
 class Spill:
     """Collect records by key, and yield whole clients in the order of (k1, k2).
 
-    folder: for its files, made when needed; memory: bytes that may be held (a few times this while sorting)
+    folder: for its files, made when needed; memory: bytes that are sorted at once (a few times this while sorting)
     low, high: expected range of the first keys; keys outside are allowed
+    There are no files up to HELD times `memory`, unless one client has more than `memory`.
     """
 
     folder: Path
@@ -158,7 +168,7 @@ class Spill:
     def __post_init__(self) -> None:
         for log in LOGS:
             dtype = self._dtype(log)
-            self._held[log] = _Held(dtype, self.memory // dtype.itemsize)
+            self._held[log] = _Held(dtype, HELD * self.memory // dtype.itemsize)
 
     # ---- in
 
@@ -177,15 +187,15 @@ class Spill:
         """keys (n, 2), tokens (n,), amounts (n,) int64: one count each."""
         log = "heldout" if heldout else "train"
         record = self._held[log].room(len(tokens))
-        record["k1"], record["k2"], record["token"], record["amount"] = keys[:, 0], keys[:, 1], tokens, amounts
+        record["token"], record["amount"] = tokens, amounts
+        self._hold(KEYS_OF[log], keys)
         self._filled(log, record)
 
     def add_rows(self, heldout: bool, keys: np.ndarray, x: np.ndarray) -> None:
         """keys (n, 2), x (n, D) or (n,) records of words: one dense row, or one word, each."""
         log = "heldout" if heldout else "train"
-        record = self._held[log].room(len(x))
-        record["k1"], record["k2"], record["x"] = keys[:, 0], keys[:, 1], x
-        self._filled(log, record)
+        self._hold(KEYS_OF[log], keys)
+        self._hold(log, x)
 
     def _hold(self, log: str, records: np.ndarray) -> None:
         self._held[log].room(len(records))[:] = records
@@ -193,8 +203,8 @@ class Spill:
 
     def _filled(self, log: str, records: np.ndarray) -> None:
         self._size += records.nbytes + (ID_COST * len(records) if log == "ids" else 0)
-        # Ids and their text are cut together, so the buffer is only emptied when both are in.
-        if self._size > self.memory and log != "ids":
+        # Ids and their text are cut together, as are records and their keys: what comes first empties no buffer.
+        if self._size > HELD * self.memory and log not in FIRST:
             self._distribute()
 
     def _distribute(self) -> None:
@@ -203,14 +213,15 @@ class Spill:
             self._buckets = [Bucket((self.folder / f"{number:02d}",)) for number in range(self.fan_out)]
             for bucket in self._buckets:
                 bucket.folders[-1].mkdir(parents=True, exist_ok=True)
-        for log in ("train", "heldout"):
-            records = self._held[log].taken()
-            order, bounds = self._ranges(records["k1"])
+        for log, keys_log in KEYS_OF.items():
+            records, keys = self._held[log].all(), self._held[keys_log].all()
+            order, bounds = self._ranges(keys[:, 0])
             for bucket, low, high in zip(self._buckets, bounds[:-1], bounds[1:], strict=True):
                 if high > low:
-                    bucket.append(log, records.take(order[low:high]))
-                    bucket.size += int(high - low) * records.itemsize
-        ids, text = self._held["ids"].taken(), self._held["text"].taken()
+                    bucket.append(keys_log, keys.take(order[low:high], axis=0))
+                    bucket.append(log, records.take(order[low:high], axis=0))
+                    bucket.size += int(high - low) * self.layout.size
+        ids, text = self._held["ids"].all(), self._held["text"].all()
         starts = np.concatenate([[0], np.cumsum(ids["length"])])
         order, bounds = self._ranges(ids["k1"])
         for bucket, low, high in zip(self._buckets, bounds[:-1], bounds[1:], strict=True):
@@ -221,6 +232,8 @@ class Spill:
                 bucket.note(ids[chosen])
                 bucket.size += len(chosen) * (ID.itemsize + ID_COST)
         self._size = 0
+        for held in self._held.values():
+            held.count = 0
 
     def _ranges(self, k1: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(stable order by bucket, bounds (fan_out + 1,) of the buckets in that order)."""
@@ -251,9 +264,14 @@ class Spill:
     def clients(self) -> Iterator[Clients | LargeClient]:
         """Every client once, in the order of (k1, k2); empties the spill."""
         if self._buckets is None:
-            if self._held["ids"].count:
-                yield self._sorted(*[self._held[log].taken() for log in LOGS])
-            return
+            if not self._held["ids"].count:
+                return
+            held = self._sorted({log: held.all() for log, held in self._held.items()})
+            if held.largest <= self.memory:
+                yield from held.slices(min(self.memory, SLICE))
+                self._release()
+                return
+            del held
         self._distribute()
         self._release()
         named = (bucket for bucket in self._buckets if bucket.one_client is not None)
@@ -269,21 +287,26 @@ class Spill:
     def _loaded(self, bucket: Bucket) -> Clients | None:
         """The clients of a bucket; None if they do not fit."""
         if bucket.size <= self.memory or (bucket.many and bucket.low == bucket.high):
-            return self._sorted(*[load(bucket.files(log), self._dtype(log)) for log in LOGS])
+            return self._sorted({log: load(bucket.files(log), self._dtype(log)) for log in LOGS}).whole()
         return None
 
     def _dtype(self, log: str) -> np.dtype:
-        return {"ids": ID, "text": np.dtype(np.uint8)}.get(log, self.layout.record)
+        if log in KEYS_OF:
+            return self.layout.record
+        return {"ids": ID, "text": np.dtype(np.uint8)}.get(log, KEY)
 
     def _again(self, bucket: Bucket) -> Iterator[Clients | LargeClient]:
         """Distributes a bucket that is too large over a finer range."""
         parts = min(2 * bucket.size // max(self.memory, 1) + 2, FAN_OUT)
         finer = Spill(self.folder / FINER, self.layout, self.memory, bucket.low, bucket.high, self.heldout, parts)
         step = max(self.memory // 4, 1)
-        for log in ("train", "heldout"):
-            for file in bucket.files(log):
-                for records in pieces([file], self.layout.record, max(step // self.layout.record.itemsize, 1)):
-                    finer._hold(log, records)
+        for log, keys_log in KEYS_OF.items():
+            most = max(step // self.layout.size, 1)
+            logs = [pieces(bucket.files(one), self._dtype(one), most) for one in (keys_log, log)]
+            for keys, records in zip(*logs, strict=True):
+                finer._hold(keys_log, keys)
+                finer._hold(log, records)
+            for file in (*bucket.files(log), *bucket.files(keys_log)):
                 file.unlink()
         for ids, text in bucket.names(max(step // ID_COST, 1)):
             finer._hold("ids", ids)
@@ -294,7 +317,7 @@ class Spill:
         """One client whose records do not fit. Counts do, once added up."""
         ids, text = next(bucket.names(1))
         first, name = ids[0], text.tobytes().decode("utf-8")
-        step = max(self.memory // 2 // self.layout.record.itemsize, 1)
+        step = max(self.memory // 2 // self.layout.size, 1)
         files = [bucket.files(log) for log in ("train", "heldout")]
         if self.layout.kind == "rows":
             held = files[1] if self.heldout else None
@@ -317,11 +340,13 @@ class Spill:
         """The words of one client, added up piece by piece: only the distinct ones must fit."""
         held = checked_words((np.zeros(2, np.int64), np.empty(0, RECORD)), 1)
         for records in pieces(files, self.layout.record, step):
-            both = np.concatenate([held[1], records["x"]])
+            both = np.concatenate([held[1], records])
             held = checked_words((np.array([0, len(both)]), both), 1)
         return held
 
-    def _sorted(self, train: np.ndarray, heldout: np.ndarray, ids: np.ndarray, text: np.ndarray) -> Clients:
+    def _sorted(self, logs: dict[str, np.ndarray]) -> _Sorted:
+        """logs: all records of some clients, and the names of these"""
+        ids, text = logs["ids"], logs["text"]
         starts = np.concatenate([[0], np.cumsum(ids["length"])])
         order = np.lexsort((ids["k2"], ids["k1"]))
         k1, k2 = ids["k1"][order], ids["k2"][order]
@@ -337,28 +362,88 @@ class Spill:
         if (k1[1:] == k1[:-1]).any():  # two ids with the same first 64 bits: the id decides their order
             order = np.array(sorted(range(len(names)), key=lambda i: (int(k1[i]), names[i])))
             k1, k2, names = k1[order], k2[order], [names[i] for i in order]
-        parts = [self._part(records, k1, k2, names) for records in (train, heldout)]
-        return Clients(k1, names, parts[0], parts[1] if self.heldout else None)
+        parts = [_SortedPart.of(logs[log], logs[keys], k1, k2) for log, keys in KEYS_OF.items()]
+        return _Sorted(k1, names, parts[0], parts[1] if self.heldout else None, self.layout)
 
-    def _part(
-        self, records: np.ndarray, k1: np.ndarray, k2: np.ndarray, names: list[str]
-    ) -> scipy.sparse.csr_matrix | Rows:
-        clients = len(names)
-        position = positions(k1, records["k1"])
+
+@dataclass(frozen=True, slots=True)
+class _SortedPart:
+    """The order of records by client. order: (n,) int64, their positions; ptr: (C + 1,) int64, where each client's
+    begin in that order
+    """
+
+    records: np.ndarray
+    order: np.ndarray
+    ptr: np.ndarray
+
+    @classmethod
+    def of(cls, records: np.ndarray, keys: np.ndarray, k1: np.ndarray, k2: np.ndarray) -> _SortedPart:
+        """keys: (n, 2), of the records; k1, k2: (C,) the keys of the clients, in their order"""
+        position = positions(k1, keys[:, 0])
         if (k1[1:] == k1[:-1]).any():
             place = {pair: i for i, pair in enumerate(zip(k1.tolist(), k2.tolist(), strict=True))}
-            pairs = zip(records["k1"].tolist(), records["k2"].tolist(), strict=True)
-            position = np.array([place[pair] for pair in pairs], np.int64)
+            position = np.array([place[pair] for pair in map(tuple, keys.tolist())], np.int64)
+        ptr = np.concatenate([[0], np.cumsum(np.bincount(position, minlength=len(k1)))])
+        small = position.astype(np.uint16) if len(k1) <= 1 << 16 else position  # which NumPy sorts by radix
+        return cls(records, np.argsort(small, kind="stable"), ptr)
+
+    def clients(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """(ptr, records) of some clients."""
+        chosen = self.order[self.ptr[start] : self.ptr[stop]]
+        return self.ptr[start : stop + 1] - self.ptr[start], self.records.take(chosen, axis=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sorted:
+    """Clients whose records are in memory, in no order. keys: (C,) uint64, the first key of each client"""
+
+    keys: np.ndarray
+    names: list[str]
+    train: _SortedPart
+    heldout: _SortedPart | None
+    layout: Layout
+
+    @property
+    def _bytes(self) -> np.ndarray:
+        """(C + 1,) int64, of the records of the clients before each."""
+        ends = [part.ptr for part in (self.train, self.heldout) if part is not None]
+        return np.sum(ends, axis=0) * self.layout.size
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the records of one client, at most."""
+        return int(np.diff(self._bytes).max())
+
+    def slices(self, size: int) -> Iterator[Clients]:
+        """All clients, about `size` bytes of records at a time."""
+        ends, start = self._bytes, 0
+        while start < len(self.names):
+            stop = int(np.searchsorted(ends, ends[start] + size))
+            stop = min(max(stop, start + 1), len(self.names))
+            yield self._clients(start, stop)
+            start = stop
+
+    def whole(self) -> Clients:
+        return self._clients(0, len(self.names))
+
+    def _clients(self, start: int, stop: int) -> Clients:
+        names = self.names[start:stop]
+        parts = [None if one is None else self._part(*one.clients(start, stop), names) for one in (self.train, self.heldout)]
+        assert parts[0] is not None
+        return Clients(self.keys[start:stop], names, parts[0], parts[1])
+
+    def _part(self, ptr: np.ndarray, records: np.ndarray, names: list[str]) -> scipy.sparse.csr_matrix | Rows:
         if self.layout.kind != "counts":
-            small = position.astype(np.uint16) if clients <= 1 << 16 else position  # which NumPy sorts by radix
-            order = np.argsort(small, kind="stable")
-            ptr = np.concatenate([[0], np.cumsum(np.bincount(position, minlength=clients))])
-            return ptr, records["x"].take(order, axis=0)
-        totals = np.bincount(position, weights=records["amount"], minlength=clients)
+            return ptr, records
+        totals = np.bincount(
+            np.repeat(np.arange(len(names)), np.diff(ptr)), weights=records["amount"], minlength=len(names)
+        )
         if len(totals) and totals.max() > LARGEST_COUNT:
             raise too_many(names[int(totals.argmax())])
-        shape = (clients, self.layout.features)
-        return scipy.sparse.coo_matrix((records["amount"], (position, records["token"])), shape=shape).tocsr()
+        shape = (len(names), self.layout.features)
+        counts = scipy.sparse.csr_matrix((records["amount"], records["token"], ptr), shape=shape)
+        counts.sum_duplicates()
+        return counts
 
 
 def _spans(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
