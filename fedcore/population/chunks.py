@@ -126,8 +126,9 @@ def _decompress(stored: memoryview, values: np.ndarray) -> None:
 
 
 def write_chunk(folder: Path, number: int, pieces: list[np.ndarray], rows: int) -> None:
-    """One chunk of an array, of `rows` entries; pieces: those that there are, of one dtype; the last chunk is filled up.
-    Floats are stored as they are, whole numbers compressed. Raises OSError.
+    """Write one chunk of an array. Floats are stored as they are, whole numbers compressed. Raises OSError.
+
+    pieces: its entries, of one dtype; rows: entries of a chunk, up to which the last one is filled
     """
     first, missing = pieces[0], rows - sum(map(len, pieces))
     if missing:

@@ -110,8 +110,7 @@ class LargeClient:
     step: int
 
     def tiles(self, heldout: bool = False) -> Iterator[np.ndarray]:
-        for records in pieces((self.heldout or ()) if heldout else self.train, self.layout.record, self.step):
-            yield records
+        return pieces((self.heldout or ()) if heldout else self.train, self.layout.record, self.step)
 
 
 @dataclass
@@ -348,8 +347,12 @@ class Spill:
         """logs: all records of some clients, and the names of these"""
         ids, text = logs["ids"], logs["text"]
         starts = np.concatenate([[0], np.cumsum(ids["length"])])
-        order = np.lexsort((ids["k2"], ids["k1"]))
-        k1, k2 = ids["k1"][order], ids["k2"][order]
+        order = np.argsort(ids["k1"])
+        k1 = ids["k1"][order]
+        if (k1[1:] == k1[:-1]).any():
+            order = np.lexsort((ids["k2"], ids["k1"]))
+            k1 = ids["k1"][order]
+        k2 = ids["k2"][order]
         new = np.ones(len(order), bool)
         new[1:] = (k1[1:] != k1[:-1]) | (k2[1:] != k2[:-1])
         chosen, k1, k2 = order[new], k1[new], k2[new]
@@ -428,7 +431,9 @@ class _Sorted:
 
     def _clients(self, start: int, stop: int) -> Clients:
         names = self.names[start:stop]
-        parts = [None if one is None else self._part(*one.clients(start, stop), names) for one in (self.train, self.heldout)]
+        parts = [
+            None if one is None else self._part(*one.clients(start, stop), names) for one in (self.train, self.heldout)
+        ]
         assert parts[0] is not None
         return Clients(self.keys[start:stop], names, parts[0], parts[1])
 

@@ -118,12 +118,24 @@ class _Typed(ABC):
             kind, fine = "number", _numeric(held)
             if pa.types.is_boolean(held):
                 column = column.cast(pa.int8())
+            if column.type in _narrow() and not column.null_count:
+                return column
         wanted = arrow_type(kind)
         if not fine:
             raise IngestError(
                 f"{self.path}: the column {name!r} is of type {held}.", f"It should be {wanted}; convert it."
             )
+        if whole and kind == "id":  # which makes each text once
+            coded = column.dictionary_encode()
+            return pa.DictionaryArray.from_arrays(coded.indices, compute.cast(coded.dictionary, wanted))
         return compute.cast(column, wanted, safe=False)
+
+
+def _narrow():
+    """Types of numbers that NumPy widens to float64 exactly, when they are copied to where they are wanted."""
+    import pyarrow as pa
+
+    return pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16(), pa.uint32(), pa.float32()
 
 
 def _codes():
