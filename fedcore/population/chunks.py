@@ -134,6 +134,7 @@ def write_chunk(folder: Path, number: int, pieces: list[np.ndarray], rows: int) 
     if missing:
         pieces = [*pieces, np.full((missing, *first.shape[1:]), _fill(first.dtype), first.dtype)]
     stored = first.dtype.newbyteorder("<")
+    contents: list[Any]
     if first.dtype.kind == "f":
         contents = [np.ascontiguousarray(piece, stored).reshape(-1).view(np.uint8) for piece in pieces]
     else:

@@ -116,7 +116,7 @@ def test_buckets_and_blocks_are_the_same_on_any_number_of_cores(tmp_path, monkey
     (tmp_path / "a.csv").write_text("client,x\n" + "".join(f"u{client},{x:.3f}\n" for client, x in rows))
     distributed, found = [], []
     monkeypatch.setattr(Spill, "_distribute", lambda self, real=Spill._distribute: distributed.append(real(self)))
-    for cores, memory, files in ((1, 16 << 20, True), (4, 16 << 20, True), (4, 64 << 20, False)):
+    for cores, memory, files in ((1, 16 << 20, True), (4, 16 << 20, True), (4, 128 << 20, False)):
         for module in (reading_ahead, writer):
             monkeypatch.setattr(module, "usable_cores", lambda cores=cores: cores)
         place, before = tmp_path / f"p{cores}-{memory}", len(distributed)

@@ -28,13 +28,12 @@ from fedcore.population.words import RECORD, checked_words
 from fedcore.population.writer import PopulationWriter
 
 FAN_OUT = 64
-HELD = 4  # times a spill's memory, before there are files
 KEYS_SHARE = 2  # of a spill's memory, what known keys take while it is filled
 ID_COST = 48  # bytes that one logged id costs while it is sorted, in addition to its record and text
+ORDER_COST = 16  # the same of a record, in addition to itself and its key
 PERIOD_BITS, HASH_BITS = np.uint64(16), np.uint64(48)  # of the first key of an entry; more than MOST periods
 KEYS_OF = {"train": "train keys", "heldout": "heldout keys"}  # logs of records, and those of their keys
 LOGS = (*KEYS_OF, *KEYS_OF.values(), "ids", "text")
-FIRST = (*KEYS_OF.values(), "ids")  # of two logs that belong together, those that are written first
 SLICE = 4 << 20  # bytes of records that are brought together at once, where they are in memory
 FINER = "finer"  # folder of what is distributed again
 
@@ -129,7 +128,7 @@ class _Held:
         """(records,), where the next ones are to be written."""
         start, stop = self.count, self.count + records
         if self._array is None or stop > len(self._array):
-            larger = np.empty(self.usual + stop, self.dtype)
+            larger = np.empty(max(self.usual, stop), self.dtype)
             if self._array is not None:
                 larger[:start] = self._array[:start]
             self._array = larger
@@ -150,7 +149,7 @@ class Spill:
 
     folder: for its files, made when needed; memory: bytes that are sorted at once (a few times this while sorting)
     low, high: expected range of the first keys; keys outside are allowed
-    There are no files up to HELD times `memory`, unless one client has more than `memory`.
+    hold: bytes up to which there are no files, unless one client has more than `memory`; at least `memory`
     """
 
     folder: Path
@@ -160,14 +159,16 @@ class Spill:
     high: int = LAST_KEY
     heldout: bool = False  # whether there is a held-out part, if only an empty one
     fan_out: int = FAN_OUT
+    hold: int = 0
     _held: dict[str, _Held] = field(default_factory=dict)
     _size: int = 0
     _buckets: list[Bucket] | None = None
 
     def __post_init__(self) -> None:
+        self.hold = max(self.hold, self.memory)
         for log in LOGS:
             dtype = self._dtype(log)
-            self._held[log] = _Held(dtype, HELD * self.memory // dtype.itemsize)
+            self._held[log] = _Held(dtype, self.hold // dtype.itemsize)
 
     # ---- in
 
@@ -176,35 +177,39 @@ class Spill:
         if not len(ids):
             return
         text, lengths = identifiers.encode(list(ids))
-        record = self._held["ids"].room(len(ids))
-        record["k1"], record["k2"], record["length"] = keys[:, 0], keys[:, 1], lengths
+        named = np.empty(len(ids), ID)
+        named["k1"], named["k2"], named["length"] = keys[:, 0], keys[:, 1], lengths
+        self._add_names(named, text)
+
+    def _add_names(self, named: np.ndarray, text: np.ndarray) -> None:
+        """named: records of ID, of which text (B,) has the bytes"""
+        self._make_room(len(named) * (ID.itemsize + ID_COST) + text.nbytes)
+        self._held["ids"].room(len(named))[:] = named
         self._held["text"].room(len(text))[:] = text
-        self._filled("ids", record)
-        self._filled("text", text)
 
     def add_counts(self, heldout: bool, keys: np.ndarray, tokens: np.ndarray, amounts: np.ndarray) -> None:
         """keys (n, 2), tokens (n,), amounts (n,) int64: one count each."""
-        log = "heldout" if heldout else "train"
-        record = self._held[log].room(len(tokens))
+        record = self._record(heldout, keys)
         record["token"], record["amount"] = tokens, amounts
-        self._hold(KEYS_OF[log], keys)
-        self._filled(log, record)
 
     def add_rows(self, heldout: bool, keys: np.ndarray, x: np.ndarray) -> None:
         """keys (n, 2), x (n, D) or (n,) records of words: one dense row, or one word, each."""
+        self._record(heldout, keys)[:] = x
+
+    def _record(self, heldout: bool, keys: np.ndarray) -> np.ndarray:
+        """(n,) records with these keys, which are to be written."""
         log = "heldout" if heldout else "train"
-        self._hold(KEYS_OF[log], keys)
-        self._hold(log, x)
+        self._make_room(len(keys) * (self.layout.size + ORDER_COST))
+        self._held[KEYS_OF[log]].room(len(keys))[:] = keys
+        return self._held[log].room(len(keys))
 
-    def _hold(self, log: str, records: np.ndarray) -> None:
-        self._held[log].room(len(records))[:] = records
-        self._filled(log, records)
-
-    def _filled(self, log: str, records: np.ndarray) -> None:
-        self._size += records.nbytes + (ID_COST * len(records) if log == "ids" else 0)
-        # Ids and their text are cut together, as are records and their keys: what comes first empties no buffer.
-        if self._size > HELD * self.memory and log not in FIRST:
+    def _make_room(self, size: int) -> None:
+        """Empties the buffer into files if it cannot take `size` more bytes. Ids and their text, and records and their
+        keys, are then all there.
+        """
+        if self._size and self._size + size > self.hold:
             self._distribute()
+        self._size += size
 
     def _distribute(self) -> None:
         """Empties the buffer into the files of the buckets."""
@@ -212,14 +217,16 @@ class Spill:
             self._buckets = [Bucket((self.folder / f"{number:02d}",)) for number in range(self.fan_out)]
             for bucket in self._buckets:
                 bucket.folders[-1].mkdir(parents=True, exist_ok=True)
+        most = max(self.memory // self.layout.size, 1)
         for log, keys_log in KEYS_OF.items():
             records, keys = self._held[log].all(), self._held[keys_log].all()
             order, bounds = self._ranges(keys[:, 0])
-            for bucket, low, high in zip(self._buckets, bounds[:-1], bounds[1:], strict=True):
-                if high > low:
-                    bucket.append(keys_log, keys.take(order[low:high], axis=0))
-                    bucket.append(log, records.take(order[low:high], axis=0))
-                    bucket.size += int(high - low) * self.layout.size
+            for bucket, low, high in zip(self._buckets, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+                for start in range(low, high, most):
+                    chosen = order[start : min(start + most, high)]
+                    bucket.append(keys_log, keys.take(chosen, axis=0))
+                    bucket.append(log, records.take(chosen, axis=0))
+                bucket.size += (high - low) * self.layout.size
         ids, text = self._held["ids"].all(), self._held["text"].all()
         starts = np.concatenate([[0], np.cumsum(ids["length"])])
         order, bounds = self._ranges(ids["k1"])
@@ -237,8 +244,10 @@ class Spill:
     def _ranges(self, k1: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(stable order by bucket, bounds (fan_out + 1,) of the buckets in that order)."""
         width = np.uint64((self.high - self.low) // self.fan_out + 1)
-        inside = np.clip(k1, np.uint64(self.low), np.uint64(self.high)) - np.uint64(self.low)
-        number = (inside // width).astype(np.uint8)
+        inside = np.clip(k1, np.uint64(self.low), np.uint64(self.high))
+        inside -= np.uint64(self.low)
+        inside //= width
+        number = inside.astype(np.uint8)
         order = np.argsort(number, kind="stable")
         return order, np.concatenate([[0], np.cumsum(np.bincount(number, minlength=self.fan_out))])
 
@@ -262,19 +271,17 @@ class Spill:
 
     def clients(self) -> Iterator[Clients | LargeClient]:
         """Every client once, in the order of (k1, k2); empties the spill."""
-        if self._buckets is None:
-            if not self._held["ids"].count:
-                return
+        if self._buckets is None and not self._size:
+            return
+        if self._buckets is None and self._size <= self.hold:
             held = self._sorted({log: held.all() for log, held in self._held.items()})
             if held.largest <= self.memory:
                 yield from held.slices(min(self.memory, SLICE))
                 self._release()
                 return
             del held
-        self._distribute()
-        self._release()
-        named = (bucket for bucket in self._buckets if bucket.one_client is not None)
-        for bucket, clients in made_ahead(named, self._loaded, most=1):
+        named = [bucket for bucket in self.written() if bucket.one_client is not None]
+        for bucket, clients in made_ahead(iter(named), self._loaded, most=1):
             if clients is not None:
                 yield clients
             elif not bucket.many:
@@ -303,13 +310,11 @@ class Spill:
             most = max(step // self.layout.size, 1)
             logs = [pieces(bucket.files(one), self._dtype(one), most) for one in (keys_log, log)]
             for keys, records in zip(*logs, strict=True):
-                finer._hold(keys_log, keys)
-                finer._hold(log, records)
+                finer._record(log == "heldout", keys)[:] = records
             for file in (*bucket.files(log), *bucket.files(keys_log)):
                 file.unlink()
         for ids, text in bucket.names(max(step // ID_COST, 1)):
-            finer._hold("ids", ids)
-            finer._hold("text", text)
+            finer._add_names(ids, text)
         yield from finer.clients()
 
     def _large(self, bucket: Bucket) -> Clients | LargeClient:
