@@ -26,7 +26,7 @@ NAMES = {
     "plan": "what `fedcore plan` promises of a run of every method, over what the run took",
     "peers": "one iteration of what other libraries offer, on the same rows and one core",
     "orchestration": "what Prefect, its server, Dask and the run store take of a round, cheap or of a second",
-    "ingest": "CSV and Parquet to a population: microseconds a row, beside Arrow reading the file; with workers",
+    "ingest": "CSV and Parquet to a population: microseconds a row, next to Arrow and a floor in memory; with workers",
     "startup": "seconds of small commands in fresh processes, with a Prefect server and without",
     "memory": "peak memory of every process against the number of clients",
     "noise": "secure noise: CPU-microseconds for a cell, beside NumPy's",

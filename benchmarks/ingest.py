@@ -4,8 +4,15 @@ writes, and of all threads; `decode_us` is Arrow reading the file on one thread,
 Rows are in random order, but for those that say they are sorted by client. Lines with `workers` are of processes that
 share the reading, up to `--workers` of them, in turns with this one alone: what passed (`wall_us`), of which starting
 and ending them (`start_us`); CPU of all processes (`all_us`); and both over those of this process alone.
+
+Lines with `kind` are Parquet files with ten columns of one kind, in turns with a floor that is written by hand and has
+everything in memory. `gather_us` is decoding and bringing the rows of each client together. `floor_us` also writes them
+to files of a block's size, with CRC32C and BLAKE3, and flushes these.
 """
 
+from __future__ import annotations
+
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -24,6 +31,8 @@ from fedcore.randomness import stream
 
 CLIENTS = 25_000
 ROWS, COLUMNS, TOKENS = 20, 10, 5000
+BLOCK = 32 << 20  # bytes of a file of the floor
+MISSING = 0.1
 
 
 def measure(options) -> dict:
@@ -40,7 +49,101 @@ def measure(options) -> dict:
         found = [_row(what, where / name, rows, options.repeats) for what, name in tables.items()]
         for what in ("csv", "parquet"):
             found += _shared(what, where / tables[what], rows, options.repeats, options.workers)
+        for kind in _KINDS:
+            file = where / "kind.parquet"
+            _write_kind(file, kind, options.clients)
+            found.append(_kind(kind, file, rows, options.repeats))
     return {"benchmark": "ingest", "rows": found}
+
+
+def _normal(generator, rows: int) -> np.ndarray:
+    return generator.normal(size=rows).round(4)
+
+
+def _missing(generator, rows: int):
+    import pyarrow as pa
+
+    return pa.array(_normal(generator, rows), mask=generator.random(rows) < MISSING)
+
+
+# By name: (values of a column, columns, whether the rows are sorted by client, whether ids are whole numbers)
+_KINDS: dict[str, tuple[Callable, int, bool, bool]] = {
+    "float64": (_normal, COLUMNS, False, False),
+    "float64, sorted by client": (_normal, COLUMNS, True, False),
+    "float64, ids as whole numbers": (_normal, COLUMNS, False, True),
+    "float32": (lambda g, rows: _normal(g, rows).astype(np.float32), COLUMNS, False, False),
+    "int32": (lambda g, rows: g.integers(0, 1000, rows).astype(np.int32), COLUMNS, False, False),
+    "booleans": (lambda g, rows: g.random(rows) < 0.5, COLUMNS, False, False),
+    "float64, a tenth missing": (_missing, COLUMNS, False, False),
+    "one float64": (_normal, 1, False, False),
+}
+
+
+def _write_kind(file: Path, kind: str, clients: int) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    column, columns, ordered, whole = _KINDS[kind]
+    generator, rows = stream(1, "benchmark/kinds"), clients * ROWS
+    whose = generator.integers(0, clients, rows)
+    whose = np.sort(whose) if ordered else whose
+    names = pa.array([f"client-{one:09d}" for one in range(clients)])
+    values = {f"x{number}": column(generator, rows) for number in range(columns)}
+    parquet.write_table(pa.table({"client": whose if whole else names.take(pa.array(whose)), **values}), file)
+
+
+def _kind(kind: str, file: Path, rows: int, repeats: int) -> dict:
+    """In turns, of which the first does not count."""
+    made, blocks = file.with_suffix(".made"), file.with_suffix(".blocks")
+    parts = {
+        "all_us": lambda: ingest(file, made),
+        "decode_us": lambda: _decoded(file),
+        "gather_us": lambda: _gathered(file),
+        "floor_us": lambda: _stored(_gathered(file), blocks),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in parts}
+    for _ in range(repeats + 1):
+        for name, part in parts.items():
+            taken[name].append(_seconds(part)[1] / rows * 1e6)
+        shutil.rmtree(made)
+        shutil.rmtree(blocks)
+    measured = {name: Measured(each[1:]) for name, each in taken.items()}
+    every = measured["all_us"]
+    ratios = {f"all_over_{name}": every.over(measured[f"{name}_us"]) for name in ("decode", "floor")}
+    return {"what": "parquet", "kind": kind, "rows": rows, **measured, **ratios}
+
+
+def _gathered(file: Path) -> np.ndarray:
+    """(rows, columns) float64, the rows of each client together."""
+    import pyarrow.parquet as parquet
+
+    table = parquet.read_table(file, use_threads=False)
+    whose = table.column(0).combine_chunks().dictionary_encode()
+    codes = whose.indices.to_numpy()
+    order = np.argsort(codes.astype(np.uint16) if len(whose.dictionary) <= 1 << 16 else codes, kind="stable")
+    x = np.empty((len(codes), table.num_columns - 1))
+    for number, column in enumerate(table.columns[1:]):
+        start = 0
+        for chunk in column.chunks:
+            filled = chunk.fill_null(np.nan) if chunk.null_count else chunk
+            x[start : start + len(chunk), number] = filled.to_numpy(zero_copy_only=False)
+            start += len(chunk)
+    return x.take(order, axis=0)
+
+
+def _stored(x: np.ndarray, folder: Path) -> None:
+    import google_crc32c
+    from blake3 import blake3
+
+    folder.mkdir()
+    content = x.reshape(-1).view(np.uint8)
+    for number, start in enumerate(range(0, len(content), BLOCK)):
+        block = content[start : start + BLOCK]
+        with open(folder / str(number), "wb") as file:
+            file.write(block)
+            file.write(google_crc32c.value(block).to_bytes(4, "little") + blake3(block).digest())
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def _write(folder: Path, clients: int) -> None:

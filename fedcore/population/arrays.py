@@ -56,30 +56,40 @@ class ArrayWriter:
         """Writes all whole chunks that are held."""
         dtype = np.dtype(self.dtype or np.int64)
         self._chunk = self._chunk or max(min(CHUNK_BYTES, self.stream_bytes // 2) // max(self._entry(dtype), 1), 1)
-        held = np.concatenate(self._pieces)
-        whole = len(held) // self._chunk * self._chunk
-        self._put(held[:whole].astype(dtype, copy=False))
-        rest = held[whole:].copy()
-        self._pieces, self._held = [rest], rest.nbytes
+        rest = self._put(dtype)
+        self._pieces, self._held = [piece.copy() for piece in rest], sum(piece.nbytes for piece in rest)
 
     def _entry(self, dtype: np.dtype) -> int:
         return dtype.itemsize * int(np.prod(self.tail))
 
-    def _put(self, values: np.ndarray) -> None:
-        for start in range(0, len(values), self._chunk):
-            write_chunk(self.folder, self._chunks, values[start : start + self._chunk], self._chunk)
-            self._chunks += 1
+    def _put(self, dtype: np.dtype) -> list[np.ndarray]:
+        """Writes all whole chunks of what is held; returns the rest."""
+        chunk, missing = list[np.ndarray](), self._chunk
+        for piece in self._pieces:
+            while len(piece) >= missing:
+                self._write([*chunk, piece[:missing]], dtype)
+                chunk, piece, missing = [], piece[missing:], self._chunk
+            if len(piece):
+                chunk.append(piece)
+                missing -= len(piece)
+        return chunk
+
+    def _write(self, chunk: list[np.ndarray], dtype: np.dtype) -> None:
+        write_chunk(self.folder, self._chunks, [piece.astype(dtype, copy=False) for piece in chunk], self._chunk)
+        self._chunks += 1
 
     def close(self) -> np.dtype:
         """Writes what is held, and the metadata; returns the stored dtype."""
-        held = np.concatenate(self._pieces) if self._pieces else np.zeros((0, *self.tail), self.dtype or np.int32)
-        self._pieces = []
-        small = not self._chunk and (not len(held) or held.max() <= np.iinfo(np.int32).max)
+        held = sum(len(piece) for piece in self._pieces)
+        largest = max((piece.max() for piece in self._pieces), default=0) if self.dtype is None else 0
+        small = not self._chunk and largest <= np.iinfo(np.int32).max
         dtype = np.dtype(self.dtype or (np.int32 if small else np.int64))
         if not self._chunk and dtype.kind == "f":  # equal chunks, so that the last one is not mostly padding
-            self._chunk = -(-len(held) // max(-(-len(held) * self._entry(dtype) // CHUNK_BYTES), 1))
-        self._chunk = self._chunk or max(len(held), 1)
-        self._put(held.astype(dtype, copy=False))
+            self._chunk = -(-held // max(-(-held * self._entry(dtype) // CHUNK_BYTES), 1))
+        self._chunk = self._chunk or max(held, 1)
+        if rest := self._put(dtype):
+            self._write(rest, dtype)
+        self._pieces = []
         write_metadata(self.folder, (self.length, *self.tail), self._chunk, dtype)
         return dtype
 

@@ -125,21 +125,27 @@ def _decompress(stored: memoryview, values: np.ndarray) -> None:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def write_chunk(folder: Path, number: int, values: np.ndarray, rows: int) -> None:
-    """One chunk of an array, of `rows` entries; values: those that there are, the last chunk is filled up. Floats are
-    stored as they are, whole numbers compressed. Raises OSError.
+def write_chunk(folder: Path, number: int, pieces: list[np.ndarray], rows: int) -> None:
+    """Write one chunk of an array. Floats are stored as they are, whole numbers compressed. Raises OSError.
+
+    pieces: its entries, of one dtype; rows: entries of a chunk, up to which the last one is filled
     """
-    if len(values) < rows:
-        whole = np.full((rows, *values.shape[1:]), _fill(values.dtype), values.dtype)
-        whole[: len(values)] = values
-        values = whole
-    values = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
-    content = values.reshape(-1).view(np.uint8) if values.dtype.kind == "f" else _compress(values)
-    file = folder / _key(number, values.ndim)
+    first, missing = pieces[0], rows - sum(map(len, pieces))
+    if missing:
+        pieces = [*pieces, np.full((missing, *first.shape[1:]), _fill(first.dtype), first.dtype)]
+    stored = first.dtype.newbyteorder("<")
+    contents: list[Any]
+    if first.dtype.kind == "f":
+        contents = [np.ascontiguousarray(piece, stored).reshape(-1).view(np.uint8) for piece in pieces]
+    else:
+        contents = [_compress(np.ascontiguousarray(np.concatenate(pieces), stored))]
+    file, checksum = folder / _key(number, first.ndim), 0
     files.make_folder(file.parent)
     with files.opened(file) as handle:
-        handle.write(content)
-        handle.write(google_crc32c.value(content).to_bytes(CHECKSUM, "little"))
+        for content in contents:
+            handle.write(content)
+            checksum = google_crc32c.extend(checksum, content)
+        handle.write(checksum.to_bytes(CHECKSUM, "little"))
 
 
 def write_metadata(folder: Path, shape: tuple[int, ...], rows: int, dtype: np.dtype) -> None:

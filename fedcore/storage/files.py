@@ -14,6 +14,7 @@ import re
 import shutil
 import stat
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
@@ -257,14 +258,18 @@ def seal(folder: Path) -> None:
                 os.chmod(file, 0o600)
         found += [*inside, Path(where)]
     if FLUSHED_AT_ONCE == 1:
-        for path in found:
-            flush(path)
-        return
+        return _flush_all(found)
     from concurrent.futures import ThreadPoolExecutor  # late: most commands seal nothing
 
-    with ThreadPoolExecutor(min(FLUSHED_AT_ONCE, len(found))) as pool:
-        for _ in pool.map(flush, found):
+    shares = [found[first::FLUSHED_AT_ONCE] for first in range(min(FLUSHED_AT_ONCE, len(found)))]
+    with ThreadPoolExecutor(len(shares)) as pool:
+        for _ in pool.map(_flush_all, shares):
             pass
+
+
+def _flush_all(paths: Iterable[Path]) -> None:
+    for path in paths:
+        flush(path)
 
 
 def sweep_partials(path: Path) -> None:

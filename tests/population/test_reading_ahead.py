@@ -111,17 +111,17 @@ def test_a_file_of_many_pieces_is_the_same_population_on_any_number_of_cores(tmp
 
 @pytest.mark.slow
 def test_buckets_and_blocks_are_the_same_on_any_number_of_cores(tmp_path, monkeypatch):
-    """More rows than the buffer holds, in blocks of a leaf."""
+    """In blocks of a leaf, more rows than may be held without files; then with more memory, which holds all of them."""
     generator = np.random.default_rng(5)
-    rows = zip(generator.integers(0, 900, 60_000).tolist(), generator.normal(size=60_000).tolist(), strict=True)
+    rows = zip(generator.integers(0, 900, 250_000).tolist(), generator.normal(size=250_000).tolist(), strict=True)
     (tmp_path / "a.csv").write_text("client,x\n" + "".join(f"u{client},{x:.3f}\n" for client, x in rows))
     distributed, found = [], []
     monkeypatch.setattr(Spill, "_distribute", lambda self, real=Spill._distribute: distributed.append(real(self)))
-    for cores in (1, 4):
+    for cores, memory, files in ((1, 16 << 20, True), (4, 16 << 20, True), (4, 128 << 20, False)):
         for module in (reading_ahead, writer):
             monkeypatch.setattr(module, "usable_cores", lambda cores=cores: cores)
-        place = tmp_path / f"p{cores}"
-        made = ingest(tmp_path / "a.csv", place, memory=16 << 20, clients_per_leaf=100, clients_per_block=100)
+        place, before = tmp_path / f"p{cores}-{memory}", len(distributed)
+        made = ingest(tmp_path / "a.csv", place, memory=memory, clients_per_leaf=100, clients_per_block=100)
         found.append([(block.slot, block.first, block.digest) for block in made.blocks])
-        assert made.verify().ok
-    assert len(distributed) > 3 and len(found[0]) == 9 and found[0] == found[1]
+        assert made.verify().ok and (len(distributed) - before > 1) == files
+    assert len(found[0]) == 9 and found[0] == found[1] == found[2]

@@ -12,9 +12,10 @@ import pytest
 from fedcore.errors import ConfigError, IngestError
 from fedcore.population.conversion import begin_cohorts
 from fedcore.population.describing import describe
-from fedcore.population.ingest import csv_blocks
+from fedcore.population.ingest import csv_blocks, typed_files
 from fedcore.population.ingest.against import compare
 from fedcore.population.ingest.ingest import ingest
+from fedcore.population.ingest.request import IngestRequest
 from fedcore.population.ingest.schema import read_schema
 from fedcore.training.budget import check_records
 
@@ -402,3 +403,104 @@ def test_errors_of_a_schema_name_file_key_and_remedy(tmp_path, wrong, named, rem
     with pytest.raises(IngestError) as caught:
         read_schema(text(tmp_path / "wrong.toml", wrong))
     assert "wrong.toml" in caught.value.message and named in caught.value.message and remedy in str(caught.value)
+
+
+def _bits(population):
+    return [(entry.first, entry.clients, entry.digest) for entry in population.blocks]
+
+
+def _coded(ids, texts):
+    return pa.DictionaryArray.from_arrays(pa.array(ids, pa.int32()), pa.array(texts))
+
+
+@pytest.mark.parametrize("form", ["parquet", "feather"])
+def test_codes_of_a_file_are_read_as_the_texts_that_they_stand_for(tmp_path, monkeypatch, form):
+    """Ids and a category; in pieces, so that a piece lacks some of the file's texts; one text is in no row at all."""
+    generator, rows = np.random.default_rng(3), 3000
+    who, city = np.sort(generator.integers(0, 300, rows)), generator.integers(0, 3, rows)
+    ids, cities = [f"client {one}" for one in range(300)], ["Bern", "Zug", "Basel"]
+    columns = {"x": generator.normal(size=rows)}
+    plain = {"client": [ids[one] for one in who], "city": [cities[one] for one in city], **columns}
+    coded = {"client": _coded(who, ids), "city": _coded(city, [*cities, "nowhere"]), **columns}
+    write = parquet.write_table if form == "parquet" else lambda table, file: feather.write_feather(table, str(file))
+    found, pieces = [], []
+    monkeypatch.setattr(
+        typed_files, "_of_use", lambda column, real=typed_files._of_use: pieces.append(real(column)) or pieces[-1]
+    )
+    for name, table, kinds in (("plain", plain, ()), ("coded", coded, typed_files.AS_CODES)):
+        write(pa.table(table), file := tmp_path / f"{name}.{form}")
+        monkeypatch.setattr(typed_files, "AS_CODES", kinds)
+        request = IngestRequest.of({"categories": {"city": cities}, "clients_per_leaf": 50})
+        found.append(_bits(ingest(file, tmp_path / name, request.model_copy(update={"memory": 200_000}))))
+    assert found[0] == found[1] and len(found[0]) > 1
+    assert any(3 < len(piece.dictionary) < 300 for piece in pieces)
+    assert not any("nowhere" in piece.dictionary.to_pylist() for piece in pieces)
+
+
+def test_codes_that_are_missing_bad_or_of_equal_texts(tmp_path):
+    """As where the rows hold the texts themselves: with the same clients, the same bad rows, and their places."""
+    texts, codes = ["ann", "bob", "ann", " ", None, "cy"], [0, 1, 2, 3, None, 1, 4, 2, 0]
+    plain = [None if code is None else texts[code] for code in codes]
+    found = []
+    for name, ids in (
+        ("plain", pa.array(plain)),
+        ("coded", _coded(codes, texts)),
+        ("no null", _coded(codes, [*texts[:4], "", "cy"])),
+    ):
+        table = pa.table({"client": ids, "x": np.arange(len(codes), dtype=float)})
+        (folder := tmp_path / name).mkdir()
+        feather.write_feather(table, str(folder / "a.feather"))
+        with pytest.raises(IngestError, match="3 bad rows") as refused:
+            ingest(folder / "a.feather", folder / "no")
+        places = [line.strip().split(":")[0] for line in str(refused.value).splitlines() if "row " in line]
+        found.append((places, _bits(ingest(folder / "a.feather", folder / "p", tolerance=3))))
+    assert found[0] == found[1] == found[2]
+    assert found[0][0] == ["a.feather, row 3", "a.feather, row 4", "a.feather, row 6"]
+
+
+def test_parquet_with_small_row_groups_is_read_without_codes(tmp_path, monkeypatch):
+    monkeypatch.setattr(typed_files, "CODED_GROUP", 100)
+    table = pa.table({"client": [f"c{one % 7}" for one in range(1000)], "x": np.arange(1000.0)})
+    found = []
+    for size in (10, 100, 1000):
+        parquet.write_table(table, file := tmp_path / f"{size}.parquet", row_group_size=size)
+        assert typed_files.ParquetFile(file).coded == (size >= 100)
+        found.append(_bits(ingest(file, tmp_path / str(size))))
+    assert found[0] == found[1] == found[2]
+
+
+NARROW = [pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16(), pa.uint32(), pa.float32(), pa.bool_()]
+
+
+@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("kind", NARROW, ids=str)
+def test_narrow_numbers_are_those_of_float64(tmp_path, kind, missing):
+    generator = np.random.default_rng(1)
+    values = generator.integers(0, 2 if kind == pa.bool_() else 120, 900)
+    lost = generator.random(900) < 0.1 if missing else None
+    who, found = generator.integers(0, 40, 900), []
+    for name, column in (
+        ("wide", pa.array(values.astype(float), mask=lost)),
+        ("narrow", pa.array(values, mask=lost).cast(kind)),
+    ):
+        parquet.write_table(pa.table({"client": who, "x": column, "y": values}), file := tmp_path / f"{name}.parquet")
+        found.append(_bits(ingest(file, tmp_path / name)))
+        counts = pa.table(
+            {"client": who, "token": values % 7, "count": column.fill_null(pa.scalar(0).cast(column.type))}
+        )
+        parquet.write_table(counts, file := tmp_path / f"{name} counts.parquet")
+        found.append(_bits(ingest(file, tmp_path / f"{name} counts", features=7)))
+    assert found[:2] == found[2:]
+
+
+def test_ids_that_are_whole_numbers_are_their_digits(tmp_path):
+    """Also negative ones, missing ones, and each as text in another file."""
+    who = [12, -3, 0, None, 12, 2**40, -3]
+    texts = [None if one is None else str(one) for one in who]
+    found = []
+    for name, ids in (("numbers", pa.array(who)), ("texts", pa.array(texts))):
+        parquet.write_table(pa.table({"client": ids, "x": np.arange(7.0)}), file := tmp_path / f"{name}.parquet")
+        with pytest.raises(IngestError, match=f"{name}.parquet, row 3: the client id is missing"):
+            ingest(file, tmp_path / "no")
+        found.append(_bits(ingest(file, tmp_path / name, tolerance=1)))
+    assert found[0] == found[1]

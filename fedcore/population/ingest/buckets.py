@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-KEY = [("k1", "<u8"), ("k2", "<u8")]
-ID = np.dtype([*KEY, ("length", "<i8")])  # of a client; the text of its id is in another file
+KEY = np.dtype(("<u8", (2,)))
+ID = np.dtype([("k1", "<u8"), ("k2", "<u8"), ("length", "<i8")])  # of a client; the text of its id is in another file
 LAST_KEY = 2**64 - 1
 
 
@@ -78,7 +78,7 @@ def load(files: Sequence[Path], dtype: np.dtype) -> np.ndarray:
     if len(files) == 1:
         return np.fromfile(files[0], dtype)
     held = np.empty(sum(file.stat().st_size for file in files) // dtype.itemsize, dtype)
-    raw, start = held.view(np.uint8), 0
+    raw, start = held.reshape(-1).view(np.uint8), 0
     for file in files:
         with open(file, "rb", buffering=0) as handle:
             while read := handle.readinto(raw[start:].data):

@@ -47,8 +47,8 @@ Sharing = Callable[[], AbstractContextManager[tuple[Backend, int]]]
 
 @dataclass(frozen=True)
 class Dealing:
-    """How records are dealt out. source: keyed; folder: for the files of the records, which is there; memory: of a
-    spill, in each process; calendar: if entries are sorted by period first
+    """How records are dealt out. source: keyed; folder: for the files of the records, which is there; memory, hold: of
+    a spill, in each process; calendar: if entries are sorted by period first
     """
 
     source: Source
@@ -56,10 +56,11 @@ class Dealing:
     folder: Path
     memory: int
     calendar: Calendar | None = None
+    hold: int = 0
 
     def spill(self, folder: Path) -> Spill:
         low, high = (0, LAST_KEY) if self.calendar is None else key_range(self.calendar)
-        return Spill(folder, self.layout, self.memory, low, high)
+        return Spill(folder, self.layout, self.memory, low, high, hold=self.hold)
 
     def keys(self) -> KnownKeys:
         return KnownKeys(keys_of if self.calendar is None else keys_by_period(self.calendar), self.memory // KEYS_SHARE)

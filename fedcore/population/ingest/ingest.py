@@ -46,9 +46,11 @@ IN_THE_MANIFEST = (
     *("vocabulary", "heldout", "halves", "bounds", "units", "dates", "categories", "booleans", "unit", "image"),
     *("fold_ids", "time", "schema_file", "outside"),
 )
-# Shares of `memory`: what a batch, the spill's buffer and an array that is being written may hold. Sorting a full
-# buffer takes several times its size, which is why the shares are small.
+# Shares of `memory`: what a batch, the records that are sorted at once and an array that is being written may hold.
+# Sorting takes several times the size of the records, which is why the shares are small.
 BATCH_SHARE, SPILL_SHARE, STREAM_SHARE = 12, 16, 16
+HOLD_SHARE = 4  # what a spill may hold without files, less what everything else takes of any limit:
+RESERVED = 12 << 20  # bytes
 
 
 def ingest(
@@ -161,7 +163,8 @@ def ingest(
             newcomers = appending.append(writer, parent, opened, account, folder, memory, dealt.calendar, sharing)
         elif opened.keyed:
             held = Layout(opened.kind, opened.features, opened.dtype)
-            dealing = Dealing(opened, held, folder, memory // SPILL_SHARE, dealt.calendar)
+            hold = memory // HOLD_SHARE - RESERVED
+            dealing = Dealing(opened, held, folder, memory // SPILL_SHARE, dealt.calendar, hold)
             for clients in deal(dealing, account, sharing).clients():
                 write_clients(writer, clients)
         else:

@@ -160,14 +160,15 @@ class _Typed(_Other):
     ) -> Iterator[Piece]:
         first = 0 if span is None else span.first
         with self.file._whole():
-            for batch in self._batches([*wanted], span):
+            for batch in self._batches(wanted, span):
                 columns = [self.file._cast(name, kind, batch.column(name)) for name, kind in wanted.items()]
                 yield Piece(columns, self.file._where(first), np.arange(first, first + batch.num_rows))
                 first += batch.num_rows
 
-    def _batches(self, columns: list[str], span: Span | None) -> Iterator:
+    def _batches(self, wanted: Mapping[str, As], span: Span | None) -> Iterator:
         import pyarrow.parquet as parquet
 
+        columns = [*wanted]
         if isinstance(self.file, ParquetFile):
             if span is not None:
                 with parquet.ParquetFile(self.file.path, pre_buffer=False, buffer_size=PAGES) as opened:
@@ -176,7 +177,7 @@ class _Typed(_Other):
                 return
             form = "parquet"
         elif span is not None or self.file.is_stream:
-            yield from self.file._records(columns, RECORDS, span)
+            yield from self.file._records(wanted, RECORDS, span)
             return
         else:
             form = "ipc"

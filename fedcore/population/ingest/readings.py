@@ -96,8 +96,8 @@ class Reading:
         return (entry,)
 
     def read(self, column, missing: frozenset[str]) -> Values:
-        """column: an Arrow array, of numbers where the kind is number and it has no marks; missing: texts that stand
-        for nothing"""
+        """column: an Arrow array, of numbers where the kind is number and it has no marks; those may be narrower than
+        float64 if none is missing, and so may the values; missing: texts that stand for nothing"""
         if self.kind == "number" and not _is_text(column.type):
             there = column.fill_null(np.nan) if column.null_count else column
             return there.to_numpy(zero_copy_only=False)[:, None], np.zeros(len(column), bool), str

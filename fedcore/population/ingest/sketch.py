@@ -275,7 +275,7 @@ def _held(file: TableFile) -> dict[str, list[str]]:
 
 def _rows_of(file: Any) -> Iterator[Sequence[Any]]:
     with file._whole():
-        for batch in file._records(file.names, ROWS, None):
+        for batch in file._records(dict.fromkeys(file.names, "text"), ROWS, None):
             columns = [batch.column(name).slice(0, ROWS).to_pylist() for name in file.names]
             yield from zip(*columns, strict=True)
 

@@ -374,7 +374,8 @@ class TableSource:
             tokens = found.fill_null(other).to_numpy(zero_copy_only=False)
         if self.count is None:
             return tokens, np.ones(len(good), np.int64)
-        values = columns[1].fill_null(np.nan).to_numpy(zero_copy_only=False)
+        counts = columns[1].fill_null(np.nan) if columns[1].null_count else columns[1]
+        values = counts.to_numpy(zero_copy_only=False)
         rows = np.flatnonzero(bad_counts(values) & good)
         _reject(account, piece, rows, lambda row: count_fault(float(values[row])))
         good[rows] = False

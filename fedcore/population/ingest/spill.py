@@ -30,8 +30,11 @@ from fedcore.population.writer import PopulationWriter
 FAN_OUT = 64
 KEYS_SHARE = 2  # of a spill's memory, what known keys take while it is filled
 ID_COST = 48  # bytes that one logged id costs while it is sorted, in addition to its record and text
+ORDER_COST = 16  # the same of a record, in addition to itself and its key
 PERIOD_BITS, HASH_BITS = np.uint64(16), np.uint64(48)  # of the first key of an entry; more than MOST periods
-LOGS = ("train", "heldout", "ids", "text")
+KEYS_OF = {"train": "train keys", "heldout": "heldout keys"}  # logs of records, and those of their keys
+LOGS = (*KEYS_OF, *KEYS_OF.values(), "ids", "text")
+SLICE = 4 << 20  # bytes of records that are brought together at once, where they are in memory
 FINER = "finer"  # folder of what is distributed again
 
 
@@ -68,11 +71,17 @@ class Layout:
 
     @property
     def record(self) -> np.dtype:
+        """Of a record without its key."""
         if self.kind == "counts":
-            return np.dtype([*KEY, ("token", "<i4"), ("amount", "<i8")])
+            return np.dtype([("token", "<i4"), ("amount", "<i8")])
         if self.kind == "words":
-            return np.dtype([*KEY, ("x", RECORD)])
-        return np.dtype([*KEY, ("x", self.dtype, (self.features,))])
+            return RECORD
+        return np.dtype((self.dtype, (self.features,)))
+
+    @property
+    def size(self) -> int:
+        """Bytes of a record and its key."""
+        return self.record.itemsize + KEY.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +109,7 @@ class LargeClient:
     step: int
 
     def tiles(self, heldout: bool = False) -> Iterator[np.ndarray]:
-        for records in pieces((self.heldout or ()) if heldout else self.train, self.layout.record, self.step):
-            yield records["x"]
+        return pieces((self.heldout or ()) if heldout else self.train, self.layout.record, self.step)
 
 
 @dataclass
@@ -120,17 +128,16 @@ class _Held:
         """(records,), where the next ones are to be written."""
         start, stop = self.count, self.count + records
         if self._array is None or stop > len(self._array):
-            larger = np.empty(self.usual + stop, self.dtype)
+            larger = np.empty(max(self.usual, stop), self.dtype)
             if self._array is not None:
                 larger[:start] = self._array[:start]
             self._array = larger
         self.count = stop
         return self._array[start:stop]
 
-    def taken(self) -> np.ndarray:
+    def all(self) -> np.ndarray:
         """All of them, until the next are written over them."""
-        count, self.count = self.count, 0
-        return np.empty(0, self.dtype) if self._array is None else self._array[:count]
+        return np.empty(0, self.dtype) if self._array is None else self._array[: self.count]
 
     def release(self) -> None:
         self.count, self._array = 0, None
@@ -140,8 +147,9 @@ class _Held:
 class Spill:
     """Collect records by key, and yield whole clients in the order of (k1, k2).
 
-    folder: for its files, made when needed; memory: bytes that may be held (a few times this while sorting)
+    folder: for its files, made when needed; memory: bytes that are sorted at once (a few times this while sorting)
     low, high: expected range of the first keys; keys outside are allowed
+    hold: bytes up to which there are no files, unless one client has more than `memory`; at least `memory`
     """
 
     folder: Path
@@ -151,14 +159,16 @@ class Spill:
     high: int = LAST_KEY
     heldout: bool = False  # whether there is a held-out part, if only an empty one
     fan_out: int = FAN_OUT
+    hold: int = 0
     _held: dict[str, _Held] = field(default_factory=dict)
     _size: int = 0
     _buckets: list[Bucket] | None = None
 
     def __post_init__(self) -> None:
+        self.hold = max(self.hold, self.memory)
         for log in LOGS:
             dtype = self._dtype(log)
-            self._held[log] = _Held(dtype, self.memory // dtype.itemsize)
+            self._held[log] = _Held(dtype, self.hold // dtype.itemsize)
 
     # ---- in
 
@@ -167,35 +177,39 @@ class Spill:
         if not len(ids):
             return
         text, lengths = identifiers.encode(list(ids))
-        record = self._held["ids"].room(len(ids))
-        record["k1"], record["k2"], record["length"] = keys[:, 0], keys[:, 1], lengths
+        named = np.empty(len(ids), ID)
+        named["k1"], named["k2"], named["length"] = keys[:, 0], keys[:, 1], lengths
+        self._add_names(named, text)
+
+    def _add_names(self, named: np.ndarray, text: np.ndarray) -> None:
+        """named: records of ID, of which text (B,) has the bytes"""
+        self._make_room(len(named) * (ID.itemsize + ID_COST) + text.nbytes)
+        self._held["ids"].room(len(named))[:] = named
         self._held["text"].room(len(text))[:] = text
-        self._filled("ids", record)
-        self._filled("text", text)
 
     def add_counts(self, heldout: bool, keys: np.ndarray, tokens: np.ndarray, amounts: np.ndarray) -> None:
         """keys (n, 2), tokens (n,), amounts (n,) int64: one count each."""
-        log = "heldout" if heldout else "train"
-        record = self._held[log].room(len(tokens))
-        record["k1"], record["k2"], record["token"], record["amount"] = keys[:, 0], keys[:, 1], tokens, amounts
-        self._filled(log, record)
+        record = self._record(heldout, keys)
+        record["token"], record["amount"] = tokens, amounts
 
     def add_rows(self, heldout: bool, keys: np.ndarray, x: np.ndarray) -> None:
         """keys (n, 2), x (n, D) or (n,) records of words: one dense row, or one word, each."""
+        self._record(heldout, keys)[:] = x
+
+    def _record(self, heldout: bool, keys: np.ndarray) -> np.ndarray:
+        """(n,) records with these keys, which are to be written."""
         log = "heldout" if heldout else "train"
-        record = self._held[log].room(len(x))
-        record["k1"], record["k2"], record["x"] = keys[:, 0], keys[:, 1], x
-        self._filled(log, record)
+        self._make_room(len(keys) * (self.layout.size + ORDER_COST))
+        self._held[KEYS_OF[log]].room(len(keys))[:] = keys
+        return self._held[log].room(len(keys))
 
-    def _hold(self, log: str, records: np.ndarray) -> None:
-        self._held[log].room(len(records))[:] = records
-        self._filled(log, records)
-
-    def _filled(self, log: str, records: np.ndarray) -> None:
-        self._size += records.nbytes + (ID_COST * len(records) if log == "ids" else 0)
-        # Ids and their text are cut together, so the buffer is only emptied when both are in.
-        if self._size > self.memory and log != "ids":
+    def _make_room(self, size: int) -> None:
+        """Empties the buffer into files if it cannot take `size` more bytes. Ids and their text, and records and their
+        keys, are then all there.
+        """
+        if self._size and self._size + size > self.hold:
             self._distribute()
+        self._size += size
 
     def _distribute(self) -> None:
         """Empties the buffer into the files of the buckets."""
@@ -203,14 +217,17 @@ class Spill:
             self._buckets = [Bucket((self.folder / f"{number:02d}",)) for number in range(self.fan_out)]
             for bucket in self._buckets:
                 bucket.folders[-1].mkdir(parents=True, exist_ok=True)
-        for log in ("train", "heldout"):
-            records = self._held[log].taken()
-            order, bounds = self._ranges(records["k1"])
-            for bucket, low, high in zip(self._buckets, bounds[:-1], bounds[1:], strict=True):
-                if high > low:
-                    bucket.append(log, records.take(order[low:high]))
-                    bucket.size += int(high - low) * records.itemsize
-        ids, text = self._held["ids"].taken(), self._held["text"].taken()
+        most = max(self.memory // self.layout.size, 1)
+        for log, keys_log in KEYS_OF.items():
+            records, keys = self._held[log].all(), self._held[keys_log].all()
+            order, bounds = self._ranges(keys[:, 0])
+            for bucket, low, high in zip(self._buckets, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+                for start in range(low, high, most):
+                    chosen = order[start : min(start + most, high)]
+                    bucket.append(keys_log, keys.take(chosen, axis=0))
+                    bucket.append(log, records.take(chosen, axis=0))
+                bucket.size += (high - low) * self.layout.size
+        ids, text = self._held["ids"].all(), self._held["text"].all()
         starts = np.concatenate([[0], np.cumsum(ids["length"])])
         order, bounds = self._ranges(ids["k1"])
         for bucket, low, high in zip(self._buckets, bounds[:-1], bounds[1:], strict=True):
@@ -221,12 +238,16 @@ class Spill:
                 bucket.note(ids[chosen])
                 bucket.size += len(chosen) * (ID.itemsize + ID_COST)
         self._size = 0
+        for held in self._held.values():
+            held.count = 0
 
     def _ranges(self, k1: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(stable order by bucket, bounds (fan_out + 1,) of the buckets in that order)."""
         width = np.uint64((self.high - self.low) // self.fan_out + 1)
-        inside = np.clip(k1, np.uint64(self.low), np.uint64(self.high)) - np.uint64(self.low)
-        number = (inside // width).astype(np.uint8)
+        inside = np.clip(k1, np.uint64(self.low), np.uint64(self.high))
+        inside -= np.uint64(self.low)
+        inside //= width
+        number = inside.astype(np.uint8)
         order = np.argsort(number, kind="stable")
         return order, np.concatenate([[0], np.cumsum(np.bincount(number, minlength=self.fan_out))])
 
@@ -250,14 +271,17 @@ class Spill:
 
     def clients(self) -> Iterator[Clients | LargeClient]:
         """Every client once, in the order of (k1, k2); empties the spill."""
-        if self._buckets is None:
-            if self._held["ids"].count:
-                yield self._sorted(*[self._held[log].taken() for log in LOGS])
+        if self._buckets is None and not self._size:
             return
-        self._distribute()
-        self._release()
-        named = (bucket for bucket in self._buckets if bucket.one_client is not None)
-        for bucket, clients in made_ahead(named, self._loaded, most=1):
+        if self._buckets is None and self._size <= self.hold:
+            held = self._sorted({log: held.all() for log, held in self._held.items()})
+            if held.largest <= self.memory:
+                yield from held.slices(min(self.memory, SLICE))
+                self._release()
+                return
+            del held
+        named = [bucket for bucket in self.written() if bucket.one_client is not None]
+        for bucket, clients in made_ahead(iter(named), self._loaded, most=1):
             if clients is not None:
                 yield clients
             elif not bucket.many:
@@ -269,32 +293,35 @@ class Spill:
     def _loaded(self, bucket: Bucket) -> Clients | None:
         """The clients of a bucket; None if they do not fit."""
         if bucket.size <= self.memory or (bucket.many and bucket.low == bucket.high):
-            return self._sorted(*[load(bucket.files(log), self._dtype(log)) for log in LOGS])
+            return self._sorted({log: load(bucket.files(log), self._dtype(log)) for log in LOGS}).whole()
         return None
 
     def _dtype(self, log: str) -> np.dtype:
-        return {"ids": ID, "text": np.dtype(np.uint8)}.get(log, self.layout.record)
+        if log in KEYS_OF:
+            return self.layout.record
+        return {"ids": ID, "text": np.dtype(np.uint8)}.get(log, KEY)
 
     def _again(self, bucket: Bucket) -> Iterator[Clients | LargeClient]:
         """Distributes a bucket that is too large over a finer range."""
         parts = min(2 * bucket.size // max(self.memory, 1) + 2, FAN_OUT)
         finer = Spill(self.folder / FINER, self.layout, self.memory, bucket.low, bucket.high, self.heldout, parts)
         step = max(self.memory // 4, 1)
-        for log in ("train", "heldout"):
-            for file in bucket.files(log):
-                for records in pieces([file], self.layout.record, max(step // self.layout.record.itemsize, 1)):
-                    finer._hold(log, records)
+        for log, keys_log in KEYS_OF.items():
+            most = max(step // self.layout.size, 1)
+            logs = [pieces(bucket.files(one), self._dtype(one), most) for one in (keys_log, log)]
+            for keys, records in zip(*logs, strict=True):
+                finer._record(log == "heldout", keys)[:] = records
+            for file in (*bucket.files(log), *bucket.files(keys_log)):
                 file.unlink()
         for ids, text in bucket.names(max(step // ID_COST, 1)):
-            finer._hold("ids", ids)
-            finer._hold("text", text)
+            finer._add_names(ids, text)
         yield from finer.clients()
 
     def _large(self, bucket: Bucket) -> Clients | LargeClient:
         """One client whose records do not fit. Counts do, once added up."""
         ids, text = next(bucket.names(1))
         first, name = ids[0], text.tobytes().decode("utf-8")
-        step = max(self.memory // 2 // self.layout.record.itemsize, 1)
+        step = max(self.memory // 2 // self.layout.size, 1)
         files = [bucket.files(log) for log in ("train", "heldout")]
         if self.layout.kind == "rows":
             held = files[1] if self.heldout else None
@@ -317,14 +344,20 @@ class Spill:
         """The words of one client, added up piece by piece: only the distinct ones must fit."""
         held = checked_words((np.zeros(2, np.int64), np.empty(0, RECORD)), 1)
         for records in pieces(files, self.layout.record, step):
-            both = np.concatenate([held[1], records["x"]])
+            both = np.concatenate([held[1], records])
             held = checked_words((np.array([0, len(both)]), both), 1)
         return held
 
-    def _sorted(self, train: np.ndarray, heldout: np.ndarray, ids: np.ndarray, text: np.ndarray) -> Clients:
+    def _sorted(self, logs: dict[str, np.ndarray]) -> _Sorted:
+        """logs: all records of some clients, and the names of these"""
+        ids, text = logs["ids"], logs["text"]
         starts = np.concatenate([[0], np.cumsum(ids["length"])])
-        order = np.lexsort((ids["k2"], ids["k1"]))
-        k1, k2 = ids["k1"][order], ids["k2"][order]
+        order = np.argsort(ids["k1"])
+        k1 = ids["k1"][order]
+        if (k1[1:] == k1[:-1]).any():
+            order = np.lexsort((ids["k2"], ids["k1"]))
+            k1 = ids["k1"][order]
+        k2 = ids["k2"][order]
         new = np.ones(len(order), bool)
         new[1:] = (k1[1:] != k1[:-1]) | (k2[1:] != k2[:-1])
         chosen, k1, k2 = order[new], k1[new], k2[new]
@@ -337,28 +370,90 @@ class Spill:
         if (k1[1:] == k1[:-1]).any():  # two ids with the same first 64 bits: the id decides their order
             order = np.array(sorted(range(len(names)), key=lambda i: (int(k1[i]), names[i])))
             k1, k2, names = k1[order], k2[order], [names[i] for i in order]
-        parts = [self._part(records, k1, k2, names) for records in (train, heldout)]
-        return Clients(k1, names, parts[0], parts[1] if self.heldout else None)
+        parts = [_SortedPart.of(logs[log], logs[keys], k1, k2) for log, keys in KEYS_OF.items()]
+        return _Sorted(k1, names, parts[0], parts[1] if self.heldout else None, self.layout)
 
-    def _part(
-        self, records: np.ndarray, k1: np.ndarray, k2: np.ndarray, names: list[str]
-    ) -> scipy.sparse.csr_matrix | Rows:
-        clients = len(names)
-        position = positions(k1, records["k1"])
+
+@dataclass(frozen=True, slots=True)
+class _SortedPart:
+    """The order of records by client. order: (n,) int64, their positions; ptr: (C + 1,) int64, where each client's
+    begin in that order
+    """
+
+    records: np.ndarray
+    order: np.ndarray
+    ptr: np.ndarray
+
+    @classmethod
+    def of(cls, records: np.ndarray, keys: np.ndarray, k1: np.ndarray, k2: np.ndarray) -> _SortedPart:
+        """keys: (n, 2), of the records; k1, k2: (C,) the keys of the clients, in their order"""
+        position = positions(k1, keys[:, 0])
         if (k1[1:] == k1[:-1]).any():
             place = {pair: i for i, pair in enumerate(zip(k1.tolist(), k2.tolist(), strict=True))}
-            pairs = zip(records["k1"].tolist(), records["k2"].tolist(), strict=True)
-            position = np.array([place[pair] for pair in pairs], np.int64)
+            position = np.array([place[pair] for pair in map(tuple, keys.tolist())], np.int64)
+        ptr = np.concatenate([[0], np.cumsum(np.bincount(position, minlength=len(k1)))])
+        small = position.astype(np.uint16) if len(k1) <= 1 << 16 else position  # which NumPy sorts by radix
+        return cls(records, np.argsort(small, kind="stable"), ptr)
+
+    def clients(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """(ptr, records) of some clients."""
+        chosen = self.order[self.ptr[start] : self.ptr[stop]]
+        return self.ptr[start : stop + 1] - self.ptr[start], self.records.take(chosen, axis=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sorted:
+    """Clients whose records are in memory, in no order. keys: (C,) uint64, the first key of each client"""
+
+    keys: np.ndarray
+    names: list[str]
+    train: _SortedPart
+    heldout: _SortedPart | None
+    layout: Layout
+
+    @property
+    def _bytes(self) -> np.ndarray:
+        """(C + 1,) int64, of the records of the clients before each."""
+        ends = [part.ptr for part in (self.train, self.heldout) if part is not None]
+        return np.sum(ends, axis=0) * self.layout.size
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the records of one client, at most."""
+        return int(np.diff(self._bytes).max())
+
+    def slices(self, size: int) -> Iterator[Clients]:
+        """All clients, about `size` bytes of records at a time."""
+        ends, start = self._bytes, 0
+        while start < len(self.names):
+            stop = int(np.searchsorted(ends, ends[start] + size))
+            stop = min(max(stop, start + 1), len(self.names))
+            yield self._clients(start, stop)
+            start = stop
+
+    def whole(self) -> Clients:
+        return self._clients(0, len(self.names))
+
+    def _clients(self, start: int, stop: int) -> Clients:
+        names = self.names[start:stop]
+        parts = [
+            None if one is None else self._part(*one.clients(start, stop), names) for one in (self.train, self.heldout)
+        ]
+        assert parts[0] is not None
+        return Clients(self.keys[start:stop], names, parts[0], parts[1])
+
+    def _part(self, ptr: np.ndarray, records: np.ndarray, names: list[str]) -> scipy.sparse.csr_matrix | Rows:
         if self.layout.kind != "counts":
-            small = position.astype(np.uint16) if clients <= 1 << 16 else position  # which NumPy sorts by radix
-            order = np.argsort(small, kind="stable")
-            ptr = np.concatenate([[0], np.cumsum(np.bincount(position, minlength=clients))])
-            return ptr, records["x"].take(order, axis=0)
-        totals = np.bincount(position, weights=records["amount"], minlength=clients)
+            return ptr, records
+        totals = np.bincount(
+            np.repeat(np.arange(len(names)), np.diff(ptr)), weights=records["amount"], minlength=len(names)
+        )
         if len(totals) and totals.max() > LARGEST_COUNT:
             raise too_many(names[int(totals.argmax())])
-        shape = (clients, self.layout.features)
-        return scipy.sparse.coo_matrix((records["amount"], (position, records["token"])), shape=shape).tocsr()
+        shape = (len(names), self.layout.features)
+        counts = scipy.sparse.csr_matrix((records["amount"], records["token"], ptr), shape=shape)
+        counts.sum_duplicates()
+        return counts
 
 
 def _spans(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -22,6 +22,8 @@ from fedcore.population.ingest.table_files import As, Piece, Where, arrow_type
 from fedcore.population.ingest.time_stamps import is_stamp
 
 PAGES = 1 << 18  # bytes of a column of Parquet that are read ahead, in place of all of it in a row group
+AS_CODES = ("id", "any")  # what a column of text is read as, where the file's own codes of its texts are of use
+CODED_GROUP = 1 << 15  # rows of a row group, at least, in the mean, whose texts are read as codes
 QUERY_BYTES = 256 << 20  # memory that DuckDB may hold; with one thread it needs little
 
 
@@ -34,7 +36,7 @@ class _Typed(ABC):
     names: list[str]
 
     @abstractmethod
-    def _records(self, columns: list[str], rows: int, span: Span | None) -> Iterator[Any]:
+    def _records(self, wanted: Mapping[str, As], rows: int, span: Span | None) -> Iterator[Any]:
         """Record batches of about `rows` rows with these columns, and maybe others."""
 
     @abstractmethod
@@ -47,7 +49,7 @@ class _Typed(ABC):
         self._refuse_words(wanted, account)
         rows, first = max(size * 24 // (32 * (len(wanted) + 4) * read_at_once()), 64), 0 if span is None else span.first
         with self._whole():
-            for batch in self._records([*wanted], rows, span):
+            for batch in self._records(wanted, rows, span):
                 for start in range(0, batch.num_rows, rows):
                     part = batch.slice(start, rows)
                     columns = [self._cast(name, kind, part.column(name)) for name, kind in wanted.items()]
@@ -87,12 +89,15 @@ class _Typed(ABC):
         import pyarrow.compute as compute
 
         if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
-        held = column.type
+            coded = kind in AS_CODES and column.type == _codes() and not column.dictionary.null_count
+            column = _of_use(column) if coded else column.dictionary_decode()
+        held = _held(column.type)
         text = pa.types.is_string(held) or pa.types.is_large_string(held)
         whole = pa.types.is_integer(held)
         if text:
             column.validate(full=True)  # raises ArrowInvalid for bytes that are not UTF-8
+            if pa.types.is_dictionary(column.type):
+                return column
         if kind == "stamp":
             if is_stamp(held):
                 return column
@@ -113,12 +118,47 @@ class _Typed(ABC):
             kind, fine = "number", _numeric(held)
             if pa.types.is_boolean(held):
                 column = column.cast(pa.int8())
+            if column.type in _narrow() and not column.null_count:
+                return column
         wanted = arrow_type(kind)
         if not fine:
             raise IngestError(
                 f"{self.path}: the column {name!r} is of type {held}.", f"It should be {wanted}; convert it."
             )
+        if whole and kind == "id":  # which makes each text once
+            coded = column.dictionary_encode()
+            return pa.DictionaryArray.from_arrays(coded.indices, compute.cast(coded.dictionary, wanted))
         return compute.cast(column, wanted, safe=False)
+
+
+def _narrow():
+    """Types of numbers that NumPy widens to float64 exactly, when they are copied to where they are wanted."""
+    import pyarrow as pa
+
+    return pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16(), pa.uint32(), pa.float32()
+
+
+def _codes():
+    """The type of columns that are read as codes."""
+    import pyarrow as pa
+
+    return pa.dictionary(pa.int32(), pa.string())
+
+
+def _of_use(column):
+    """A column of codes and its texts, without texts that no code stands for: those of other rows of the file."""
+    import pyarrow as pa
+
+    texts = len(column.dictionary)
+    codes = column.indices.fill_null(texts).to_numpy(zero_copy_only=False)
+    used = np.zeros(texts + 1, bool)
+    used[codes] = True
+    if used[:texts].all():
+        return column
+    places = (np.cumsum(used, dtype=np.int32) - 1).take(codes)
+    missing = codes == texts if column.null_count else None
+    kept = column.dictionary.take(pa.array(np.flatnonzero(used[:texts])))
+    return pa.DictionaryArray.from_arrays(pa.array(places, mask=missing), kept)
 
 
 def _held(kind):
@@ -141,10 +181,13 @@ class ParquetFile(_Typed):
 
         self.path, self.name = path, path.name
         try:
-            self.schema = parquet.read_schema(path)
+            metadata = parquet.read_metadata(path)
+            self.schema = metadata.schema.to_arrow_schema()
         except (OSError, pa.ArrowException) as error:
             raise IngestError(f"{path} cannot be read as a Parquet file.", "Check that the file is whole.") from error
         self.names = self.schema.names
+        # Arrow reads codes of one row group at a time, which costs more than it saves where these are small.
+        self.coded = (metadata.num_row_groups - 1) * CODED_GROUP <= metadata.num_rows
 
     def spans(self, size: int, numbered: bool) -> list[Span]:
         with self._whole():
@@ -159,12 +202,15 @@ class ParquetFile(_Typed):
             yield Span(number, number + 1, group.total_byte_size, first=first)
             first += group.num_rows
 
-    def _records(self, columns: list[str], rows: int, span: Span | None) -> Iterator[Any]:
+    def _records(self, wanted: Mapping[str, As], rows: int, span: Span | None) -> Iterator[Any]:
+        import pyarrow as pa
         import pyarrow.parquet as parquet
 
-        with parquet.ParquetFile(self.path, buffer_size=PAGES, pre_buffer=False) as opened:
+        of_use = [name for name, kind in wanted.items() if self.coded and kind in AS_CODES]
+        texts = [name for name in of_use if self.schema.field(name).type == pa.string()]
+        with parquet.ParquetFile(self.path, buffer_size=PAGES, pre_buffer=False, read_dictionary=texts) as opened:
             groups = range(opened.num_row_groups) if span is None else range(span.start, span.stop)
-            yield from read_ahead(opened.iter_batches(rows, [*groups], columns=columns, use_threads=False))
+            yield from read_ahead(opened.iter_batches(rows, [*groups], columns=[*wanted], use_threads=False))
 
 
 class ArrowFile(_Typed):
@@ -215,7 +261,7 @@ class ArrowFile(_Typed):
                 yield Span(number, number + 1, max(whole // reader.num_record_batches, 1), first=first)
                 first += batch.num_rows
 
-    def _records(self, columns: list[str], rows: int, span: Span | None) -> Iterator[Any]:
+    def _records(self, wanted: Mapping[str, As], rows: int, span: Span | None) -> Iterator[Any]:
         with self._opened(span) as (_, batches):
             yield from read_ahead(batches)
 
@@ -256,7 +302,7 @@ class SqlQuery(_Typed):
     def spans(self, size: int, numbered: bool) -> list[Span]:
         return []  # other processes would run all of it again, in another order perhaps
 
-    def _records(self, columns: list[str], rows: int, span: Span | None) -> Iterator[Any]:
+    def _records(self, wanted: Mapping[str, As], rows: int, span: Span | None) -> Iterator[Any]:
         import pyarrow as pa
 
         with self._run(self.query, rows) as reader:
