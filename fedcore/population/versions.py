@@ -80,7 +80,7 @@ def sweep(path: Path) -> None:
     doubt = first is not None or (path / layout.MARKER).exists()
     left = _unknown(path, () if doubt else known)
     for version in (*known[-1:], *known[:-1]):  # one at a time: there may be many, each of many blocks
-        if not left:
+        if not left and version != known[-1]:  # the newest is opened in any case: a newer fedcore may have written it
             break
         left -= _named(path, version)
     layout.sweep(path, left)

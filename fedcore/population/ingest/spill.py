@@ -75,7 +75,7 @@ class Layout:
         if self.kind == "counts":
             return np.dtype([("token", "<i4"), ("amount", "<i8")])
         if self.kind == "words":
-            return RECORD
+            return np.dtype(RECORD)
         return np.dtype((self.dtype, (self.features,)))
 
     @property
