@@ -26,7 +26,7 @@ from fedcore.tasks.local_cluster import local_cluster
 import fedcore
 from fedcore.errors import ConfigError, PrivacyError, WorkerFailed
 from fedcore.population.sizing import WORKERS, shared_out, usable_cores
-from fedcore.rounds.clients import Answering, answer_all, peak_memory
+from fedcore.rounds.clients import Answer, Answering, answer_all, one_blas_thread, peak_memory, population_of
 from fedcore.rounds.method import Message
 from fedcore.rounds.statistics import Statistics, aligned_arrays, merge_all, size_of
 
@@ -126,6 +126,15 @@ def answer_group(request: Request, blocks: Sequence[int], then: int | None = Non
     started, message = time.perf_counter(), aligned_arrays(request.message)
     statistics = merge_all(answer_all(request.function, message, blocks, then, spare))
     return Part(statistics, time.perf_counter() - started)
+
+
+def prepare(answer: Answer, wanted: Wanted) -> None:
+    """On a worker, before it is asked anything: import what answers need, and open the population. Raises what
+    `Wanted.refuse_others` and `population_of` do.
+    """
+    wanted.refuse_others()
+    with one_blas_thread():
+        population_of(answer.source)
 
 
 def add_up(parts: Sequence[Part], wanted: Wanted | None = None) -> Part:
@@ -286,6 +295,18 @@ class DaskBackend:
         self.answered = False  # whether there ever were workers
         self.answer_bytes = math.inf  # of all blocks in the last round
         self.pace: float | None = None  # seconds for what has size 1 in the last round; makes the groups of the next
+        self.preparing: list[Future] = []  # of workers that we did not start, until the first round
+
+    def expect(self, answer: Answer) -> None:
+        """Let workers prepare for rounds like this one while the run begins. Workers of this machine share its cores
+        with what the run does meanwhile, and prepare themselves when they are asked. What fails here fails again then.
+        """
+        if self.wanted is not None:
+            for worker in self.client.scheduler_info(n_workers=-1)["workers"]:
+                task = self.client.submit(
+                    prepare, answer, self.wanted, workers=[worker], allow_other_workers=True, pure=False
+                )
+                self.preparing.append(task)
 
     def map_blocks(
         self, function: Answering, message: Message, blocks: Sequence[int], sizes: Sequence[float] | None = None
@@ -326,6 +347,7 @@ class DaskBackend:
         the others are made; but not the very first of each worker, which takes the time to open the population.
         """
         workers = self._workers()
+        self.preparing = []
         homes = shared_out(sizes.tolist(), len(workers))
         if self.pace is not None or len(blocks) <= 2 * FUTURES_PER_WORKER * len(workers):
             return self._answered(request, blocks, sizes, workers, homes)
@@ -439,12 +461,13 @@ class DaskBackend:
         found: list[str] = []
         while not found:  # one that was there a moment ago may be gone
             try:
-                self.client.wait_for_workers(1, timeout=max(0.1, until - time.monotonic()))
+                found = sorted(self.client.scheduler_info(n_workers=-1)["workers"])
+                if not found:
+                    self.client.wait_for_workers(1, timeout=max(0.1, until - time.monotonic()))
             except TimeoutError:
                 raise _no_worker(patience) from None
             except OSError as error:  # the connection was closed, or there is none
                 raise Silent from error
-            found = sorted(self.client.scheduler_info(n_workers=-1)["workers"])
             if not found and time.monotonic() > until:
                 raise _no_worker(patience)
         self.answered = True
