@@ -365,7 +365,7 @@ class DaskBackend:
     ) -> Statistics | None:
         """homes: for each worker the places of its blocks in `blocks`."""
         groups = list(self._groups(blocks, sizes, workers, homes))
-        waiting = iter(groups)
+        waiting = iter(enumerate(groups))
         # What travels once to each worker goes with its blocks: a future costs more than a small round's work.
         held = request if len(groups) <= len(workers) else self.client.submit(hold, request, pure=False)
         live, partial, finished = set(), [], as_completed(loop=self.client.loop)
@@ -378,11 +378,12 @@ class DaskBackend:
             return future
 
         def submit_group() -> None:
-            for home, group, then in islice(waiting, 1):
+            for number, (home, group, then) in islice(waiting, 1):
                 key = f"blocks-{group[0]}-{group[-1]}-{uuid4().hex[:12]}"
                 in_flight[key] = group
-                task = submit(answer_group, held, group, then, spare, key=key, workers=[home], allow_other_workers=True)
-                finished.add(task)
+                # In this order a worker reads ahead; without it, Dask starts what waited for one thing in any order.
+                options = {"key": key, "workers": [home], "allow_other_workers": True, "priority": -number}
+                finished.add(submit(answer_group, held, group, then, spare, **options))
 
         try:
             for _ in range(FUTURES_PER_WORKER * len(workers)):
@@ -461,13 +462,12 @@ class DaskBackend:
         found: list[str] = []
         while not found:  # one that was there a moment ago may be gone
             try:
-                found = sorted(self.client.scheduler_info(n_workers=-1)["workers"])
-                if not found:
-                    self.client.wait_for_workers(1, timeout=max(0.1, until - time.monotonic()))
+                self.client.wait_for_workers(1, timeout=max(0.1, until - time.monotonic()))
             except TimeoutError:
                 raise _no_worker(patience) from None
             except OSError as error:  # the connection was closed, or there is none
                 raise Silent from error
+            found = sorted(self.client.scheduler_info(n_workers=-1)["workers"])
             if not found and time.monotonic() > until:
                 raise _no_worker(patience)
         self.answered = True

@@ -58,6 +58,32 @@ def test_workers_are_not_watched(cluster):
     assert list(cluster.run(watched).values()) == [(False, "1s")]
 
 
+@dataclass(frozen=True)
+class Noted:
+    """Writes down which blocks it was asked for."""
+
+    file: str
+
+    def __call__(self, message, block):
+        with open(self.file, "a") as file:
+            file.write(f"{block} ")
+        return {"blocks": IntegerSum(np.array([block]))}
+
+
+def held_late(request):
+    """As `hold`, when all blocks wait for it already: as over a slow network."""
+    time.sleep(0.3)
+    return request
+
+
+@pytest.mark.slow
+def test_a_worker_answers_blocks_in_the_order_in_which_it_reads_ahead(tmp_path, cluster, monkeypatch):
+    monkeypatch.setattr("fedcore.tasks.dask_backend.hold", held_late)
+    backend, file, blocks = DaskBackend(cluster), tmp_path / "asked", list(range(16))
+    backend.map_blocks(Noted(str(file)), None, blocks)
+    assert [int(block) for block in file.read_text().split()] == blocks
+
+
 def odd(array):
     """The same numbers at an address that is no multiple of eight."""
     room = np.empty(array.nbytes + 3, np.uint8)
