@@ -60,6 +60,16 @@ def test_a_connection_that_the_server_has_closed_is_replaced(books, server, monk
     books.ledger.verify(books.population)
 
 
+def test_a_connection_that_breaks_at_the_commit_is_replaced_at_once(books, server):
+    first, other, before = session(books.ledger), open_books(server), books.ledger.head(books.population)
+    with pytest.raises(LedgerError, match="cannot be used"), books.ledger._writing(books.population) as writer:
+        writer.append("charge", None, {})
+        with other.ledger._transaction(write=False) as connection:
+            connection.exec_driver_sql(f"SELECT pg_terminate_backend({first}, 5000)")
+    assert books.ledger.head(books.population) == before and session(books.ledger) != first
+    books.ledger.verify(books.population)
+
+
 def test_a_forked_process_leaves_the_connection_of_its_parent_alone(books):
     first = session(books.ledger)
     if (child := os.fork()) == 0:
