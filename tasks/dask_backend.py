@@ -319,7 +319,7 @@ class DaskBackend:
             try:
                 return self._round(Request(function, message, self.wanted), list(blocks), weights)
             except (FutureCancelledError, TimeoutError, Silent) as error:
-                if attempt == ATTEMPTS or self.client.status != "running":
+                if attempt == ATTEMPTS or not self._connected():
                     raise WorkerFailed(
                         "the Dask scheduler was lost in the middle of a round.",
                         "Resume the run; committed rounds are kept.",
@@ -337,6 +337,13 @@ class DaskBackend:
                         f"workers died again and again, at last with {error.task}.",
                         "Find out what ends them, then resume the run.",
                     ) from None
+
+    def _connected(self) -> bool:
+        """Whether the client has a scheduler; one that connects again is waited for, until it gives up."""
+        until = time.monotonic() + FIRST_SECONDS
+        while self.client.status == "connecting" and time.monotonic() < until:
+            time.sleep(0.1)
+        return self.client.status == "running"
 
     def memory_of_workers(self) -> list[int]:
         """Peak resident bytes of each worker process."""

@@ -161,6 +161,25 @@ def test_a_scheduler_that_closes_its_connections_is_a_named_error():
         DaskBackend(Gone(2)).map_blocks(None, None, [0])
 
 
+class Reconnecting(Gone):
+    """A client that connects again meanwhile."""
+
+    looks = 3
+
+    @property
+    def status(self):
+        self.looks -= 1
+        return "connecting" if self.looks >= 0 else "running"
+
+
+def test_a_client_that_connects_again_is_waited_for(monkeypatch):
+    with pytest.raises(KeyError, match="it answers"):
+        DaskBackend(Reconnecting(1)).map_blocks(None, None, [0])
+    monkeypatch.setattr("fedcore.tasks.dask_backend.FIRST_SECONDS", 0.0)
+    with pytest.raises(WorkerFailed, match="scheduler was lost"):
+        DaskBackend(Reconnecting(1)).map_blocks(None, None, [0])
+
+
 class Dying(local_cluster.ClosedWorker):
     def __init__(self, *arguments, **options):
         os._exit(3)
