@@ -24,6 +24,7 @@ from fedcore.evaluation.run_summary import shown_metrics
 from fedcore.operations.population_page import budget_rows, population_page
 from fedcore.population.store import Population
 from fedcore.runs.store import Run
+from fedcore.storage import objects as object_storage
 from fedcore.training.session import Session
 
 SECONDS_BETWEEN = 5.0
@@ -135,6 +136,7 @@ class Showcase:
         self.shown = time.monotonic()
         return [words for words in failed if words]
 
+    @object_storage.reading_once()
     def report(self, run: Run) -> list[str]:
         """At the end: the last tables, the figures, and report.html in the run's folder. Returns what could not be
         shown: none of it decides how the run ends.

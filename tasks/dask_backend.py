@@ -26,7 +26,7 @@ from fedcore.tasks.local_cluster import local_cluster
 import fedcore
 from fedcore.errors import ConfigError, PrivacyError, WorkerFailed
 from fedcore.population.sizing import WORKERS, shared_out, usable_cores
-from fedcore.rounds.clients import Answering, answer_all, peak_memory
+from fedcore.rounds.clients import Answer, Answering, answer_all, one_blas_thread, peak_memory, population_of
 from fedcore.rounds.method import Message
 from fedcore.rounds.statistics import Statistics, aligned_arrays, merge_all, size_of
 
@@ -126,6 +126,15 @@ def answer_group(request: Request, blocks: Sequence[int], then: int | None = Non
     started, message = time.perf_counter(), aligned_arrays(request.message)
     statistics = merge_all(answer_all(request.function, message, blocks, then, spare))
     return Part(statistics, time.perf_counter() - started)
+
+
+def prepare(answer: Answer, wanted: Wanted) -> None:
+    """On a worker, before it is asked anything: import what answers need, and open the population. Raises what
+    `Wanted.refuse_others` and `population_of` do.
+    """
+    wanted.refuse_others()
+    with one_blas_thread():
+        population_of(answer.source)
 
 
 def add_up(parts: Sequence[Part], wanted: Wanted | None = None) -> Part:
@@ -286,6 +295,18 @@ class DaskBackend:
         self.answered = False  # whether there ever were workers
         self.answer_bytes = math.inf  # of all blocks in the last round
         self.pace: float | None = None  # seconds for what has size 1 in the last round; makes the groups of the next
+        self.preparing: list[Future] = []  # of workers that we did not start, until the first round
+
+    def expect(self, answer: Answer) -> None:
+        """Let workers prepare for rounds like this one while the run begins. Workers of this machine share its cores
+        with what the run does meanwhile, and prepare themselves when they are asked. What fails here fails again then.
+        """
+        if self.wanted is not None:
+            for worker in self.client.scheduler_info(n_workers=-1)["workers"]:
+                task = self.client.submit(
+                    prepare, answer, self.wanted, workers=[worker], allow_other_workers=True, pure=False
+                )
+                self.preparing.append(task)
 
     def map_blocks(
         self, function: Answering, message: Message, blocks: Sequence[int], sizes: Sequence[float] | None = None
@@ -298,7 +319,7 @@ class DaskBackend:
             try:
                 return self._round(Request(function, message, self.wanted), list(blocks), weights)
             except (FutureCancelledError, TimeoutError, Silent) as error:
-                if attempt == ATTEMPTS or self.client.status != "running":
+                if attempt == ATTEMPTS or not self._connected():
                     raise WorkerFailed(
                         "the Dask scheduler was lost in the middle of a round.",
                         "Resume the run; committed rounds are kept.",
@@ -317,6 +338,13 @@ class DaskBackend:
                         "Find out what ends them, then resume the run.",
                     ) from None
 
+    def _connected(self) -> bool:
+        """Whether the client has a scheduler; one that connects again is waited for, until it gives up."""
+        until = time.monotonic() + FIRST_SECONDS
+        while self.client.status == "connecting" and time.monotonic() < until:
+            time.sleep(0.1)
+        return self.client.status == "running"
+
     def memory_of_workers(self) -> list[int]:
         """Peak resident bytes of each worker process."""
         return list(self.client.run(peak_memory).values())
@@ -326,6 +354,7 @@ class DaskBackend:
         the others are made; but not the very first of each worker, which takes the time to open the population.
         """
         workers = self._workers()
+        self.preparing = []
         homes = shared_out(sizes.tolist(), len(workers))
         if self.pace is not None or len(blocks) <= 2 * FUTURES_PER_WORKER * len(workers):
             return self._answered(request, blocks, sizes, workers, homes)
@@ -343,7 +372,7 @@ class DaskBackend:
     ) -> Statistics | None:
         """homes: for each worker the places of its blocks in `blocks`."""
         groups = list(self._groups(blocks, sizes, workers, homes))
-        waiting = iter(groups)
+        waiting = iter(enumerate(groups))
         # What travels once to each worker goes with its blocks: a future costs more than a small round's work.
         held = request if len(groups) <= len(workers) else self.client.submit(hold, request, pure=False)
         live, partial, finished = set(), [], as_completed(loop=self.client.loop)
@@ -356,11 +385,12 @@ class DaskBackend:
             return future
 
         def submit_group() -> None:
-            for home, group, then in islice(waiting, 1):
+            for number, (home, group, then) in islice(waiting, 1):
                 key = f"blocks-{group[0]}-{group[-1]}-{uuid4().hex[:12]}"
                 in_flight[key] = group
-                task = submit(answer_group, held, group, then, spare, key=key, workers=[home], allow_other_workers=True)
-                finished.add(task)
+                # In this order a worker reads ahead; without it, Dask starts what waited for one thing in any order.
+                options = {"key": key, "workers": [home], "allow_other_workers": True, "priority": -number}
+                finished.add(submit(answer_group, held, group, then, spare, **options))
 
         try:
             for _ in range(FUTURES_PER_WORKER * len(workers)):

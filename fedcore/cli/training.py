@@ -30,6 +30,7 @@ from fedcore.cli.options import (
 )
 from fedcore.cli.terminal import parse_bytes, read_settings, say, show_table, warn
 from fedcore.errors import FedcoreError, Waiting, needs
+from fedcore.storage import objects as object_storage
 from fedcore.storage.files import Place, listing, place
 
 if TYPE_CHECKING:
@@ -261,6 +262,7 @@ def _names(runs: str | None) -> set[str]:
     return set() if runs is None else set(listing(place(runs)))
 
 
+@object_storage.reading_once()
 def show_run(path: str, as_json: bool, result: bool = False, whole: bool = False) -> None:
     """A run and its privacy statement; with its result, if that is asked for; the whole statement with every release,
     or its first lines."""

@@ -14,6 +14,7 @@ from fedcore.rounds import clients
 from fedcore.rounds.engine import Backend
 from fedcore.rounds.method import RoundInfo
 from fedcore.runs.store import Run
+from fedcore.storage import objects as object_storage
 from fedcore.storage.files import Place
 from fedcore.training.session import Session, concluding
 
@@ -41,6 +42,7 @@ def to_the_end(
         if how is not None:
             conclude(run, how.deployment, how.series, how.store, stamp(), backend, how.why_not)
 
+    @object_storage.reading_once()
     def report_it(run: Run) -> None:
         if failed := keep_result_if_possible(run, session.population.vocabulary()):
             warn(failed)
@@ -52,5 +54,5 @@ def to_the_end(
         while (info := session.training.step()) is not None:
             meter.rounds()
             after_round(info)
-        session.run.note(peak_memory_of_workers=backend.memory_of_workers(), peak_memory_of_flow=clients.peak_memory())
+        session.run.add(peak_memory_of_workers=backend.memory_of_workers(), peak_memory_of_flow=clients.peak_memory())
     return session.run.path

@@ -19,7 +19,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from fedcore.population.slots import Slot, SlotDamaged
+from fedcore.population.slots import Slot, SlotDamaged, file_in, files_in
 from fedcore.storage import files
 from fedcore.storage import objects as object_storage
 from fedcore.storage.arrays import array_metadata, described_array
@@ -75,7 +75,7 @@ class PlainArray:
         at_once = max(object_storage.BATCH_BYTES // max(math.prod(self.chunks) * self.dtype.itemsize, 1), 1)
         for first in range(0, len(numbers), at_once):
             names = {number: f"{self.name}/{self._key(number)}" for number in numbers[first : first + at_once]}
-            found = object_storage.read_many(folder, [*names.values()])
+            found = files_in(folder, [*names.values()])
             for number, name in names.items():
                 if name not in found:
                     raise ArrayDamaged(f"{self.name}: the chunk {self._key(number)} is missing")
@@ -170,6 +170,11 @@ def _fill(dtype: np.dtype) -> float:
     return np.nan if dtype.kind == "f" else 0
 
 
+def first_files(name: str, dimensions: int) -> tuple[str, str]:
+    """Names of the description of an array and of its first chunk."""
+    return f"{name}/{METADATA}", f"{name}/{_key(0, dimensions)}"
+
+
 def _key(number: int, dimensions: int) -> str:
     return "/".join(map(str, ("c", number, *(0 for _ in range(dimensions - 1)))))
 
@@ -183,7 +188,7 @@ def plain_array(slot: Slot, name: str) -> PlainArray:
     Raises SlotDamaged, Unreachable, OSError; KeyError, TypeError or ValueError for an array of another writer.
     """
     try:
-        content = files.read_bytes(files.below(slot.folder, name, METADATA))
+        content = file_in(slot.folder, f"{name}/{METADATA}")
     except FileNotFoundError:
         raise ArrayDamaged(f"{name}: {METADATA} is missing") from None
     if not slot.has(f"{name}/{METADATA}", content):

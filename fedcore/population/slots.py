@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +28,7 @@ SCHEMA = 2
 LISTS = 2048  # kept for each process
 
 Digests = dict[str, tuple[int, str]]  # by relative name: length, BLAKE3
+_fetched: ContextVar[tuple[Place | None, Mapping[str, bytes]]] = ContextVar("fetched", default=(None, {}))
 
 
 class SlotDamaged(ValueError):
@@ -54,6 +58,44 @@ class Slot:
         return name in expected and expected[name][1] == digests.of_data(*content)
 
 
+@contextmanager
+def fetched(slot: Slot, descriptions: Sequence[str], others: Sequence[str]) -> Iterator[None]:
+    """Inside, `file_in` and `files_in` have these files of a slot behind a URL, which are fetched at the same time. One
+    that is not there is left out. descriptions: those that a process reads once. Raises Unreachable.
+    """
+    if not is_remote(slot.folder) or not others:
+        yield
+        return
+    read = _read(str(slot.folder), slot.digest)
+    first = [name for name in (LIST, *descriptions) if name not in read]
+    token = _fetched.set((slot.folder, object_storage.read_many(slot.folder, [*first, *others])))
+    try:
+        yield
+        read.update(first)
+    finally:
+        _fetched.reset(token)
+
+
+@lru_cache(maxsize=LISTS)
+def _read(folder: str, digest: str) -> set[str]:
+    """Names of the descriptions that were read of this slot."""
+    return set()
+
+
+def file_in(folder: Place, name: str) -> bytes:
+    """A small file of a slot. Raises OSError, Unreachable."""
+    known, found = _fetched.get()
+    return found[name] if known == folder and name in found else files.read_bytes(files.below(folder, name))
+
+
+def files_in(folder: Place, names: Sequence[str]) -> dict[str, bytes]:
+    """{name: content} of those files of a slot behind a URL that exist. Raises Unreachable."""
+    known, found = _fetched.get()
+    here = {name: found[name] for name in names if name in found} if known == folder else {}
+    missing = [name for name in names if name not in here]
+    return {**here, **(object_storage.read_many(folder, missing) if missing and is_remote(folder) else {})}
+
+
 def _place_of(folder: Place) -> tuple[int, ...]:
     """What is different once the folder, or something in it, is replaced by a link: then links are looked for again.
     A relative path may also be another folder than before. Empty of a URL, or if it is not there."""
@@ -66,11 +108,11 @@ def _place_of(folder: Place) -> tuple[int, ...]:
 
 @lru_cache(maxsize=LISTS)
 def _digests(folder: str, digest: str, place: tuple[int, ...]) -> Digests:
-    file = files.place(folder) / LIST
+    where = files.place(folder)
     try:
-        if not is_remote(file):
-            layout.names_of(file.parent)  # refuses links, which lead to data outside the population
-        content = files.read_bytes(file)
+        if not is_remote(where):
+            layout.names_of(where)  # refuses links, which lead to data outside the population
+        content = file_in(where, LIST)
     except PopulationError:
         raise
     except OSError as error:

@@ -18,6 +18,7 @@ from fedcore.population import manifest as manifests
 from fedcore.population.block_table import DTYPES, BlockEntry, Blocks, PartEntry
 from fedcore.population.blocks import FLOAT32_EXACT, ClientBlock, CountsBlock, Kind, RowsBlock, segment_sums
 from fedcore.population.checks import Rows
+from fedcore.population.chunks import first_files
 from fedcore.population.cohorts import FOUNDERS, clients_of, holes_of, mask
 from fedcore.population.cohorts import of_each as cohort_of_each
 from fedcore.population.manifest import Manifest
@@ -189,7 +190,7 @@ class Population:
                 "Release a vocabulary with `fedcore population vocabulary`, then `fedcore population encode`.",
             )
         read: Callable[..., ClientBlock] = self._counts if self.kind == "counts" else self._rows
-        return self._in_block(index, read, entry, heldout)
+        return self._in_block(index, self._at_once, read, entry, heldout)
 
     def words(self, index: int, heldout: bool = False) -> WordsBlock:
         """The words of the clients of block `index` of a population of words; heldout: those held out.
@@ -460,6 +461,16 @@ class Population:
         ptr = arrays.read(self._slot(entry), f"{name}/{pointers}", (entry.clients + 1,), "int64")
         _check_pointers(ptr, part.entries, f"{name}/{pointers}")
         return ptr
+
+    def _at_once(self, read: Callable[[BlockEntry, bool], T], entry: BlockEntry, heldout: bool) -> T:
+        """read(entry, heldout); behind a URL the files that it needs are fetched at the same time."""
+        parts = {TRAIN: self._part(entry), **({HELDOUT: entry.heldout} if heldout else {})}
+        arrays_of_part = ("ptr", "x") if self.kind == "rows" else ("indptr", "indices", "counts")
+        names = [f"{name}/{array}" for name, part in parts.items() if part is not None for array in arrays_of_part]
+        files_of_each = [first_files(name, 2 if name.endswith("/x") else 1) for name in names]
+        descriptions, chunks = zip(*files_of_each, strict=True) if names else ((), ())
+        with slots.fetched(self._slot(entry), descriptions, chunks):
+            return read(entry, heldout)
 
     def _rows(self, entry: BlockEntry, heldout: bool) -> RowsBlock:
         other = self._rows_part(entry, HELDOUT, entry.heldout) if heldout else None

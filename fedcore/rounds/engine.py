@@ -160,7 +160,7 @@ class Training:
             self.commit()
             return False
         for name, value in self.pending.items():
-            self.run.keep_release(name, value)
+            self.run.keep_release(name, value, at_commit=True)
         return True
 
     def _published(self, message: Message) -> dict[str, np.ndarray] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fedcore.errors import LeaseLost
@@ -33,10 +34,18 @@ class HeadFile:
         self.folder = folder
         self.run_id = run_id
         self.stored = stored
+        self._version: str | None = None  # of the object that the last check saw, if the next `write` relies on that
 
-    def check(self, lock: Lock | None) -> None:
-        """Raises LeaseLost if another process has continued the run. lock: that this process holds."""
+    def check(self, lock: Lock | None, *, to_write: bool = False) -> None:
+        """Raises LeaseLost if another process has continued the run. lock: that this process holds. to_write: whether
+        the next `write` relies on this check, where the store compares versions.
+        """
         fetched = None
+        if to_write and self.stored is not None and is_remote(self.folder):
+            try:
+                self._version = object_storage.version(self.folder / NAME)  # before it is read: that may be a newer one
+            except FileNotFoundError:
+                raise self._lost() from None
         if isinstance(lock, RemoteLock) and is_remote(self.folder):
             fetched = object_storage.read_many(self.folder, (HOLDER, NAME))
             lock.check(fetched.get(HOLDER))
@@ -57,12 +66,13 @@ class HeadFile:
         """Replace only the head that this process knows, if the store can check that."""
         content = json_bytes(head)
         try:
-            version = None if self.stored is None else object_storage.version(path)
-            self.check(lock)
+            if self._version is None:
+                self.check(lock, to_write=True)
+            version, self._version = self._version, None
             if self.stored is None:
                 object_storage.create(path, content)
             else:
-                object_storage.replace(path, content, version)
+                object_storage.replace(path, content, version, partial(self.check, lock))
         except (FileExistsError, FileNotFoundError):
             if read_json(path) != json.loads(content):  # else: put by a request whose answer was lost
                 raise self._lost() from None

@@ -23,6 +23,8 @@ import dataclasses
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -83,6 +85,8 @@ class Run:
         self._record: str | None = None  # digest of run.json as it is stored
         self._start: str | None = None  # digest of the copy of what the run starts from, until the head names it
         self._releases = ReleaseCopies(path, str(info["run_id"]), info.get("plan") or ())
+        self._to_keep: dict[str, np.ndarray] = {}  # published values whose copies the next commit writes
+        self._before: int | None = None  # the round of the commit before the last one, if this process made both
 
     @property
     def id(self) -> str:
@@ -322,12 +326,18 @@ class Run:
         memories: {name: digest} of the files in its folder of memories, None if there are none; head: facts for the
         head. Raises RunError, and LeaseLost if another process has continued the run.
         """
-        self._head_file.check(self._lock)
+        self._head_file.check(self._lock, to_write=True)
         before = self.round
-        stored = write_values(self.state_file(round), state_values(state))
         token = self._lock.token if isinstance(self._lock, RemoteLock) else None
-        head = {**head, **self._metrics.append(self.head, rows, token)}
-        kept = files.is_folder(self.memory_folder(round))
+        stored, written, kept, *_ = files.at_once(
+            self.path,
+            partial(write_values, self.state_file(round), state_values(state)),
+            partial(self._metrics.append, self.head, rows, token),
+            partial(self._has_memories, round, memories),
+            *(partial(self._releases.keep, *pair) for pair in self._to_keep.items()),
+        )
+        self._to_keep = {}
+        head = {**head, **written}
         found = self.client_memories.keep_list(round, memories) if kept else None
         if self._releases.known is None:
             self.check_releases()
@@ -342,9 +352,19 @@ class Run:
         if kept:
             self.client_memories.flush_names()
         self._write_head({**self.head, **head, "round": round, "memories": kept})
-        self._prune({before, round})
+        if self._before is None or kept or not is_remote(self.path):
+            self._prune({before, round})
+        elif is_remote(old := self.state_file(self._before)) and 0 <= self._before < before:  # others were dropped
+            object_storage.remove_file(old)
+        self._before = before
         if isinstance(self._lock, RemoteLock):
-            self._lock.renew()
+            self._lock.keep_renewing()
+
+    def _has_memories(self, round: int, known: Mapping[str, str] | None) -> bool:
+        """Whether clients have memories after this round. known: as in `commit`. Those of a private run have none."""
+        if known or self.info.get("private") is True:
+            return bool(known)
+        return files.is_folder(self.memory_folder(round))
 
     def _digest_of_start(self) -> str | None:
         """Also of a copy that a process left which died before the first state."""
@@ -380,7 +400,8 @@ class Run:
         next time: no process reads it.
         """
         with writing("state and memory"):
-            for old in [*numbered(self.path / "state"), *numbered(self.path / "memory")]:
+            found = [partial(numbered, self.path / name) for name in ("state", "memory")]
+            for old in chain.from_iterable(files.at_once(self.path, *found)):
                 if int(old.stem) in kept or int(old.stem) > max(kept):
                     continue
                 if is_remote(old):
@@ -395,22 +416,31 @@ class Run:
                 if not is_remote(self.path) and (self.path / name).is_dir():
                     files.flush(self.path / name)
         self._write_head({**self.head, "status": status})
+        if status == TRAINED and is_remote(self.path):  # what is left goes when it is finished
+            return
         states = sorted(int(state.stem) for state in numbered(self.path / "state") if int(state.stem) <= self.round)
-        self._prune({self.round, *states[-STATES_KEPT:]})  # what a process that died after its last commit left
-        self._sweep()
+        kept = {self.round, *states[-STATES_KEPT:]}
+        files.at_once(self.path, partial(self._prune, kept), self._sweep)  # what a process left that died
 
     def note(self, **facts: Any) -> None:
         """Keep facts about the run's execution (memory, seconds) in its head."""
         self._write_head({**self.head, **facts})
+
+    def add(self, **facts: Any) -> None:
+        """The same, with the next change of the head."""
+        self.head = {**self.head, **facts}
 
     def _write_head(self, head: dict[str, Any]) -> None:
         head = run_digests.sealed({"files": {**run_digests.NOTHING, "run": self.record_digest}, **head})
         self._head_file.write(head, self._lock)
         self.head = head
 
-    def keep_release(self, name: str, array: np.ndarray) -> None:
-        """Keep a copy of a published value."""
-        self._releases.keep(name, array)
+    def keep_release(self, name: str, array: np.ndarray, *, at_commit: bool = False) -> None:
+        """Keep a copy of a published value. at_commit: behind a URL, the next commit writes it with the state."""
+        if at_commit and is_remote(self.path):
+            self._to_keep[name] = array
+        else:
+            self._releases.keep(name, array)
 
     def remove_unplanned_releases(self) -> None:
         """Remove files in the folder of published values that are no copies of them. Raises RunError."""

@@ -121,7 +121,7 @@ class StudyPublishing(Publishing):
         if spec.test_noise is not None:
             index = sorted(site.name for site in self.of.sites).index(self.identity.name)
             noise = TestShareNoise(spec.test_noise, index)
-        return SitesPublisher(self, spec.population.id, spec.releases, run, ledger, lease, noise)
+        return SitesPublisher(self, spec.releases, run, ledger, lease, noise)
 
 
 # --- rounds -----------------------------------------------------------------------------------------------------------
@@ -136,7 +136,6 @@ class SitesPublisher:
     def __init__(
         self,
         publishing: StudyPublishing,
-        population_id: str,
         plan: Sequence[PlannedRelease],
         run: Run,
         ledger: Ledger,
@@ -147,7 +146,6 @@ class SitesPublisher:
         self.study = publishing.of
         self.me = publishing.identity.name
         self.others = [site.name for site in self.study.sites if site.name != self.me]
-        self.population_id = population_id
         self.run, self.ledger, self.lease, self.noise = run, ledger, lease, noise
         self.rounds: dict[int, list[PlannedRelease]] = {}
         for planned in plan:
@@ -207,7 +205,7 @@ class SitesPublisher:
         self._post("end", 0, self.key.end(body))
 
     def head(self) -> dict[str, Any]:
-        return chain_head(self.ledger, self.lease, self.population_id)
+        return chain_head(self.ledger, self.lease)
 
     # --- the answer of this site --------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
@@ -100,6 +100,18 @@ def below(path: AnyPlace, *names: str) -> AnyPlace:
 def absolute(path: Place) -> str:
     """The absolute path, or the URL: what another process can open."""
     return str(path if is_remote(path) else path.resolve())
+
+
+def at_once(where: Place, *calls: Callable[[], Any]) -> list[Any]:
+    """What the calls return, in order. Behind a URL they wait for their requests at the same time, each in a thread of
+    its own. Raises the error of the first that failed, when all have ended.
+    """
+    if not is_remote(where):
+        return [call() for call in calls]
+    from concurrent.futures import ThreadPoolExecutor  # late: local runs do not need it
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]
 
 
 # --- looking ----------------------------------------------------------------------------------------------------------

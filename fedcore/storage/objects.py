@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from fedcore.errors import ConfigError, FedcoreError, Unreachable, needs
@@ -38,6 +40,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 SAME_STORE = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
 NO_SUCH_RANGE = "InvalidRange"  # S3: the object has fewer bytes
+T = TypeVar("T")
+_read: ContextVar[dict[tuple[str, UPath], Any] | None] = ContextVar("read", default=None)  # what was read once
 REFUSED = ("PreconditionFailed", "ConditionalRequestConflict")  # S3: the object is not the one that the put was for
 
 
@@ -113,8 +117,49 @@ def reaching(path: object, *allowed: type[Exception]) -> Iterator[None]:
         raise _unreachable(path, error) from error
 
 
+def _is_s3(path: UPath) -> bool:
+    return SAME_STORE.get(path.protocol, path.protocol) == "s3"
+
+
 def _missing(path: object) -> FileNotFoundError:
     return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+
+# --- what is read once ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def reading_once() -> Iterator[None]:
+    """Inside, this thread reads each object and lists each folder once, unless it changes some. For what shows or
+    checks objects that do not change meanwhile.
+    """
+    token = _read.set({})
+    try:
+        yield
+    finally:
+        _read.reset(token)
+
+
+def _once(what: str, path: UPath, read: Callable[[], T]) -> T:
+    known = _read.get()
+    if known is None:
+        return read()
+    if (what, path) not in known:
+        try:
+            known[what, path] = read()
+        except FileNotFoundError as error:
+            known[what, path] = error
+    if isinstance(found := known[what, path], FileNotFoundError):
+        raise found
+    return found
+
+
+def _changes(*paths: UPath) -> None:
+    """What is known of these objects is read again, and every listing. Without paths: whatever is known."""
+    if (known := _read.get()) is not None:
+        for what, path in [*known]:
+            if what == "listing" or not paths or path in paths:
+                del known[what, path]
 
 
 # --- objects ----------------------------------------------------------------------------------------------------------
@@ -122,6 +167,10 @@ def _missing(path: object) -> FileNotFoundError:
 
 def read_bytes(path: UPath) -> bytes:
     """The content of an object, as the store has it now. Raises FileNotFoundError, Unreachable."""
+    return _once("content", path, partial(_read_bytes, path))
+
+
+def _read_bytes(path: UPath) -> bytes:
     path.fs.invalidate_cache()
     try:
         with reaching(path):
@@ -151,6 +200,7 @@ def write_bytes(path: UPath, content: bytes) -> None:
 
 def create(path: UPath, content: bytes) -> None:
     """Puts a whole object unless there is one (a conditional put where the store has it). Raises FileExistsError."""
+    _changes(path)
     if exists(path):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     try:
@@ -176,14 +226,16 @@ def version(path: UPath) -> str | None:
             found = path.fs.info(path.path)
     except FileNotFoundError:
         raise _missing(path) from None
-    return (found.get("ETag") or None) if SAME_STORE.get(path.protocol, path.protocol) == "s3" else None
+    return (found.get("ETag") or None) if _is_s3(path) else None
 
 
-def replace(path: UPath, content: bytes, version: str | None) -> None:
-    """Puts a whole object over this version of it, or over any version if it is None.
+def replace(path: UPath, content: bytes, version: str | None, check: Callable[[], object] | None = None) -> None:
+    """Puts a whole object over this version of it, or over any version if it is None. check: called right before it is
+    put over any version because the store knows no conditions.
 
     Raises FileExistsError if the object is of another version by now, FileNotFoundError if it is gone, Unreachable.
     """
+    _changes(path)
     try:
         with reaching(path):
             try:
@@ -191,6 +243,8 @@ def replace(path: UPath, content: bytes, version: str | None) -> None:
             except OSError as error:
                 if version is None or error.errno != errno.ENOSYS:
                     raise
+                if check is not None:
+                    check()
                 path.fs.pipe_file(path.path, content)  # a store that speaks S3 and knows no conditions
     except FileNotFoundError:
         raise _missing(path) from None
@@ -213,6 +267,7 @@ def _code(error: BaseException | None) -> str | None:
 
 def write_many(folder: UPath, contents: Mapping[str, bytes]) -> None:
     """Puts objects below the folder by their relative names, several at a time. Raises Unreachable."""
+    _changes(*(folder / name for name in contents))
     try:
         with reaching(folder):
             folder.fs.pipe({(folder / name).path: content for name, content in contents.items()})
@@ -222,6 +277,12 @@ def write_many(folder: UPath, contents: Mapping[str, bytes]) -> None:
 
 def exists(path: UPath) -> bool:
     """Whether there is an object at this path; a folder is none. Raises Unreachable."""
+    if _is_s3(path):  # whose `info` also looks for a folder
+        try:
+            read_start(path, 1)
+        except FileNotFoundError:
+            return False
+        return True
     path.fs.invalidate_cache()
     try:
         with reaching(path):
@@ -243,6 +304,10 @@ def modified(path: UPath) -> float | None:
 
 def listing(folder: UPath) -> dict[str, int | None]:
     """{name: bytes, or None for a folder} directly in the folder, in order; empty if there is no such folder."""
+    return _once("listing", folder, partial(_listing, folder))
+
+
+def _listing(folder: UPath) -> dict[str, int | None]:
     folder.fs.invalidate_cache()
     try:
         with reaching(folder):
@@ -320,6 +385,7 @@ def _fetch(folder: UPath, batch: list[str]) -> Iterator[tuple[str, bytes]]:
 
 def remove(path: UPath) -> None:
     """Removes an object, or a folder with all below it; nothing happens if there is none."""
+    _changes()
     path.fs.invalidate_cache()
     try:
         with reaching(path):
@@ -330,5 +396,6 @@ def remove(path: UPath) -> None:
 
 def remove_file(path: UPath) -> None:
     """Removes an object, in one request; nothing happens if there is none."""
+    _changes(path)
     with suppress(FileNotFoundError), reaching(path):
         path.fs.rm_file(path.path)

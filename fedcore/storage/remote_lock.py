@@ -67,7 +67,7 @@ class RemoteLock:
         taken = self._take(take_over)
         _own_tokens.add(self.token)
         self.renewed = time.monotonic()
-        self._keep_renewing()
+        self.keep_renewing()
         return taken
 
     def _take(self, take_over: bool) -> bool:
@@ -102,11 +102,6 @@ class RemoteLock:
             f"another process has continued {self.what}.", f"This process stops; the other one continues.{why}"
         )
 
-    def renew(self) -> None:
-        """Make sure that a thread renews the lock: the earlier one may have died. Raises LeaseLost."""
-        self._keep_renewing()
-        self.check()
-
     def close(self) -> None:
         """Give the lock back, as far as possible: if the object stays behind, it will be outlived."""
         _own_tokens.discard(self.token)
@@ -120,7 +115,8 @@ class RemoteLock:
 
     # --- renewing -----------------------------------------------------------------------------------------------
 
-    def _keep_renewing(self) -> None:
+    def keep_renewing(self) -> None:
+        """Make sure that a thread renews the lock: the earlier one may have died."""
         if self._thread is None or not self._thread.is_alive():
             self._stop = threading.Event()
             self._thread = threading.Thread(

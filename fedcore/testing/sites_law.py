@@ -179,7 +179,6 @@ def _places(case: Case, count: int) -> list[_Place]:
         run, publishing = _Run(), StudyPublishing(study, 1, identity, mailbox, waits=0.0)
         publisher = SitesPublisher(
             publishing,
-            "population",
             case.plan,
             cast(Any, run),
             cast(Any, _Ledger()),

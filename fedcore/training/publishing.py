@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedcore.population.store import Population
+from fedcore.privacy.ledger.chain import ChainHead
 from fedcore.privacy.ledger.leases import Lease
 from fedcore.privacy.mechanisms import NoiseSource, noise_of
 from fedcore.privacy.plan import PlannedRelease
@@ -51,9 +52,13 @@ class LedgerPublisher:
         self.run = run
         self.lease = lease
         self.noise = noise
+        # Of what is published, or may be: no other process publishes while the lease is held.
+        self._names: set[str] | None = None
 
     def published(self, planned: PlannedRelease) -> np.ndarray | None:
-        return self.ledger.published(self.run.id, planned.name)
+        if self._names is None:
+            self._names = self.ledger.published_names(self.run.id)
+        return self.ledger.published(self.run.id, planned.name) if planned.name in self._names else None
 
     def release_round(
         self, planned: Sequence[PlannedRelease], grids: Mapping[str, np.ndarray]
@@ -68,25 +73,28 @@ class LedgerPublisher:
 
     def release(self, planned: PlannedRelease, grid_values: np.ndarray) -> np.ndarray | None:
         """The published value of one release, int64; None if it was given up."""
-        stored = self.published(planned)
-        if stored is not None:
-            return stored
         self.noise.ready(planned, grid_values)  # refuses before anything is charged
         charge = self.ledger.charge(self.lease, planned)
         if charge is None:
             return None
+        if charge.stored is not None:
+            return charge.stored
         drawn = self.noise.draw(planned, self.run.id, grid_values)
+        if self._names is not None:
+            self._names.add(planned.name)
         return self.ledger.publish(self.lease, charge, drawn)
 
     def ending(self, status: str) -> None:
         """Nothing: the ledger closes the account."""
 
     def head(self) -> dict[str, Any]:
-        return chain_head(self.ledger, self.lease, self.population.id)
+        seen, self.ledger.published_as = self.ledger.published_as, None
+        return chain_head(self.ledger, self.lease, seen)
 
 
-def chain_head(ledger: Ledger, lease: Lease, population_id: str) -> dict[str, Any]:
-    """What the head of a run keeps of its ledger. Renews the lease."""
-    ledger.renew(lease)
-    head = ledger.head(population_id)
+def chain_head(ledger: Ledger, lease: Lease, seen: ChainHead | None = None) -> dict[str, Any]:
+    """What the head of a run keeps of its ledger. seen: the newest record when the lease was extended a moment ago;
+    None: it is extended here.
+    """
+    head = ledger.renew(lease) if seen is None else seen
     return {"ledger_id": head.ledger_id, "seq": head.seq, "hash": head.hash}

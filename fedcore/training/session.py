@@ -39,7 +39,7 @@ from fedcore.population.store import Population
 from fedcore.privacy.ledger.chain import Balance
 from fedcore.privacy.ledger.leases import Lease
 from fedcore.privacy.statement import PrivacyStatement, no_privacy, private_statement
-from fedcore.rounds.clients import DEFAULT_CACHE_BYTES, Source
+from fedcore.rounds.clients import DEFAULT_CACHE_BYTES, Answer, Source
 from fedcore.rounds.engine import Backend, Publisher, Training
 from fedcore.rounds.method import AnyMethod
 from fedcore.runs.client_memories import FORGOTTEN
@@ -109,11 +109,11 @@ class Session:
             self.account.ledger.finish(self.account.lease, status, head=self.run.committed_digest)
             remember_head(self.population, self.account.ledger)
         if status == "finished" and (outcome := self.method.outcome(self.training.state)):
-            self.run.note(outcome=outcome)
+            self.run.add(outcome=outcome)
         if status == "finished" and (used := self.method.rows_used(self.training.state)) is not None:
             share, error = used
             if share < ENOUGH_ROWS and 1 - share >= 2 * error:  # else it may be noise alone
-                self.run.note(rows_used=[share, error])
+                self.run.add(rows_used=[share, error])
         _write_statement(self.run, self.statement())
 
     def statement(self) -> PrivacyStatement:
@@ -162,6 +162,7 @@ def start_run(
     if spec.ledger is not None:
         check_runs(request.runs, spec.population, spec.ledger)
         check_run(spec.population, spec.ledger)
+    _expect(backend, spec)
     run = _create(spec, request, stamp)
     try:
         return _open(spec, run, backend, publisher, new=True)
@@ -190,11 +191,18 @@ def resume(
         check_resumable(run)
         _check_study(run.info.get(STUDY), publisher, f"run {run.id!r}")
         spec = recorded_spec(run, cache_bytes=cache_bytes, ledger_url=ledger_url, population_path=population)
+        _expect(backend, spec)
         # The earlier holder may still have some time to live in the ledger, which is not waited for.
         return _open(spec, run, backend, publisher, take_over=take_over or run.taken)
     except BaseException:
         run.unlock()
         raise
+
+
+def _expect(backend: Backend, spec: RunSpec) -> None:
+    """Let a backend that can do so prepare for the rounds while the run begins."""
+    if (expect := getattr(backend, "expect", None)) is not None:
+        expect(Answer(spec.method, Source.of(spec.population)))
 
 
 def check_resumable(run: Run) -> None:

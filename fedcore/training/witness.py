@@ -26,6 +26,7 @@ from fedcore.population.store import Population
 from fedcore.privacy.ledger.chain import ChainHead
 from fedcore.runs.store import Run, list_runs
 from fedcore.storage import files
+from fedcore.storage import objects as object_storage
 from fedcore.storage.files import Place, is_remote, json_bytes, place
 from fedcore.storage.plain import plain
 
@@ -38,6 +39,7 @@ COMMAND = "fedcore budget accept-loss"
 ACCEPT = f"If it cannot be restored, acknowledge the loss: {COMMAND}"
 
 
+@object_storage.reading_once()
 def check_witnesses(population: Population, ledger: Ledger) -> None:
     """Raises LedgerRolledBack if the ledger lacks what the population or the anchor saw, or if one of these records is
     gone; LedgerError if the anchor cannot be reached.

@@ -33,16 +33,13 @@ def worlds_of(case: Case | Rows) -> tuple[ClientBlock, ClientBlock]:
 
 
 class Shelf:
-    """The three functions of a ledger that a publisher uses, in memory: the first value of a release stays."""
+    """The two functions of a ledger by which a publisher releases, in memory: the first value of a release stays."""
 
     def __init__(self):
         self.values = {}
 
-    def published(self, run_id, name):
-        return self.values.get(name)
-
     def charge(self, lease, planned):
-        return Charge(run_id="run", round=planned.round, name=planned.name, attempt=0)
+        return Charge("run", planned.round, planned.name, attempt=0, stored=self.values.get(planned.name))
 
     def publish(self, lease, charge, noised):
         return self.values.setdefault(charge.name, noised)
@@ -50,9 +47,6 @@ class Shelf:
 
 class ForgetfulShelf(Shelf):
     """Does not know what it published, so that a retry draws again."""
-
-    def published(self, run_id, name):
-        return None
 
     def publish(self, lease, charge, noised):
         return noised

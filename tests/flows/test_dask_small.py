@@ -58,6 +58,32 @@ def test_workers_are_not_watched(cluster):
     assert list(cluster.run(watched).values()) == [(False, "1s")]
 
 
+@dataclass(frozen=True)
+class Noted:
+    """Writes down which blocks it was asked for."""
+
+    file: str
+
+    def __call__(self, message, block):
+        with open(self.file, "a") as file:
+            file.write(f"{block} ")
+        return {"blocks": IntegerSum(np.array([block]))}
+
+
+def held_late(request):
+    """As `hold`, when all blocks wait for it already: as over a slow network."""
+    time.sleep(0.3)
+    return request
+
+
+@pytest.mark.slow
+def test_a_worker_answers_blocks_in_the_order_in_which_it_reads_ahead(tmp_path, cluster, monkeypatch):
+    monkeypatch.setattr("fedcore.tasks.dask_backend.hold", held_late)
+    backend, file, blocks = DaskBackend(cluster), tmp_path / "asked", list(range(16))
+    backend.map_blocks(Noted(str(file)), None, blocks)
+    assert [int(block) for block in file.read_text().split()] == blocks
+
+
 def odd(array):
     """The same numbers at an address that is no multiple of eight."""
     room = np.empty(array.nbytes + 3, np.uint8)
@@ -133,6 +159,25 @@ def test_a_scheduler_that_closes_its_connections_is_a_named_error():
     assert caught.value.remedy
     with pytest.raises(KeyError, match="it answers"):
         DaskBackend(Gone(2)).map_blocks(None, None, [0])
+
+
+class Reconnecting(Gone):
+    """A client that connects again meanwhile."""
+
+    looks = 3
+
+    @property
+    def status(self):
+        self.looks -= 1
+        return "connecting" if self.looks >= 0 else "running"
+
+
+def test_a_client_that_connects_again_is_waited_for(monkeypatch):
+    with pytest.raises(KeyError, match="it answers"):
+        DaskBackend(Reconnecting(1)).map_blocks(None, None, [0])
+    monkeypatch.setattr("fedcore.tasks.dask_backend.FIRST_SECONDS", 0.0)
+    with pytest.raises(WorkerFailed, match="scheduler was lost"):
+        DaskBackend(Reconnecting(1)).map_blocks(None, None, [0])
 
 
 class Dying(local_cluster.ClosedWorker):

@@ -140,7 +140,7 @@ def test_a_copy_goes_into_an_empty_database_of_a_server_and_back(tmp_path):
         same(backup(restored, tmp_path / "again"), restored, books.population)
     finally:
         with server.connect() as connection:
-            connection.exec_driver_sql(f"DROP DATABASE {name}")
+            connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")  # ledgers keep their connections
 
 
 def test_a_ledger_is_never_overwritten(books, tmp_path):

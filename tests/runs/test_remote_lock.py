@@ -191,7 +191,7 @@ def test_a_store_that_fails_for_a_while(lock, monkeypatch, capfd):
         time.sleep(SECONDS / 2)
         assert told(lock) == before and lock._thread.is_alive()
     soon(lambda: told(lock) != before)
-    lock.renew()
+    lock.check()
     lock.close()
     assert capfd.readouterr() == ("", "") and not object_storage.exists(lock.path)
 
@@ -202,7 +202,7 @@ def test_a_thread_that_dies_is_replaced_at_the_next_commit(lock, monkeypatch):
         broken.setattr(RemoteLock, "_beat", lambda self: 1 / 0)
         soon(lambda: not lock._thread.is_alive())
     before = told(lock)
-    lock.renew()
+    lock.keep_renewing()
     soon(lambda: told(lock) != before)
 
 
@@ -215,7 +215,7 @@ def test_the_thread_ends_with_its_lock(base):
     object_storage.remove(lock.path)  # somebody cleared it away by hand
     soon(lambda: not threading_here())
     with pytest.raises(LeaseLost):
-        lock.renew()
+        lock.check()
     lock = RemoteLock(place(f"{base}/i.json"), "it")
     lock.take()
     del lock

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, get_args
@@ -38,7 +40,7 @@ LONGEST_REASON = 2000
 
 
 class Accounts:
-    """The populations of a ledger in a database. No connection is held between calls.
+    """The populations of a ledger in a database. No transaction is open between calls.
 
     id:      the ledger's, never changes
     url:     its address, with the password hidden
@@ -54,12 +56,13 @@ class Accounts:
         self.id = id
         self.is_test = is_test
         self.clock = clock
+        weakref.finalize(self, db.close, engine, os.getpid())
 
     # --- transactions -------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _transaction(self, write: bool) -> Iterator[Connection]:
-        with db.transaction(self._engine, self.url, write=write) as connection:
+    def _transaction(self, write: bool, locks: bool = False) -> Iterator[Connection]:
+        with db.transaction(self._engine, self.url, write=write, locks=locks) as connection:
             found = connection.execute(select(tables.ledger_table.c.id, tables.ledger_table.c.schema)).one_or_none()
             if found is None or found.id != self.id:
                 raise LedgerMissing(f"{self.url!r} is not ledger {self.id} any more.", RESTORE)
@@ -69,27 +72,31 @@ class Accounts:
     @contextmanager
     def _reading(self, population_id: str) -> Iterator[tuple[Connection, Row[Any]]]:
         """A consistent view of one population."""
-        with self._transaction(write=False) as connection:
+        with self._transaction(write=False, locks=True) as connection:
             yield connection, self._account_row(connection, population_id, "read")
 
     @contextmanager
     def _writing(self, population_id: str) -> Iterator[ChainWriter]:
         with self._transaction(write=True) as connection:
-            yield self._writer(connection, population_id)
+            account = self._account_row(connection, population_id, "write")
+            yield ChainWriter(self.id, self.clock, connection, account)
 
     @contextmanager
     def _writing_run(self, run_id: str) -> Iterator[ChainWriter]:
-        """The same for the population of a run, which never changes: it is looked up in the same transaction."""
+        """The same for the population of a run, which never changes."""
+        of_run = select(tables.runs.c.population_id).where(tables.runs.c.run_id == run_id).scalar_subquery()
         with self._transaction(write=True) as connection:
-            yield self._writer(connection, self._population_of(connection, run_id))
+            rows = find(connection, tables.accounts, tables.accounts.c.population_id == of_run, lock="write")
+            account = self._known(rows, rows[0].population_id if rows else self._population_of(connection, run_id))
+            yield ChainWriter(self.id, self.clock, connection, account)
 
-    def _writer(self, connection: Connection, population_id: str) -> ChainWriter:
-        return ChainWriter(self.id, self.clock, connection, self._account_row(connection, population_id, "write"))
-
-    def _account_row(self, connection: Connection, population_id: str, lock: str) -> Row[Any]:
+    def _account_row(self, connection: Connection, population_id: str, lock: str | None) -> Row[Any]:
         """The account, locked where the database has row locks (SQLite locks or freezes the whole file instead)."""
         mine = tables.accounts.c.population_id == population_id
-        rows = find(connection, tables.accounts, mine, lock=lock)
+        return self._known(find(connection, tables.accounts, mine, lock=lock), population_id)
+
+    def _known(self, rows: Sequence[Row[Any]], population_id: str) -> Row[Any]:
+        """The one row of an account. Raises LedgerError if there is none, or if this version cannot use it."""
         if not rows:
             raise LedgerError(
                 f"population {population_id!r} is not registered in ledger {self.id}.",
@@ -270,8 +277,9 @@ class Accounts:
 
     def head(self, population_id: str) -> ChainHead:
         """The newest record of the population's chain."""
-        with self._reading(population_id) as (_, row):
-            return ChainHead(self.id, row.seq, row.hash)
+        with self._transaction(write=False) as connection:
+            row = self._account_row(connection, population_id, None)
+        return ChainHead(self.id, row.seq, row.hash)
 
     def length(self, population_id: str) -> int:
         """The number of records of the population's chain; 0 if it is not registered."""
@@ -333,10 +341,10 @@ class Accounts:
 
     def anchor(self, population_id: str) -> str | None:
         """The place of the population's anchor, as its newest record states it; None without an anchor."""
-        if not self.length(population_id):
-            return None
-        with self._reading(population_id) as (connection, row):
-            return self._recent(connection, row).anchor
+        mine = tables.accounts.c.population_id == population_id
+        with self._transaction(write=False, locks=True) as connection:
+            rows = find(connection, tables.accounts, mine, lock="read")
+            return self._recent(connection, self._known(rows, population_id)).anchor if rows else None
 
     def set_anchor(self, population_id: str, place: str | None, reason: str | None = None) -> None:
         """Record the place of the anchor. place: None if the population has no anchor from now on. reason: why it

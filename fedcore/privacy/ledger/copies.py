@@ -126,6 +126,7 @@ def restore(copy: Ledger, url: str) -> Ledger:
         tables.metadata.create_all(target)
         with db.transaction(copy._engine, copy.url, write=False) as source:
             _copy_rows(source, target)
+    engine.dispose()
     made = open_ledger(url, expected_id=copy.id)
     made.verify_all()
     for population_id, head in heads.items():

@@ -2,6 +2,9 @@
 
 SQLite by default (write-ahead log, full synchronisation, one writer at a time), or any SQLAlchemy URL. Writers lock the
 population's row in `accounts`, so that runs on one population are serialised by the ledger itself.
+
+A server may be far away, so its connection is kept from one transaction to the next. Statements that return nothing
+travel with the next one that does, or with the commit (PostgreSQL's pipeline mode).
 """
 
 from __future__ import annotations
@@ -9,15 +12,16 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from time import monotonic, sleep
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DisconnectionError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from fedcore.errors import LedgerError, LedgerMissing, needs
@@ -28,6 +32,11 @@ HIDDEN = "***"
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 FILE = "fedcore_file"  # option of an engine: the path of its file
+BATCHES = "fedcore_batches"  # option of an engine: whether its statements can be sent without waiting
+PIPELINE = "fedcore_pipeline"  # entry of a connection's info: the pipeline that it is in
+IDLE_SECONDS = 1.0  # after which a kept connection is tried before it is used: the server may have closed it
+SILENT_SECONDS = 30  # after which a server that acknowledges nothing counts as lost
+LIBPQ = ("psycopg", "psycopg2")  # drivers that take its parameters
 
 
 class Conflict(LedgerError):
@@ -60,14 +69,15 @@ def parse_url(url: str) -> URL:
 
 
 def connect(url: URL, *, create: bool) -> Engine:
-    """An engine without a pool: safe to use after a fork, and a deleted database is noticed at once.
+    """An engine that is safe to use after a fork. It keeps one connection to a server and none to a file, so that a
+    deleted file is noticed at once.
 
     create: whether a missing SQLite file may be made; with False, LedgerMissing.
     """
     if url.get_backend_name() != "sqlite":
         try:
             with needs(f"The ledger at {url.render_as_string()}"):
-                return create_engine(url, poolclass=NullPool, isolation_level="READ COMMITTED")  # for the row locks
+                return _server(url)
         except (NoSuchModuleError, ModuleNotFoundError) as error:
             raise LedgerError(
                 f"no driver for {url.render_as_string()} is installed ({error}).",
@@ -97,6 +107,102 @@ def connect(url: URL, *, create: bool) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
     return engine
+
+
+def _server(url: URL) -> Engine:
+    """The engine of a database server. Its connections are kept, and tried or replaced where they may not work."""
+    options: dict[str, Any] = {"isolation_level": "READ COMMITTED"}  # for the row locks
+    batches = False
+    if url.get_driver_name() == "psycopg":
+        from psycopg import Pipeline
+
+        if batches := Pipeline.is_supported():
+            options["isolation_level"] = "AUTOCOMMIT"  # of what is not `_batched`
+    if url.get_driver_name() in LIBPQ:
+        options["use_native_hstore"] = False  # looking for that type takes three round trips
+        if "tcp_user_timeout" not in url.query:
+            options["connect_args"] = {"tcp_user_timeout": 1000 * SILENT_SECONDS}
+    engine = create_engine(url, pool_size=1, max_overflow=-1, execution_options={BATCHES: batches}, **options)
+    dialect = engine.dialect
+
+    @event.listens_for(engine, "connect")
+    def connected(connection: Any, record: Any) -> None:
+        record.info.update(process=os.getpid(), used=monotonic())
+
+    @event.listens_for(engine, "checkin")
+    def returned(connection: Any, record: Any) -> None:
+        record.info["used"] = monotonic()
+
+    @event.listens_for(engine, "checkout")
+    def taken(connection: Any, record: Any, proxy: Any) -> None:
+        if record.info["process"] != os.getpid():  # the parent's: it is neither used nor closed here
+            record.dbapi_connection = proxy.dbapi_connection = None
+            raise DisconnectionError
+        if monotonic() - record.info["used"] > IDLE_SECONDS:
+            try:
+                dialect.do_ping(connection)
+            except dialect.loaded_dbapi.Error:
+                raise DisconnectionError from None  # then another one is opened
+
+    if batches:
+
+        @event.listens_for(engine, "before_cursor_execute")
+        def before(connection: Connection, cursor: Any, statement: Any, given: Any, context: Any, many: bool) -> None:
+            if _returns_nothing(context):
+                _batch(connection)
+
+        @event.listens_for(engine, "after_cursor_execute")
+        def after(connection: Connection, cursor: Any, statement: Any, given: Any, context: Any, many: bool) -> None:
+            if not _returns_nothing(context):
+                _await(connection)
+
+    return engine
+
+
+def _returns_nothing(context: Any) -> bool:
+    """Whether a statement is an INSERT, UPDATE or DELETE that returns no rows."""
+    changes = context.isinsert or context.isupdate or context.isdelete
+    return changes and context.compiled is not None and not context.compiled.effective_returning
+
+
+def _driver(connection: Connection) -> Any:
+    return connection.connection.driver_connection
+
+
+def _batch(connection: Connection) -> None:
+    """From now on, statements are sent without waiting for what they return."""
+    if connection.info.get(PIPELINE) is None:
+        pipeline = connection.info[PIPELINE] = _driver(connection).pipeline()
+        pipeline.__enter__()
+
+
+def _await(connection: Connection, *error: Any) -> None:
+    """Wait for what all statements that were sent return. Raises the driver's error if one failed.
+
+    error: for which they are waited for, as `__exit__` is given it
+    """
+    if (pipeline := connection.info.pop(PIPELINE, None)) is not None:
+        pipeline.__exit__(*(error or (None, None, None)))
+
+
+@contextmanager
+def _batched(connection: Connection) -> Iterator[None]:
+    """A transaction that begins with the first statement inside, and is committed with the last one."""
+    _batch(connection)
+    try:
+        _driver(connection).execute("BEGIN ISOLATION LEVEL READ COMMITTED")  # for the row locks
+        yield
+        _driver(connection).execute("COMMIT")
+    except BaseException:
+        _await(connection, *sys.exc_info())
+        raise
+    _await(connection)
+
+
+def close(engine: Engine, process: int) -> None:
+    """Close the kept connections of an engine that this process made."""
+    if os.getpid() == process:
+        engine.dispose()
 
 
 def _make_file(path: Path) -> None:
@@ -138,17 +244,22 @@ def file_of(engine: Engine) -> Path | None:
 
 
 @contextmanager
-def transaction(engine: Engine, where: str, *, write: bool) -> Iterator[Connection]:
-    """One transaction, committed at the end of the block. Database errors become LedgerError, LedgerMissing."""
+def transaction(engine: Engine, where: str, *, write: bool, locks: bool = True) -> Iterator[Connection]:
+    """One transaction, committed at the end of the block. Database errors become LedgerError, LedgerMissing.
+
+    locks: whether it locks rows. What neither writes nor locks may be several transactions of a server.
+    """
+    driver = engine.dialect.loaded_dbapi
     try:
         with engine.connect() as connection:
             if write:
                 connection = connection.execution_options(write=True)
-            with connection.begin():
+            batched = (write or locks) and engine.get_execution_options().get(BATCHES, False)
+            with connection.begin(), _batched(connection) if batched else nullcontext():
                 yield connection
-    except IntegrityError:
+    except (IntegrityError, driver.IntegrityError):
         raise Conflict("another process wrote the same to the ledger at the same time.", "Try again.") from None
-    except SQLAlchemyError as error:
+    except (SQLAlchemyError, driver.Error) as error:
         failure = named(getattr(error, "orig", None) or error, where)
         failure.of_database = True
         raise failure from None

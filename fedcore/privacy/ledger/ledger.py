@@ -94,6 +94,7 @@ def create_ledger(url: str, *, test: bool = False, clock: Callable[[], float] = 
                 connection.execute(tables.ledger_table.insert().values(row))
     except db.Conflict:  # another process made it first
         pass
+    engine.dispose()
     ledger = open_ledger(url, clock=clock)
     if ledger.is_test != test:
         kinds = ("a ledger for people", "a test ledger")
@@ -128,8 +129,11 @@ def open_ledger(url: str, expected_id: str | None = None, *, clock: Callable[[],
 class Ledger(Reservations):
     """A ledger: its accounts (populations, budgets, chains), and how runs reserve, charge and publish.
 
-    Made by `create_ledger` and `open_ledger`.
+    Made by `create_ledger` and `open_ledger`. published_as: the newest record of the chain when this object published
+    values the last time, until it is taken from here; None before that.
     """
+
+    published_as: ChainHead | None = None
 
     # --- leases -------------------------------------------------------------------------------------------------
 
@@ -174,11 +178,12 @@ class Ledger(Reservations):
             return None
         return self._holder(rows[0]), self.clock() > (rows[0].expires or 0.0)
 
-    def renew(self, lease: Lease, ttl: float = LEASE_SECONDS) -> None:
-        """Extend the lease by `ttl` seconds from now. Raises LeaseLost."""
+    def renew(self, lease: Lease, ttl: float = LEASE_SECONDS) -> ChainHead:
+        """Extend the lease by `ttl` seconds from now. Returns the newest record of the chain. Raises LeaseLost."""
         with self._writing_run(lease.run_id) as writer:
             writer.held_run(lease)
             writer.set_run(lease.run_id, expires=self.clock() + ttl)
+        return ChainHead(self.id, writer.seq, writer.hash)
 
     def release(self, lease: Lease) -> None:
         """Give the lease back without ending the run. Nothing happens if it is stale."""
@@ -287,7 +292,7 @@ class Ledger(Reservations):
 
     def publish_round(self, lease: Lease, charges: Sequence[Charge], noised: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Store the noisy values of a round in one transaction; only then may they leave this process. Returns the
-        valid values: int64.
+        valid values: int64. The lease is extended, as `renew` does it.
 
         If another value of a release was published before, the new one is discarded and that one is returned. While
         the database fails, the same arrays are tried again for PUBLISH_SECONDS, because they are charged, and would be
@@ -297,7 +302,10 @@ class Ledger(Reservations):
 
         def work() -> list[np.ndarray]:
             with self._writing_run(lease.run_id) as writer:
-                return [self._publish(writer, lease, *pair) for pair in zip(charges, noised, strict=True)]
+                values = [self._publish(writer, lease, *pair) for pair in zip(charges, noised, strict=True)]
+                writer.set_run(lease.run_id, expires=self.clock() + LEASE_SECONDS)
+            self.published_as = ChainHead(self.id, writer.seq, writer.hash)
+            return values
 
         return db.persist(work, PUBLISH_SECONDS)
 
@@ -332,6 +340,12 @@ class Ledger(Reservations):
         with self._transaction(write=False) as connection:
             stored = self._stored(connection, run_id, name)
         return None if stored is None else stored[1]
+
+    def published_names(self, run_id: str) -> set[str]:
+        """The names of the run's published values."""
+        with self._transaction(write=False) as connection:
+            rows = find(connection, tables.published, tables.published.c.run_id == run_id, columns=("name",))
+        return {row.name for row in rows}
 
     def recorded(self, run_id: str, kind: str) -> dict[str, Any] | None:
         """What the first record of this kind says of a run; None if there is none."""

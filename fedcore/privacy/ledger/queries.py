@@ -9,7 +9,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Table
+from sqlalchemy import ColumnElement, Connection, Row, Table, func, select
 
 from fedcore.errors import LedgerTampered
 from fedcore.privacy.accounting import CURRENCY, Budget, rounded_up
@@ -31,18 +31,11 @@ def read_chain(connection: Connection, population_id: str, *where: ColumnElement
     return [Record(*row) for row in find(connection, tables.records, mine, *where, columns=CHAIN, order=c.seq)]
 
 
-def newest(connection: Connection, population_id: str, kind: str) -> int | None:
-    """The number of the newest record of this kind; None if there is none."""
-    c = tables.records.c
-    mine = (c.population_id == population_id) & (c.kind == kind)
-    rows = find(connection, tables.records, mine, columns=("seq",), order=c.seq.desc(), limit=1)
-    return int(rows[0].seq) if rows else None
-
-
 def recent_chain(connection: Connection, population_id: str) -> list[Record]:
     """The records from the newest checkpoint on; all of them if there is none."""
-    first = newest(connection, population_id, CHECKPOINT) or 1
-    return read_chain(connection, population_id, tables.records.c.seq >= first)
+    c = tables.records.c
+    newest = select(func.max(c.seq)).where(c.population_id == population_id, c.kind == CHECKPOINT).scalar_subquery()
+    return read_chain(connection, population_id, c.seq >= func.coalesce(newest, 1))
 
 
 def budget_of(account: Row[Any]) -> Budget | None:
@@ -87,7 +80,10 @@ def compare_tables(
             same = same and getattr(run, name) == getattr(replayed, name)
         check(same, f"the entry of run {run_id!r} is")
     opened = tables.runs.c.population_id == population_id, tables.runs.c.status == OPEN
-    found = [run.run_id for run in find(connection, tables.runs, *opened, columns=("run_id",))]
+    if part:
+        found = [run.run_id for run in find(connection, tables.runs, *opened, columns=("run_id",))]
+    else:
+        found = [run.run_id for run in runs.values() if run.status == OPEN]
     check(sorted(found) == account.open_runs(), "the list of open runs is")
 
     attempts = {(run_id, *key): a for run_id, run in account.runs.items() for key, a in run.attempts.items()}

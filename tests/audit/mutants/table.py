@@ -337,11 +337,15 @@ order: drawn before it is charged
 -         charge = self.ledger.charge(self.lease, planned)
 -         if charge is None:
 -             return None
+-         if charge.stored is not None:
+-             return charge.stored
 -         drawn = self.noise.draw(planned, self.run.id, grid_values)
 +         drawn = self.noise.draw(planned, self.run.id, grid_values)
 +         charge = self.ledger.charge(self.lease, planned)
 +         if charge is None:
 +             return None
++         if charge.stored is not None:
++             return charge.stored
 order: leaves before it is published
 -         return self.ledger.publish(self.lease, charge, drawn)
 +         self.ledger.publish(self.lease, charge, drawn)
@@ -487,12 +491,12 @@ round: each release is charged in a transaction of its own
 @ tests/privacy/test_rounds_of_releases.py::test_a_round_is_stored_whole_or_not_at_all
 round: each value is stored in a transaction of its own
 -             with self._writing_run(lease.run_id) as writer:
--                 return [self._publish(writer, lease, *pair) for pair in zip(charges, noised, strict=True)]
-+             done = []
+-                 values = [self._publish(writer, lease, *pair) for pair in zip(charges, noised, strict=True)]
+-                 writer.set_run(lease.run_id, expires=self.clock() + LEASE_SECONDS)
++             values = []
 +             for pair in zip(charges, noised, strict=True):
 +                 with self._writing_run(lease.run_id) as writer:
-+                     done.append(self._publish(writer, lease, *pair))
-+             return done
++                     values.append(self._publish(writer, lease, *pair))
 @ tests/privacy/test_rounds_of_releases.py::test_each_lost_release_is_paid_again
 round: a second lost release is paid from an account without the first
 -         now = self._account_row(writer.connection, writer.population_id, "write")  # with what this transaction added
