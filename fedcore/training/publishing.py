@@ -88,8 +88,8 @@ class LedgerPublisher:
         """Nothing: the ledger closes the account."""
 
     def head(self) -> dict[str, Any]:
-        seen, self.ledger.published_as = self.ledger.published_as, None
-        return chain_head(self.ledger, self.lease, seen)
+        (lease, seen), self.ledger.published_as = self.ledger.published_as or (None, None), None
+        return chain_head(self.ledger, self.lease, seen if lease == self.lease else None)
 
 
 def chain_head(ledger: Ledger, lease: Lease, seen: ChainHead | None = None) -> dict[str, Any]:

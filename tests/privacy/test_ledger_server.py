@@ -1,16 +1,20 @@
 """A ledger on a PostgreSQL server: one connection that is kept, and few answers that are waited for."""
 
 import os
+import signal
 import time
 from collections import Counter
+from traceback import format_exception
 
 import numpy as np
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, text
+from sqlalchemy.exc import SQLAlchemyError
 
 from fedcore.errors import LedgerError
 from fedcore.privacy.ledger import database, tables
 from fedcore.privacy.ledger.chain_writer import ChainWriter
+from fedcore.privacy.ledger.ledger import open_ledger
 from tests.postgres import NoPostgres, postgres_server
 from tests.privacy.conftest import open_books, release
 
@@ -45,9 +49,14 @@ def test_one_connection_serves_all_transactions(books):
     lease = books.ledger.acquire(run)
     books.ledger.renew(lease)
     assert session(books.ledger) == first
+
+
+def test_a_transaction_that_fails_closes_its_connection(books):
+    first = session(books.ledger)
     with pytest.raises(LedgerError):
         books.ledger.balance("unknown")
-    assert session(books.ledger) == first
+    assert session(books.ledger) != first
+    books.ledger.verify(books.population)
 
 
 def test_a_connection_that_the_server_has_closed_is_replaced(books, server, monkeypatch):
@@ -107,9 +116,10 @@ def test_an_error_in_the_middle_leaves_nothing(books):
 def test_a_release_waits_for_few_answers(books, monkeypatch):
     """A transaction waits for each statement that reads, and once for those that write, with the commit."""
     run = books.reserve([release(1)])
-    lease, reads, exits = books.ledger.acquire(run), Counter(), []
-    leave = psycopg.Pipeline.__exit__
-    monkeypatch.setattr(psycopg.Pipeline, "__exit__", lambda *given: (exits.append(1), leave(*given))[1])
+    lease, reads, waits = books.ledger.acquire(run), Counter(), []
+    for name in ("sync", "__exit__"):
+        wait = getattr(psycopg.Pipeline, name)
+        monkeypatch.setattr(psycopg.Pipeline, name, lambda *given, wait=wait: (waits.append(1), wait(*given))[1])
 
     @event.listens_for(books.ledger._engine, "after_cursor_execute")
     def executed(connection, cursor, statement, given, context, many):
@@ -117,6 +127,68 @@ def test_a_release_waits_for_few_answers(books, monkeypatch):
 
     charge = books.ledger.charge(lease, release(1))
     assert reads["SELECT"] == 6, "ledger, account, last record, run, published value, attempts"
-    assert len(exits) == 2, "the first read, with what begins the transaction; what is written, with the commit"
+    assert len(waits) == 7, "each read; what is written, with the commit"
     books.ledger.publish(lease, charge, np.zeros(3, np.int64))
-    assert (reads["SELECT"], len(exits)) == (12, 4)
+    assert (reads["SELECT"], len(waits)) == (12, 14)
+
+
+class Stopped(BaseException):
+    """What a handler of a signal raises."""
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, Stopped])
+def test_an_interrupt_is_not_hidden_while_a_release_waits(books, server, kind):
+    """Else publishing would try again for minutes."""
+    lease = books.ledger.acquire(books.reserve([release(1)]))
+    charge = books.ledger.charge(lease, release(1))
+
+    def stop(number, frame):
+        raise kind
+
+    earlier = signal.signal(signal.SIGALRM, stop)
+    try:
+        with open_ledger(server)._writing(books.population), pytest.raises(kind):
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            books.ledger.publish(lease, charge, np.zeros(3, np.int64))
+    finally:
+        signal.signal(signal.SIGALRM, earlier)
+    assert books.ledger.published(lease.run_id, "sums-1") is None
+    books.ledger.publish(lease, charge, np.ones(3, np.int64))
+    assert books.ledger.published(lease.run_id, "sums-1").tolist() == [1, 1, 1]
+    books.ledger.verify(books.population)
+
+
+def test_what_the_server_has_rolled_back_is_not_reported_as_committed(books):
+    """An error that a block catches ends the transaction all the same."""
+    before = books.ledger.head(books.population)
+    with pytest.raises(LedgerError), books.ledger._writing(books.population) as writer:
+        writer.append("charge", None, {})
+        with pytest.raises(SQLAlchemyError) as inside:
+            writer.connection.execute(text("SELECT unknown + :value"), {"value": 424242})
+    assert "424242" not in str(inside.value)
+    assert books.ledger.head(books.population) == before
+
+
+def test_no_statement_is_prepared_for_a_session(books):
+    """A connection pooler may serve the next transaction by another session."""
+    for _ in range(10):
+        books.ledger.balance(books.population)
+    with books.ledger._transaction(write=False) as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM pg_prepared_statements").scalar_one() == 0
+
+
+@pytest.mark.parametrize("fault", ["in a statement", "in the block"])
+def test_neither_errors_nor_logs_hold_values(books, fault, caplog):
+    secret = {
+        "run_id": "run",
+        "round": 1,
+        "name": "sums-1",
+        "attempt": 0,
+        "shape": "424242",
+        "data": None,
+        "sha256": "",
+    }
+    with pytest.raises((LedgerError, ZeroDivisionError)) as raised, books.ledger._writing(books.population) as writer:
+        writer.connection.execute(tables.published.insert().values(secret))
+        assert fault == "in a statement" or 1 / 0
+    assert "424242" not in caplog.text + "".join(format_exception(raised.value))

@@ -17,6 +17,7 @@ from fedcore.privacy.accounting import make_budget
 from fedcore.privacy.ledger.chain import GENESIS, canonical, digest, link
 from fedcore.privacy.ledger.ledger import Charge
 from fedcore.privacy.ledger.replay import replay
+from fedcore.privacy.mechanisms import SecureNoise
 from fedcore.privacy.plan import ROUNDED, PlannedRelease
 from fedcore.rounds.statistics import IntegerSum
 from fedcore.training.budget import fit_plan, plan_within_budget, public_facts
@@ -318,3 +319,31 @@ def test_a_record_is_bound_to_its_population():
     for ledger, population in (("ledger", "others"), ("another", "people")):
         with pytest.raises(LedgerTampered, match="does not match its hash"):
             replay(ledger, population, records)
+
+
+def test_the_head_of_a_run_is_of_its_own_chain_although_another_run_published_last(books):
+    """Two runs of one process may share a ledger."""
+    other = books.run()
+    books.ledger.register(other)
+    books.ledger.set_budget(other, 2.0, 1e-10, delta_extra=1e-11)
+    runs = [books.reserve([release()]), books.run()]
+    books.ledger.reserve(other, runs[1], [release()], 0, secure=True)
+    mine, last = (
+        LedgerPublisher(books.ledger, None, SimpleNamespace(id=run), books.ledger.acquire(run), SecureNoise())
+        for run in runs
+    )
+    last.release(release(), np.zeros(3, np.int64))
+    assert mine.head()["hash"] == books.ledger.head(books.population).hash
+    assert last.head()["hash"] == books.ledger.head(other).hash
+
+
+def test_a_run_that_was_taken_over_has_no_head_to_keep(books):
+    run = books.reserve([release(), release(2)])
+    publisher = LedgerPublisher(books.ledger, None, SimpleNamespace(id=run), books.ledger.acquire(run), SecureNoise())
+    publisher.release(release(), np.zeros(3, np.int64))
+    publisher.head()
+    books.ledger.acquire(run, take_over=True)
+    with pytest.raises(LeaseLost):
+        publisher.head()
+    with pytest.raises(LeaseLost):
+        publisher.release(release(2), np.zeros(3, np.int64))

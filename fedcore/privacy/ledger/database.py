@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -29,6 +28,7 @@ from fedcore.errors import LedgerError, LedgerMissing, needs
 BUSY_SECONDS = 30.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0  # seconds between attempts at what must not be lost
 HIDDEN = "***"
+HIDING: dict[str, Any] = {"hide_parameters": True}  # values do not appear in errors, nor in what a pool logs
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 FILE = "fedcore_file"  # option of an engine: the path of its file
@@ -98,7 +98,7 @@ def connect(url: URL, *, create: bool) -> Engine:
         connection.execute("PRAGMA foreign_keys = ON")
         return connection
 
-    engine = create_engine("sqlite://", creator=open_file, poolclass=NullPool, execution_options={FILE: path})
+    engine = create_engine("sqlite://", creator=open_file, poolclass=NullPool, execution_options={FILE: path}, **HIDING)
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
@@ -112,17 +112,20 @@ def connect(url: URL, *, create: bool) -> Engine:
 def _server(url: URL) -> Engine:
     """The engine of a database server. Its connections are kept, and tried or replaced where they may not work."""
     options: dict[str, Any] = {"isolation_level": "READ COMMITTED"}  # for the row locks
+    of_driver: dict[str, Any] = {}
     batches = False
     if url.get_driver_name() == "psycopg":
         from psycopg import Pipeline
 
+        of_driver["prepare_threshold"] = None  # a connection pooler may serve each transaction by another session
         if batches := Pipeline.is_supported():
             options["isolation_level"] = "AUTOCOMMIT"  # of what is not `_batched`
     if url.get_driver_name() in LIBPQ:
         options["use_native_hstore"] = False  # looking for that type takes three round trips
         if "tcp_user_timeout" not in url.query:
-            options["connect_args"] = {"tcp_user_timeout": 1000 * SILENT_SECONDS}
-    engine = create_engine(url, pool_size=1, max_overflow=-1, execution_options={BATCHES: batches}, **options)
+            of_driver["tcp_user_timeout"] = 1000 * SILENT_SECONDS
+    options |= {"connect_args": of_driver, "execution_options": {BATCHES: batches}, **HIDING}
+    engine = create_engine(url, pool_size=1, max_overflow=-1, **options)
     dialect = engine.dialect
 
     @event.listens_for(engine, "connect")
@@ -144,17 +147,10 @@ def _server(url: URL) -> Engine:
             except dialect.loaded_dbapi.Error:
                 raise DisconnectionError from None  # then another one is opened
 
-    if batches:
-
-        @event.listens_for(engine, "before_cursor_execute")
-        def before(connection: Connection, cursor: Any, statement: Any, given: Any, context: Any, many: bool) -> None:
-            if _returns_nothing(context):
-                _batch(connection)
-
-        @event.listens_for(engine, "after_cursor_execute")
-        def after(connection: Connection, cursor: Any, statement: Any, given: Any, context: Any, many: bool) -> None:
-            if not _returns_nothing(context):
-                _await(connection)
+    @event.listens_for(engine, "after_cursor_execute")
+    def sent(connection: Connection, cursor: Any, statement: Any, given: Any, context: Any, many: bool) -> None:
+        if (pipeline := connection.info.get(PIPELINE)) is not None and not _returns_nothing(context):
+            pipeline.sync()  # waits for it, and for all before it; raises the driver's error if one failed
 
     return engine
 
@@ -165,38 +161,30 @@ def _returns_nothing(context: Any) -> bool:
     return changes and context.compiled is not None and not context.compiled.effective_returning
 
 
-def _driver(connection: Connection) -> Any:
-    return connection.connection.driver_connection
-
-
-def _batch(connection: Connection) -> None:
-    """From now on, statements are sent without waiting for what they return."""
-    if connection.info.get(PIPELINE) is None:
-        pipeline = connection.info[PIPELINE] = _driver(connection).pipeline()
-        pipeline.__enter__()
-
-
-def _await(connection: Connection, *error: Any) -> None:
-    """Wait for what all statements that were sent return. Raises the driver's error if one failed.
-
-    error: for which they are waited for, as `__exit__` is given it
-    """
-    if (pipeline := connection.info.pop(PIPELINE, None)) is not None:
-        pipeline.__exit__(*(error or (None, None, None)))
-
-
 @contextmanager
 def _batched(connection: Connection) -> Iterator[None]:
-    """A transaction that begins with the first statement inside, and is committed with the last one."""
-    _batch(connection)
+    """A transaction whose statements travel together. It is committed once the server has acknowledged the commit.
+
+    If anything is raised inside, or by the commit, the connection is closed: the server then rolls back what it has.
+    """
+    driver = connection.connection.driver_connection
+    assert driver is not None
+    errors = connection.dialect.loaded_dbapi
+    pipeline = driver.pipeline()
     try:
-        _driver(connection).execute("BEGIN ISOLATION LEVEL READ COMMITTED")  # for the row locks
+        connection.info[PIPELINE] = pipeline.__enter__()
+        driver.execute("BEGIN ISOLATION LEVEL READ COMMITTED")  # for the row locks
         yield
-        _driver(connection).execute("COMMIT")
+        end = driver.execute("COMMIT")
+        pipeline.__exit__(None, None, None)
+        if end.statusmessage != "COMMIT":  # an error inside was caught: the server has rolled back
+            raise errors.DatabaseError("not committed")
+        del connection.info[PIPELINE]
     except BaseException:
-        _await(connection, *sys.exc_info())
+        connection.invalidate()
+        with suppress(errors.Error):
+            pipeline.__exit__(None, None, None)  # of a closed connection: waits for nothing
         raise
-    _await(connection)
 
 
 def close(engine: Engine, process: int) -> None:

@@ -129,11 +129,11 @@ def open_ledger(url: str, expected_id: str | None = None, *, clock: Callable[[],
 class Ledger(Reservations):
     """A ledger: its accounts (populations, budgets, chains), and how runs reserve, charge and publish.
 
-    Made by `create_ledger` and `open_ledger`. published_as: the newest record of the chain when this object published
-    values the last time, until it is taken from here; None before that.
+    Made by `create_ledger` and `open_ledger`. published_as: the lease under which this object published values the last
+    time, and the newest record of the chain then. None before that, or once it was taken from here.
     """
 
-    published_as: ChainHead | None = None
+    published_as: tuple[Lease, ChainHead] | None = None
 
     # --- leases -------------------------------------------------------------------------------------------------
 
@@ -304,7 +304,7 @@ class Ledger(Reservations):
             with self._writing_run(lease.run_id) as writer:
                 values = [self._publish(writer, lease, *pair) for pair in zip(charges, noised, strict=True)]
                 writer.set_run(lease.run_id, expires=self.clock() + LEASE_SECONDS)
-            self.published_as = ChainHead(self.id, writer.seq, writer.hash)
+            self.published_as = lease, ChainHead(self.id, writer.seq, writer.hash)
             return values
 
         return db.persist(work, PUBLISH_SECONDS)
