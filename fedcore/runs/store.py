@@ -354,8 +354,9 @@ class Run:
         self._write_head({**self.head, **head, "round": round, "memories": kept})
         if self._before is None or kept or not is_remote(self.path):
             self._prune({before, round})
-        elif is_remote(old := self.state_file(self._before)) and 0 <= self._before < before:  # others were dropped
-            object_storage.remove_file(old)
+        elif 0 <= self._before < before and is_remote(old := self.state_file(self._before)):
+            with writing("state"):  # all others were dropped before
+                object_storage.remove_file(old)
         self._before = before
         if isinstance(self._lock, RemoteLock):
             self._lock.keep_renewing()

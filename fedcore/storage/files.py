@@ -16,6 +16,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from contextvars import copy_context
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 from urllib.parse import unquote
@@ -110,8 +111,8 @@ def at_once(where: Place, *calls: Callable[[], Any]) -> list[Any]:
         return [call() for call in calls]
     from concurrent.futures import ThreadPoolExecutor  # late: local runs do not need it
 
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return [future.result() for future in [pool.submit(call) for call in calls]]
+    with ThreadPoolExecutor(len(calls)) as pool:  # in this context, so that a change is known to `reading_once`
+        return [future.result() for future in [pool.submit(copy_context().run, call) for call in calls]]
 
 
 # --- looking ----------------------------------------------------------------------------------------------------------

@@ -159,7 +159,7 @@ def _changes(*paths: UPath) -> None:
     if (known := _read.get()) is not None:
         for what, path in [*known]:
             if what == "listing" or not paths or path in paths:
-                del known[what, path]
+                known.pop((what, path), None)  # another thread may have done it
 
 
 # --- objects ----------------------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ STEPS: dict[str, list[tuple[object, str, Callable[..., int]]]] = {
     "charge": [(Ledger, "charge", lambda _, __, planned: planned.round)],
     "draw": [(noise, "draw", lambda _, planned, *__: planned.round) for noise in (SecureNoise, TestNoise)],
     "publish": [(Ledger, "publish", lambda _, __, charge, ___: charge.round)],
-    "keep": [(Run, "keep_release", lambda run, *_: run.round + 1)],
+    "keep": [(Run, "keep_release", lambda run, *_, **__: run.round + 1)],
     "commit": [(Run, "commit", lambda _, round, *__, **___: round)],
     "state": [(fedcore.runs.store, "write_values", lambda path, *_, **__: _round_of_file(path))],
     "memory": [(fedcore.rounds.clients, "write_values", lambda path, *_, **__: _round_of_file(path))],

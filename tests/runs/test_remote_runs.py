@@ -6,13 +6,15 @@ process under another host's name.
 
 import json
 import os
+import threading
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
 
 import fedcore
-from fedcore.errors import ConfigError, LeaseLost, RunBusy, RunError, RunNotFound
+from fedcore.errors import ConfigError, LeaseLost, RunBusy, RunError, RunNotFound, Unreachable
 from fedcore.evaluation.evaluate import evaluate_run
 from fedcore.operations import latest_runs, retention
 from fedcore.operations.deployment import read_deployments
@@ -341,6 +343,43 @@ def test_a_commit_that_was_checked_too_early_is_refused_by_the_store(toy, popula
     new = looked[1]
     assert Run.open(f"{s3}/runs/r").round == 1
     assert to_end(new).round == 3
+
+
+@pytest.mark.parametrize("what", ["state/", "metrics", "releases/"])
+def test_a_commit_that_cannot_write_one_of_its_objects_is_none(memory, tmp_path, monkeypatch, what):
+    """They are put at the same time: the others stay behind, and the head does not name them."""
+    population, _ = private_population(tmp_path / "p", small_counts(40), test=True)
+    session, write = begin(population, f"{memory}/runs", **PRIVATE), object_storage.write_many
+    session.training.step()
+
+    def refusing(folder, contents):
+        if any(what in str(folder / name).split("/runs/r/")[1] for name in contents):
+            raise Unreachable("the store refuses this object")
+        write(folder, contents)
+
+    session.training.answer()
+    before, threads = load_run(f"{memory}/runs/r").head, threading.active_count()
+    with monkeypatch.context() as broken:
+        broken.setattr(object_storage, "write_many", refusing)
+        with pytest.raises(Unreachable, match="refuses"):
+            session.training.move()
+    assert (load_run(f"{memory}/runs/r").head, threading.active_count()) == (before, threads)
+    session.close()
+    ledger = session.account.ledger
+    published = {name: ledger.published("r", name) for name in ledger.published_names("r")}
+    run = to_end(resume(f"{memory}/runs/r", InProcessBackend()))
+    assert run.status == "finished" and published.keys() < run.releases().keys() == ledger.published_names("r")
+    assert published and all(np.array_equal(value, run.releases()[name]) for name, value in published.items())
+    assert "forfeit" not in {record["kind"] for record in ledger.history(population.id)}, "nothing is drawn again"
+
+
+def test_what_threads_change_is_read_again(memory):
+    path = place(f"{memory}/folder/a")
+    object_storage.write_bytes(path, b"old")
+    with object_storage.reading_once():
+        assert (object_storage.read_bytes(path), [*object_storage.listing(path.parent)]) == (b"old", ["a"])
+        files.at_once(path, *(partial(object_storage.write_bytes, path.parent / name, b"new") for name in "ab"))
+        assert (object_storage.read_bytes(path), [*object_storage.listing(path.parent)]) == (b"new", ["a", "b"])
 
 
 def test_a_first_state_is_committed_once(toy, population, base, hosts):
