@@ -25,6 +25,7 @@ WITHOUT_A_SEED = {
     "privacy/test_noise_law.py": "hands over the secure noise to a publisher that must refuse before it draws",
     "privacy/test_noise_shares.py": "law of the sum of secure shares; each check fails by chance once in 10^7",
     "privacy/test_opendp.py": "law of the secure noise of two libraries; each check fails by chance once in 10^6",
+    "privacy/test_order.py": "the order of charges, draws and heads; no check looks at the noise",
     "privacy/test_rounded_gaussian.py": "law of the secure noise; each check fails by chance once in 10^6",
     "docs/test_showcase.py": "names of flow runs",
 }

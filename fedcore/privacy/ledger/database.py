@@ -14,6 +14,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
+from importlib import import_module
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, TypeVar
@@ -115,10 +116,8 @@ def _server(url: URL) -> Engine:
     of_driver: dict[str, Any] = {}
     batches = False
     if url.get_driver_name() == "psycopg":
-        from psycopg import Pipeline
-
         of_driver["prepare_threshold"] = None  # a connection pooler may serve each transaction by another session
-        if batches := Pipeline.is_supported():
+        if batches := import_module("psycopg").Pipeline.is_supported():
             options["isolation_level"] = "AUTOCOMMIT"  # of what is not `_batched`
     if url.get_driver_name() in LIBPQ:
         options["use_native_hstore"] = False  # looking for that type takes three round trips
