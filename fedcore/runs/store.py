@@ -417,8 +417,6 @@ class Run:
                 if not is_remote(self.path) and (self.path / name).is_dir():
                     files.flush(self.path / name)
         self._write_head({**self.head, "status": status})
-        if status == TRAINED and is_remote(self.path):  # what is left goes when it is finished
-            return
         states = sorted(int(state.stem) for state in numbered(self.path / "state") if int(state.stem) <= self.round)
         kept = {self.round, *states[-STATES_KEPT:]}
         files.at_once(self.path, partial(self._prune, kept), self._sweep)  # what a process left that died
