@@ -373,6 +373,22 @@ def test_a_commit_that_cannot_write_one_of_its_objects_is_none(memory, tmp_path,
     assert "forfeit" not in {record["kind"] for record in ledger.history(population.id)}, "nothing is drawn again"
 
 
+@pytest.mark.parametrize("status", ["trained", "finished"])
+def test_what_died_at_a_commit_goes_once_the_rounds_are_done(toy, population, memory, status):
+    """With either status: a process may die before the second one, and then no other looks for leftovers."""
+    session = begin(population, f"{memory}/runs")
+    while session.training.step() is not None:
+        pass
+    run = session.run
+    before = objects(run.path)
+    state, metrics = run.state_file(0), run.path / "metrics-0a1b.jsonl"
+    for stray in (state, metrics):
+        object_storage.write_bytes(stray, b"of a process that died")
+    run.finish(status)
+    session.close()
+    assert objects(run.path).keys() <= before.keys()
+
+
 def test_what_threads_change_is_read_again(memory):
     path = place(f"{memory}/folder/a")
     object_storage.write_bytes(path, b"old")
